@@ -1,0 +1,76 @@
+// Latency and bandwidth of collectives: transport x collective x ranks x bytes per rank. One iteration is one collective
+// that every rank waits for; the time is rank 0's.
+#include <dtensor/world.hpp>
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <benchmark/benchmark.h>
+
+#include <numeric>
+
+namespace {
+
+using dtensor::ReduceOp;
+using dtensor::World;
+using dtensor::comm::Communicator;
+
+void run_collective(Communicator& group, const std::string& kind, const at::Tensor& input, const std::vector<int64_t>& counts) {
+  if (kind == "all_reduce") group.all_reduce(input, ReduceOp::sum).get();
+  if (kind == "all_gather") group.all_gather(input, counts).get();
+  if (kind == "reduce_scatter") group.reduce_scatter(input, counts, ReduceOp::sum).get();
+}
+
+// `bytes` is the size of the input, except for all_gather, where it is that of the result.
+void measure(benchmark::State& state, const std::string& transport, const std::string& kind, int ranks, int64_t bytes) {
+  dtensor::LaunchOptions options;
+  options.ranks = ranks;
+  options.transport = transport;
+  dtensor::launch(options, [&](World& world) {
+    std::vector<int> everyone(ranks);
+    std::iota(everyone.begin(), everyone.end(), 0);
+    auto group = world.transport().connect("bench", everyone);
+    const int64_t elements = bytes / 4;
+    const std::vector<int64_t> counts(ranks, elements / ranks);
+    const auto input = at::ones({kind == "all_gather" ? counts[0] : elements});
+    const auto batch = [&](int64_t n) {
+      for (int64_t i = 0; i < n; ++i) run_collective(*group, kind, input, counts);
+    };
+    // Rank 0 drives the benchmark and tells the others how many to do next; 0 ends.
+    constexpr int64_t kBatch = 10;
+    const auto again = [&](int64_t n) {
+      return *group->broadcast(at::full({1}, n, at::kLong), 0).get().data_ptr<int64_t>();
+    };
+    batch(3);
+    if (world.rank() != 0) {
+      while (again(0) != 0) batch(kBatch);
+      return;
+    }
+    while (state.KeepRunningBatch(kBatch)) {
+      state.PauseTiming();
+      again(1);
+      state.ResumeTiming();
+      batch(kBatch);
+    }
+    again(0);
+  });
+  state.SetBytesProcessed(state.iterations() * bytes);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (const std::string transport : {"threads", "gloo"}) {
+    for (const std::string kind : {"all_reduce", "all_gather", "reduce_scatter"}) {
+      for (int ranks : {2, 4}) {
+        for (int64_t bytes : {1 << 10, 64 << 10, 1 << 20, 16 << 20}) {
+          const auto name = transport + "/" + kind + "/ranks:" + std::to_string(ranks) + "/bytes:" + std::to_string(bytes);
+          benchmark::RegisterBenchmark(name.c_str(), measure, transport, kind, ranks, bytes)->Unit(benchmark::kMicrosecond)->UseRealTime();
+        }
+      }
+    }
+  }
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+}

@@ -1,0 +1,71 @@
+// What a training run says: a line a step, a progress bar on a terminal, a JSON object a step in a file.
+#pragma once
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+
+struct StepRecord {
+  int64_t step = 0;
+  double loss = 0, grad_norm = 0, lr = 0;
+  double ms = 0;  // wall time of the step
+  double tokens_per_s = 0;
+};
+
+class StepLog {
+ public:
+  // `path`: the file for JSON lines, or empty. Throws std::runtime_error when it cannot be written.
+  explicit StepLog(const std::string& path) {
+    if (path.empty()) return;
+    file_.open(path);
+    if (!file_) throw std::runtime_error("cannot write '" + path + "'; hint: --log needs a folder that exists");
+  }
+
+  // The records that follow are of the run `mesh`, which has `steps` steps.
+  void begin(const std::string& mesh, int64_t steps) {
+    mesh_ = mesh;
+    steps_ = steps;
+    elapsed_ms_ = 0;
+    fmt::print("{}\n", mesh);
+  }
+
+  // Closes the run with a line: the parameters of the model, those that a rank holds, and what it communicated.
+  void end(int64_t parameters, int64_t parameters_here, int64_t collectives, int64_t bytes) const {
+    const double steps = static_cast<double>(steps_);
+    fmt::print("{}: {} parameters, {} on a rank; {:.1f} collectives and {:.3f} MB a rank and step\n", mesh_, parameters,
+               parameters_here, static_cast<double>(collectives) / steps, static_cast<double>(bytes) / 1e6 / steps);
+  }
+
+  void add(const StepRecord& r) {
+    elapsed_ms_ += r.ms;
+    fmt::print("{}step {:5} | loss {:9.6f} | grad norm {:7.4f} | lr {:.2e} | {:7.1f} ms | {:8.0f} tokens/s\n",
+               terminal_ ? "\r\033[K" : "", r.step, r.loss, r.grad_norm, r.lr, r.ms, r.tokens_per_s);
+    if (terminal_) draw_bar(r.step + 1);
+    std::fflush(stdout);
+    if (!file_.is_open()) return;
+    nlohmann::ordered_json line = {{"mesh", mesh_}, {"step", r.step}, {"loss", r.loss}, {"grad_norm", r.grad_norm},
+                                   {"lr", r.lr},    {"ms", r.ms},     {"tokens_per_s", r.tokens_per_s}};
+    file_ << line.dump() << std::endl;  // flushed, so that the file can be followed
+    if (!file_) throw std::runtime_error("cannot write the --log file; hint: is the disk full?");
+  }
+
+ private:
+  void draw_bar(int64_t done) {
+    constexpr int64_t kWidth = 40;
+    if (done == steps_) return;
+    const auto left = kWidth * done / steps_;
+    fmt::print("{} [{:=<{}}>{: <{}}] {}/{}, {:.0f} s left", mesh_, "", left, "", kWidth - left, done, steps_,
+               elapsed_ms_ / 1e3 / static_cast<double>(done) * static_cast<double>(steps_ - done));
+  }
+
+  std::ofstream file_;
+  std::string mesh_;
+  int64_t steps_ = 0;
+  double elapsed_ms_ = 0;
+  const bool terminal_ = isatty(STDOUT_FILENO) != 0;
+};

@@ -1,0 +1,14 @@
+// All of dtensor. Include it after (or without) <torch/torch.h>.
+#pragma once
+
+#include <dtensor/comm/communicator.hpp>
+#include <dtensor/debug/comm_debug.hpp>
+#include <dtensor/device_mesh.hpp>
+#include <dtensor/error.hpp>
+#include <dtensor/layout.hpp>
+#include <dtensor/parallel/parallelize.hpp>
+#include <dtensor/placement.hpp>
+#include <dtensor/redistribute.hpp>
+#include <dtensor/spmd.hpp>
+#include <dtensor/tensor.hpp>
+#include <dtensor/world.hpp>

@@ -1,0 +1,32 @@
+// Laying out the parameters of a module by a plan.
+#pragma once
+
+#include <dtensor/device_mesh.hpp>
+#include <dtensor/placement.hpp>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace dtensor {
+
+// Which parameters and buffers lie how. `pattern` is matched against fully qualified names ("blocks.0.attn.q.weight"): `*` matches
+// any run of characters, `?` one character, and `a|b` either side. Placements are given by mesh-dimension name; dimensions that are not
+// named are Replicate. The first entry that matches decides.
+struct PlanEntry {
+  std::string pattern;
+  std::vector<std::pair<std::string, Placement>> placements;
+};
+using Plan = std::vector<PlanEntry>;
+
+// Re-lays the parameters and buffers of `module` in place, so that every handle the module holds sees it. The module must have been
+// built inside Spmd on `mesh`. What no entry matches stays as it is. From Replicate nothing is communicated. Throws, before anything is
+// changed, for an unknown mesh dimension, an entry that matches nothing, a placement that does not fit a matching tensor,
+// or a plain parameter.
+void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const Plan& plan);
+
+}  // namespace dtensor

@@ -1,0 +1,89 @@
+// How a tensor lies on one dimension of a mesh.
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <iosfwd>
+#include <string>
+
+namespace dtensor {
+
+// How the values of a Partial tensor combine over the ranks of a mesh dimension.
+// `norm2` is sqrt(sum of squares): what the norms of shards combine with.
+enum class ReduceOp : uint8_t { sum, avg, product, min, max, norm2 };
+
+const char* name(ReduceOp op);
+
+enum class PlacementKind : uint8_t { replicate, shard, partial };
+
+// One value type for all placements, so that a layout is a flat, hashable list.
+//
+//   Replicate            every rank has the whole tensor
+//   Shard(d)             dim d is cut as torch.chunk does: ceil(n/size) each, the last ones smaller or empty
+//   StridedShard(d, k)   dim d is seen as (k, n/k) and its inner part is cut (a fused QKV has k = 3)
+//   Partial(op)          the value is `op` over the ranks' local tensors
+//
+// `unit` closes sharding under views: flattening [b, s] with b cut gives a dim of b*s elements cut in blocks of s.
+// In general dim d of length n is seen as (split, n/(split*unit), unit) and its middle part is chunked.
+struct Placement {
+  PlacementKind kind = PlacementKind::replicate;
+  ReduceOp op = ReduceOp::sum;
+  int16_t dim = 0;
+  int32_t split = 1;
+  int64_t unit = 1;
+
+  bool is_replicate() const { return kind == PlacementKind::replicate; }
+  bool is_shard() const { return kind == PlacementKind::shard; }
+  bool is_shard(int64_t d) const { return is_shard() && dim == d; }
+  bool is_partial() const { return kind == PlacementKind::partial; }
+  bool is_partial(ReduceOp o) const { return is_partial() && op == o; }
+
+  bool operator==(const Placement&) const = default;
+
+  // "R", "S(0)", "S(0, split=3)", "S(0, unit=4)", "P(sum)"
+  std::string str() const;
+};
+
+std::ostream& operator<<(std::ostream& out, const Placement& placement);
+
+inline Placement replicate() { return {}; }
+inline Placement shard(int64_t dim) { return {PlacementKind::shard, ReduceOp::sum, static_cast<int16_t>(dim)}; }
+inline Placement strided_shard(int64_t dim, int64_t split, int64_t unit = 1) {
+  return {PlacementKind::shard, ReduceOp::sum, static_cast<int16_t>(dim), static_cast<int32_t>(split), unit};
+}
+inline Placement partial(ReduceOp op = ReduceOp::sum) { return {PlacementKind::partial, op}; }
+
+// PyTorch's spelling of the same constructors.
+inline Placement Replicate() { return replicate(); }
+inline Placement Shard(int64_t dim) { return shard(dim); }
+inline Placement StridedShard(int64_t dim, int64_t split) { return strided_shard(dim, split); }
+inline Placement Partial(ReduceOp op = ReduceOp::sum) { return partial(op); }
+
+// One placement per mesh dimension. They apply left to right: each cuts what the one before left.
+using Placements = c10::SmallVector<Placement, 4>;
+using PlacementsRef = c10::ArrayRef<Placement>;
+
+// "(S(0), R)"
+std::string str(PlacementsRef placements);
+inline std::string str(const Placements& placements) { return str(PlacementsRef(placements)); }
+
+// A half-open range [begin, end) of indices.
+struct Interval {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t length() const { return end - begin; }
+  bool operator==(const Interval&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const Interval& interval);
+using Intervals = c10::SmallVector<Interval, 4>;
+
+// The parts of [0, length) that part `index` of `parts` holds under the Shard `placement`, in order, never empty
+// intervals, adjacent ones joined. Throws if split*unit does not divide length.
+Intervals cut(int64_t length, const Placement& placement, int64_t parts, int64_t index);
+
+// The number of elements of cut(...).
+int64_t cut_length(int64_t length, const Placement& placement, int64_t parts, int64_t index);
+
+}  // namespace dtensor

@@ -1,0 +1,32 @@
+// The region in which a single-device program runs on a mesh.
+#pragma once
+
+#include <dtensor/device_mesh.hpp>
+
+namespace dtensor {
+
+// While it lives, in this thread: factories (torch::zeros, torch::randn, a module's parameters, ...) make replicated DTensors on
+// `mesh`, and plain tensors in operators with DTensors count as replicated. Random factories and initializers draw from this
+// rank's generator, so equal seeds give equal values on every rank. Nests; not copyable.
+class Spmd {
+ public:
+  explicit Spmd(const DeviceMesh& mesh);
+  ~Spmd();
+  Spmd(const Spmd&) = delete;
+  Spmd& operator=(const Spmd&) = delete;
+
+  // The innermost region's mesh, or null outside of any.
+  static const DeviceMesh* current();
+
+ private:
+  DeviceMesh mesh_;
+  const DeviceMesh* outer_;
+  bool was_included_;
+};
+
+// Whether plain tensors used as replicated inside Spmd are compared between ranks (a hash, on the first use in each kind of
+// call). On by default; DTENSOR_CHECK_REPLICATED=0 turns it off. Thread-local.
+void set_replication_check(bool on);
+bool replication_check();
+
+}  // namespace dtensor

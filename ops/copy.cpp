@@ -1,0 +1,62 @@
+// Copies and fills.
+#include "ops/family.hpp"
+
+namespace dtensor::rules {
+namespace {
+
+// A conversion keeps sums as long as it is linear up to rounding: not where fractions or signs are cut off.
+std::vector<ReduceOp> kept_by_conversion(at::ScalarType from, at::ScalarType to) {
+  if (from == to || (at::isFloatingType(from) && at::isFloatingType(to))) return kAnyPartial;
+  if (at::isIntegralType(from, /*includeBool=*/false) && at::isFloatingType(to)) {
+    return {ReduceOp::sum, ReduceOp::min, ReduceOp::max};
+  }
+  return {};
+}
+
+Structure copy(const Call& call) {
+  const auto dims = lettered(call.operands[0].sizes());
+  const auto from = call.operands[0].layout->dtype();
+  const bool converts = call.has("dtype") && !call.arg("dtype").isNone();
+  return {{dims}, {dims}, {}, {kept_by_conversion(from, converts ? call.arg("dtype").toScalarType() : from), {{0}}}};
+}
+
+// self.copy_(src): src lies as self does; it may broadcast.
+Structure copy_into(const Call& call) {
+  Dims shape;
+  auto in = broadcast(call, {0, 1}, shape);
+  const auto kept = kept_by_conversion(call.operands[1].layout->dtype(), call.operands[0].layout->dtype());
+  return {std::move(in), {shape}, {}, {kept, {{0, 1}}}};
+}
+
+// Fills only write. A value v everywhere is the average, minimum and maximum of v's, but not their sum; 0 is that too.
+RulePtr fill(std::vector<ReduceOp> keeps) {
+  return family([keeps = std::move(keeps)](const Call& call) {
+    Structure structure{{}, {lettered(call.operands[0].sizes())}, {}, {keeps, {{0}}}};
+    for (const auto& operand : call.operands) {
+      structure.in.push_back(structure.in.empty() ? structure.out[0] : without_letters(operand.sizes()));
+    }
+    return structure;
+  });
+}
+
+// self.masked_fill(mask, value): linear in self where the value is 0.
+Structure masked_fill(const Call& call) {
+  Dims shape;
+  auto in = broadcast(call, {0, 1}, shape);
+  const bool linear = call.arg("value").toScalar().equal(0);
+  return {std::move(in), {shape}, {}, {linear ? kAnyPartial : std::vector<ReduceOp>(), {{0}}}};
+}
+
+const Register copies("aten::clone aten::_to_copy", family(copy),
+                      "elements stay where they are; a conversion between floats is linear");
+const Register copy_("aten::copy_ aten::copy", family(copy_into),
+                     "the source is brought to where the destination lies");
+const Register fill_("aten::fill_ aten::fill", fill({ReduceOp::avg, ReduceOp::min, ReduceOp::max}),
+                     "the average, minimum and maximum of equal values is that value");
+const Register zero_("aten::zero_ aten::zero", fill(kAnyPartial), "any reduction of zeros is zero");
+
+const Register masked("aten::masked_fill.Scalar", family(masked_fill),
+                      "pointwise; any reduction of zeros is zero, so filling with 0 keeps Partial");
+
+}  // namespace
+}  // namespace dtensor::rules

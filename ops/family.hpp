@@ -1,0 +1,93 @@
+// Rules from the index structure of a call: for operators whose structure depends on their arguments (reduced dims, a
+// concatenated dim, ...), where the fixed notation of rules::einsum cannot say it.
+#pragma once
+
+#include "ops/pointwise.hpp"
+
+#include <dtensor/rules/rule.hpp>
+
+#include <c10/util/SmallVector.h>
+
+#include <functional>
+#include <string_view>
+#include <vector>
+
+namespace dtensor::rules {
+
+constexpr int kWhole = -1;  // no letter: the dim is never cut
+
+// A dim as a rule sees it. Cutting a letter cuts every dim that bears it, in all operands and outputs.
+struct Dim {
+  int letter = kWhole;
+  int64_t size = 1;
+};
+using Dims = c10::SmallVector<Dim, 6>;
+
+// How the dims of operands and outputs correspond.
+struct Structure {
+  std::vector<Dims> in;   // per operand (out= operands are laid out as the outputs)
+  std::vector<Dims> out;  // per output
+  // Per output, its placement where a letter that it lacks is cut; empty: such letters are not cut.
+  Placements lacking = {};
+  // Partial operands that pass through. Indices are of operands; an empty `together` means all of them.
+  KeepsPartial keeps = {};
+  std::vector<int> unread = {};  // operands whose values do not matter: they stay as they are
+  // Of outputs that libtorch does not describe: strides where they are not row-major, and which are undefined.
+  std::vector<Sizes> strides = {};
+  std::vector<int> undefined = {};
+};
+
+using StructureOf = std::function<Structure(const Call&)>;
+using LoweringOf = std::function<Lowering(const Call&, const Resolution&)>;
+
+// The rule that offers every cut of every letter, and what `keeps` says. An operator with a lowering has no out= form
+// on shards.
+RulePtr family(StructureOf structure, LoweringOf lower = {});
+
+// Whole operands, whole results.
+RulePtr replicated();
+
+// -- Parts of structures ----------------------------------------------------------------------------------------------
+
+// A dim counted from the end if negative, as a position; 0 for tensors without dims.
+int64_t wrap_dim(int64_t dim, int64_t ndim);
+
+// The dims that argument `name` holds, as positions; all dims when it is absent, None or an empty list.
+std::vector<int64_t> dims_arg(const Call& call, std::string_view name, int64_t ndim);
+
+// Letters first, first + 1, ... for the dims of a tensor.
+Dims lettered(c10::IntArrayRef sizes, int first = 0);
+Dims without_letters(c10::IntArrayRef sizes);
+
+// Dims of tensors that broadcast against each other: letters by distance from the right; a dim of size 1 that is
+// stretched bears none.
+std::vector<Dims> broadcast(const Call& call, c10::ArrayRef<int> operands, Dims& result);
+
+// Data movement keeps Partial of any operation, linear operators keep sums and averages.
+inline const std::vector<ReduceOp> kAnyPartial{ReduceOp::sum, ReduceOp::avg, ReduceOp::product,
+                                               ReduceOp::min, ReduceOp::max, ReduceOp::norm2};
+inline const std::vector<ReduceOp> kSums{ReduceOp::sum, ReduceOp::avg};
+
+// Whether a dim of the operand is cut by any mesh dimension.
+bool is_cut(const LayoutPtr& layout, int64_t dim);
+bool is_cut(const LayoutPtr& layout, c10::ArrayRef<int64_t> dims);
+
+// This rank's part of a tensor that every rank has whole. Communicates nothing.
+at::Tensor own_part(const at::Tensor& whole, const Layout& layout);
+
+// Positions in this rank's part of a dim, of which it has the intervals `held`; `elsewhere` for those that it has not.
+at::Tensor own_rows(const at::Tensor& positions, const Intervals& held, int64_t elsewhere);
+
+// Throws unless all positions are in [0, length). Not checked on accelerators, where it would have to wait.
+void check_positions(std::string_view op, const at::Tensor& positions, int64_t length);
+
+// Whether the call is of an out= form.
+bool has_out(const Call& call);
+
+// Operators that treat every slice along some dims by itself: the dims that `along` names are whole, others are free,
+// and outputs have the shape of the operands.
+RulePtr sliced(std::function<std::vector<int64_t>(const Call&)> along, KeepsPartial keeps = {});
+// The same with the dims named by an argument.
+RulePtr sliced(std::string_view argument, KeepsPartial keeps = {});
+
+}  // namespace dtensor::rules

@@ -1,0 +1,158 @@
+// Operators on lists of tensors: the i-th elements of all lists belong together, and lie as the i-th element of the
+// first.
+#include "ops/family.hpp"
+
+#include <cmath>
+
+namespace dtensor::rules {
+namespace {
+
+// Operands by list element: [i] is the i-th elements of all lists. Tensors that are no list elements are in none.
+std::vector<std::vector<int>> groups_of(const Call& call) {
+  std::vector<std::vector<int>> groups;
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    const int element = call.operands[i].element;
+    if (element < 0) continue;
+    if (element >= static_cast<int>(groups.size())) groups.resize(element + 1);
+    groups[element].push_back(static_cast<int>(i));
+  }
+  return groups;
+}
+
+// Where `operand` lies when a tensor of shape `sizes`, against which it broadcasts, lies as `placement`.
+Placement alongside(const Operand& operand, c10::IntArrayRef sizes, const Placement& placement) {
+  if (!placement.is_shard()) return placement;
+  const auto dim = placement.dim - static_cast<int64_t>(sizes.size()) + operand.ndim();
+  if (dim < 0 || operand.sizes()[dim] != sizes[placement.dim]) return replicate();
+  auto result = placement;
+  result.dim = static_cast<int16_t>(dim);
+  return result;
+}
+
+// Pointwise in each group. `keeps.together` names members of a group; the first of them decides.
+class Foreach final : public Rule {
+ public:
+  explicit Foreach(KeepsPartial keeps) : keeps_(std::move(keeps)) {}
+
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
+    Candidate candidate{Placements(call.operands.size(), replicate()), {}};
+    for (const auto& group : groups_of(call)) {
+      const auto target = place(call, mesh_dim, group, candidate.in);
+      if (!call.schema.returns().empty()) candidate.out.push_back(target);
+    }
+    return {candidate};
+  }
+
+  std::vector<Sizes> output_sizes(const Call& call) const override {
+    std::vector<Sizes> all;
+    if (call.schema.returns().empty()) return all;
+    for (const auto& group : groups_of(call)) {
+      Dims shape;
+      broadcast(call, group, shape);
+      all.emplace_back();
+      for (const auto& dim : shape) all.back().push_back(dim.size);
+    }
+    return all;
+  }
+
+ private:
+  // Sets the placements of a group's members and returns that of its result.
+  Placement place(const Call& call, int64_t mesh_dim, const std::vector<int>& group, Placements& in) const {
+    const auto& first = call.operands[group[0]];
+    auto target = first.placements()[mesh_dim];
+    if (!call.schema.returns().empty() && target.is_replicate()) target = first_cut(call, mesh_dim, group);
+    if (target.is_partial()) {
+      if (std::find(keeps_.ops.begin(), keeps_.ops.end(), target.op) == keeps_.ops.end()) return replicate();
+      for (const int member : keeps_.together[0]) in[group[member]] = target;
+      return target;
+    }
+    if (target.is_shard() && stretches(call, group)) return replicate();
+    for (const int i : group) in[i] = alongside(call.operands[i], first.sizes(), target);
+    return target;
+  }
+
+  // Whether the result has another shape than the first member.
+  static bool stretches(const Call& call, const std::vector<int>& group) {
+    Dims shape;
+    broadcast(call, group, shape);
+    const auto first = call.operands[group[0]].sizes();
+    return !std::equal(shape.begin(), shape.end(), first.begin(), first.end(),
+                       [](const Dim& dim, int64_t size) { return dim.size == size; });
+  }
+
+  // A new result may as well be cut as any member of its own shape is.
+  static Placement first_cut(const Call& call, int64_t mesh_dim, const std::vector<int>& group) {
+    const auto sizes = call.operands[group[0]].sizes();
+    for (const int i : group) {
+      const auto& now = call.operands[i].placements()[mesh_dim];
+      if (now.is_shard() && call.operands[i].sizes() == sizes) return now;
+    }
+    return replicate();
+  }
+
+  KeepsPartial keeps_;
+};
+
+// One number per tensor: `combines(order)` says what the numbers of parts combine with, Replicate that they do not.
+class ForeachNorm final : public Rule {
+ public:
+  explicit ForeachNorm(Placement (*combines)(double order)) : combines_(combines) {}
+
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
+    const auto combined = combines_(call.arg("ord").toScalar().to<double>());
+    Candidate candidate{{}, Placements(call.operands.size(), replicate())};
+    for (size_t i = 0; i < call.operands.size(); ++i) {
+      const auto& now = call.operands[i].placements()[mesh_dim];
+      const bool passes =
+          combined.is_partial() && (now.is_shard() || (now == combined && now.is_partial(ReduceOp::norm2)));
+      candidate.in.push_back(passes ? now : replicate());
+      if (passes) candidate.out[i] = combined;
+    }
+    return {candidate};
+  }
+
+  std::vector<Sizes> output_sizes(const Call& call) const override { return std::vector<Sizes>(call.operands.size()); }
+
+ private:
+  Placement (*combines_)(double order);
+};
+
+Placement norms_combine(double order) {
+  if (order == 2) return partial(ReduceOp::norm2);
+  return order == 1 || order == 0 ? partial() : replicate();
+}
+
+Placement sums_combine(double order) { return std::isinf(order) ? replicate() : partial(); }
+
+RulePtr per_index(KeepsPartial keeps = {}) { return std::make_shared<Foreach>(std::move(keeps)); }
+
+const auto kLinear = per_index({kSums, {{0}}});
+const auto kAdditive = per_index({kSums, {{0, 1}}});
+
+const Register additive(
+    "aten::_foreach_add.List aten::_foreach_sub.List aten::_foreach_lerp.Scalar aten::_foreach_lerp.ScalarList "
+    "aten::_foreach_addcmul aten::_foreach_addcdiv",
+    kAdditive, "linear in the first two lists together");
+const Register linear("aten::_foreach_neg aten::_foreach_mul aten::_foreach_div", kLinear, "linear in the first list");
+const Register moves("aten::_foreach_copy aten::_foreach_copy_", per_index({kAnyPartial, {{0, 1}}}),
+                     "the sources are brought to where the destinations lie");
+const Register fills("aten::_foreach_zero aten::_foreach_clone", per_index({kAnyPartial, {{0}}}),
+                     "any reduction of zeros is zero; a clone is the same");
+const Register pointwise(
+    "aten::_foreach_add aten::_foreach_sub aten::_foreach_lerp aten::_foreach_abs aten::_foreach_acos "
+    "aten::_foreach_asin aten::_foreach_atan aten::_foreach_ceil aten::_foreach_cos aten::_foreach_cosh "
+    "aten::_foreach_erf aten::_foreach_erfc aten::_foreach_exp aten::_foreach_expm1 aten::_foreach_floor "
+    "aten::_foreach_frac aten::_foreach_lgamma aten::_foreach_log aten::_foreach_log10 aten::_foreach_log1p "
+    "aten::_foreach_log2 aten::_foreach_maximum aten::_foreach_minimum aten::_foreach_clamp_max "
+    "aten::_foreach_clamp_min aten::_foreach_pow aten::_foreach_reciprocal aten::_foreach_round "
+    "aten::_foreach_rsqrt aten::_foreach_sigmoid aten::_foreach_sign aten::_foreach_sin aten::_foreach_sinh "
+    "aten::_foreach_sqrt aten::_foreach_tan aten::_foreach_tanh aten::_foreach_trunc",
+    per_index(), "each element depends on the elements at its position only");
+const Register fused("aten::_fused_adam aten::_fused_adamw aten::_fused_sgd aten::_fused_adagrad", per_index(),
+                     "an optimizer's step is pointwise; its state lies as its parameter");
+const Register norms("aten::_foreach_norm", std::make_shared<ForeachNorm>(norms_combine), "as norm, for each tensor");
+const Register power_sums("aten::_foreach_powsum", std::make_shared<ForeachNorm>(sums_combine),
+                          "sums of powers add up");
+
+}  // namespace
+}  // namespace dtensor::rules

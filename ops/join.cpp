@@ -1,0 +1,103 @@
+// Joining and repeating tensors: data movement, which keeps Partial of any operation.
+#include "ops/family.hpp"
+
+#include <numeric>
+
+namespace dtensor::rules {
+namespace {
+
+Structure cat(const Call& call) {
+  const auto count = call.arguments[0].toListRef().size();
+  int64_t ndim = 0, total = 0;
+  for (size_t i = 0; i < count; ++i) ndim = std::max(ndim, call.operands[i].ndim());
+  const auto dim = wrap_dim(call.int_arg("dim"), ndim);
+  Structure structure{{}, {{}}, {}, {kAnyPartial, {{}}}};
+  for (size_t i = 0; i < count; ++i) {
+    const auto sizes = call.operands[i].sizes();
+    // Old habit of cat: a tensor of shape [0] joins anything.
+    if (static_cast<int64_t>(sizes.size()) != ndim) {
+      structure.in.push_back(without_letters(sizes));
+      continue;
+    }
+    structure.in.push_back(lettered(sizes));
+    structure.in.back()[dim].letter = kWhole;
+    structure.out[0] = structure.in.back();
+    total += sizes[dim];
+  }
+  structure.out[0][dim].size = total;
+  return structure;
+}
+
+// Parts cut in blocks of one length lie, block after block, as one dim of all the blocks: what undoes the split of a fused
+// projection.
+class Concatenation final : public Rule {
+ public:
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
+    auto result = beside_->candidates(call, mesh_dim);
+    if (has_out(call) || call.operands.empty()) return result;
+    const auto ndim = call.operands[0].ndim();
+    int64_t common = 0;
+    for (const auto& operand : call.operands) {
+      if (operand.ndim() != ndim) return result;
+      common = std::gcd(common, operand.sizes()[wrap_dim(call.int_arg("dim"), ndim)]);
+    }
+    const auto dim = wrap_dim(call.int_arg("dim"), ndim);
+    for (size_t i = 0; i < call.operands.size(); ++i) {
+      const auto& now = call.chosen[i][mesh_dim];
+      if (now.is_shard(dim)) offer(call, dim, call.operands[i].sizes()[dim] / now.split, now.unit, result);
+    }
+    if (common >= call.mesh.size(mesh_dim)) offer(call, dim, common, 1, result);
+    return result;
+  }
+
+ private:
+  static void offer(const Call& call, int64_t dim, int64_t block, int64_t unit, Candidates& result) {
+    Candidate candidate;
+    int64_t blocks = 0;
+    for (const auto& operand : call.operands) {
+      const auto size = operand.sizes()[dim];
+      if (size == 0 || block == 0 || size % block != 0) return;
+      candidate.in.push_back(strided_shard(dim, size / block, unit));
+      blocks += size / block;
+    }
+    candidate.out.push_back(strided_shard(dim, blocks, unit));
+    result.push_back(std::move(candidate));
+  }
+
+  RulePtr beside_ = family(cat);
+};
+
+Structure stack(const Call& call) {
+  const auto count = call.arguments[0].toListRef().size();
+  const auto element = lettered(call.operands[0].sizes());
+  auto out = element;
+  out.insert(out.begin() + wrap_dim(call.int_arg("dim"), static_cast<int64_t>(element.size()) + 1),
+             {kWhole, static_cast<int64_t>(count)});
+  return {std::vector<Dims>(count, element), {out}, {}, {kAnyPartial, {{}}}};
+}
+
+Structure repeat(const Call& call) {
+  const auto times = call.ints_arg("repeats");
+  auto in = lettered(call.operands[0].sizes());
+  const auto leading = times.size() - in.size();
+  Dims out;
+  for (size_t d = 0; d < times.size(); ++d) {
+    if (d < leading) {
+      out.push_back({kWhole, times[d]});
+      continue;
+    }
+    auto& dim = in[d - leading];
+    if (times[d] != 1) dim.letter = kWhole;
+    out.push_back({dim.letter, dim.size * times[d]});
+  }
+  return {{in}, {out}, {}, {kAnyPartial, {{0}}}};
+}
+
+const Register concatenation("aten::cat aten::_cat", std::make_shared<Concatenation>(),
+                             "dims that are not joined keep their cuts; so does a joined one whose parts are cut in equal blocks");
+const Register stacking("aten::stack aten::_stack", family(stack), "dims of the elements keep their cuts");
+const Register repetition("aten::repeat", family(repeat), "dims that are not repeated keep their cuts");
+const Register rotation("aten::roll", sliced("dims", {kAnyPartial, {{0}}}), "dims that are not rolled keep their cuts");
+
+}  // namespace
+}  // namespace dtensor::rules

@@ -1,0 +1,111 @@
+// Layer, RMS and group normalization: the normalized dims are whole; gradients of weights sum over all the others.
+#include "ops/family.hpp"
+
+namespace dtensor::rules {
+namespace {
+
+// The dims of a layer norm's tensors: leading dims are free, the last `normalized` ones whole.
+struct LayerNorm {
+  explicit LayerNorm(const Call& call) {
+    const auto& input = *call.operand(call.argument_index("input"));
+    const auto leading = input.ndim() - static_cast<int64_t>(call.ints_arg("normalized_shape").size());
+    data = lettered(input.sizes());
+    statistics = data;
+    for (auto d = leading; d < input.ndim(); ++d) {
+      data[d].letter = kWhole;
+      statistics[d] = {};
+      weight.push_back(data[d]);
+    }
+  }
+  Dims data, statistics, weight;
+};
+
+// What each operand is, by the name of its argument.
+const Dims& dims_of(const LayerNorm& norm, std::string_view argument) {
+  if (argument == "mean" || argument == "rstd") return norm.statistics;
+  return argument == "weight" || argument == "bias" ? norm.weight : norm.data;
+}
+
+std::vector<Dims> operands(const Call& call, const LayerNorm& norm) {
+  std::vector<Dims> in;
+  for (const auto& operand : call.operands)
+    in.push_back(dims_of(norm, call.schema.arguments()[operand.argument].name()));
+  return in;
+}
+
+Structure forward(const Call& call) {
+  const LayerNorm norm(call);
+  std::vector<Dims> out(call.schema.returns().size(), norm.statistics);
+  out[0] = norm.data;
+  return {operands(call, norm), std::move(out), {}, {}};
+}
+
+// The gradients that the mask does not ask for.
+std::vector<int> masked_out(const Call& call) {
+  const auto mask = call.arg("output_mask").toBoolList();
+  std::vector<int> undefined;
+  for (int i = 0; i < static_cast<int>(mask.size()); ++i) {
+    if (!mask[i]) undefined.push_back(i);
+  }
+  return undefined;
+}
+
+Structure backward(const Call& call) {
+  const LayerNorm norm(call);
+  std::vector<Dims> out(call.schema.returns().size(), norm.weight);
+  out[0] = norm.data;
+  const Placements sums(out.size(), partial());
+  Structure structure{operands(call, norm), std::move(out), sums, {kSums, {{0}}}};
+  structure.undefined = masked_out(call);
+  return structure;
+}
+
+// -- Group norm: arguments N, C and HxW speak of the whole input ------------------------------------------------------
+
+// Statistics are [N, group], weights [C]; groups are made of channels, so only the batch is free.
+Structure group_forward(const Call& call) {
+  const auto& input = call.operands[0];
+  auto data = without_letters(input.sizes());
+  data[0].letter = 0;
+  const Dims statistics{{0, input.sizes()[0]}, {kWhole, call.int_arg("group")}};
+  Structure structure{{data}, {data, statistics, statistics}, {}, {}};
+  for (size_t i = 1; i < call.operands.size(); ++i) structure.in.push_back(without_letters(call.operands[i].sizes()));
+  return structure;
+}
+
+Structure group_backward(const Call& call) {
+  const auto& input = *call.operand(call.argument_index("input"));
+  auto data = without_letters(input.sizes());
+  data[0].letter = 0;
+  const Dims weight{{kWhole, call.int_arg("C")}};
+  Structure structure{{}, {data, weight, weight}, Placements(3, partial()), {kSums, {{0}}}};
+  for (const auto& operand : call.operands) {
+    const auto& name = call.schema.arguments()[operand.argument].name();
+    auto dims = name == "weight" ? weight : lettered(operand.sizes(), 0);
+    for (size_t d = 1; d < dims.size(); ++d) dims[d].letter = kWhole;
+    structure.in.push_back(std::move(dims));
+  }
+  structure.undefined = masked_out(call);
+  return structure;
+}
+
+Lowering local_batch(const Call& call, const Resolution& resolution) {
+  const int input = call.operand_index(call.argument_index("input"));
+  if (!is_cut(resolution.in[input], int64_t{0})) return {};
+  return [position = call.argument_index("N"), batch = resolution.in[input]->local_sizes()[0]](LocalCall& local) {
+    local.arg(position) = batch;
+    local.call();
+  };
+}
+
+const Register layer("aten::native_layer_norm aten::_fused_rms_norm", family(forward),
+                     "every position of the leading dims is normalized by itself");
+const Register layer_backward("aten::native_layer_norm_backward aten::_fused_rms_norm_backward", family(backward),
+                              "linear in the incoming gradient; gradients of weights sum over positions");
+const Register group("aten::native_group_norm", family(group_forward, local_batch),
+                     "every sample is normalized by itself");
+const Register group_grad("aten::native_group_norm_backward", family(group_backward, local_batch),
+                          "linear in the incoming gradient; gradients of weights sum over samples");
+
+}  // namespace
+}  // namespace dtensor::rules

@@ -1,0 +1,24 @@
+// The rule of operators whose output elements depend on the operands' elements at the same (broadcast) position.
+#pragma once
+
+#include <dtensor/rules/rule.hpp>
+
+#include <vector>
+
+namespace dtensor::rules {
+
+// When an operator may run on Partial operands: those of one of `together` are Partial(op) with op in `ops`, all others
+// replicated; the outputs are then Partial(op) too.
+struct KeepsPartial {
+  std::vector<ReduceOp> ops;
+  std::vector<std::vector<int>> together;
+};
+
+RulePtr pointwise(KeepsPartial keeps = {});
+
+// The candidates of a pointwise operator over some operands of a call: `members` are indices into call.operands. Every
+// member gets a placement, all other operands Replicate; `outputs` outputs follow the broadcast shape.
+Candidates pointwise_candidates(const Call& call, int64_t mesh_dim, const std::vector<int>& members, size_t outputs,
+                                const KeepsPartial& keeps);
+
+}  // namespace dtensor::rules

@@ -1,0 +1,101 @@
+// Views that keep the row-major sequence of the elements: view, squeeze and their like. See view_reshape.hpp for the algebra.
+#include "ops/view_dims.hpp"
+#include "ops/view_reshape.hpp"
+
+#include <ATen/ops/reshape.h>
+
+namespace dtensor::rules {
+
+namespace {
+
+class ReshapeRule : public Rule {
+ public:
+  explicit ReshapeRule(bool copies) : copies_(copies) {}
+
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
+    if (call.operands.size() != 1 || call.outputs.size() != 1) return {};
+    const auto reshape = reshape_before(call, mesh_dim);
+    const auto parts = call.mesh.size(mesh_dim);
+    const auto& now = call.chosen[0][mesh_dim];
+    Candidates result;
+    if (now.is_partial()) result.push_back({{now}, {now}});
+    auto offer = [&](const Placement& p) {
+      if (const auto out = follow(reshape, p, parts)) result.push_back({{p}, {*out}});
+    };
+    if (now.is_shard()) offer(now);
+    for (int64_t d = 0; d < call.operands[0].ndim(); ++d) {
+      if (now != shard(d)) offer(shard(d));
+    }
+    for (int64_t d = 0; d < static_cast<int64_t>(call.outputs[0].sizes.size()); ++d) {
+      const auto in = reshape.backward(shard(d), parts);
+      if (in && *in != now && *in != shard(in->dim)) offer(*in);
+    }
+    return result;
+  }
+
+  Lowering lower(const Call& call, const Resolution& resolution) const override {
+    if (call.outputs.size() != 1) return {};
+    return [sizes = local_output_sizes(call, resolution, 0), copies = copies_](LocalCall& local) {
+      auto source = local.arg(0).toTensor();
+      // A view where the local strides allow one; they may differ from the global ones.
+      auto result = at::reshape(source, sizes);
+      if (copies && result.is_alias_of(source)) result = result.clone();
+      local.replace({std::move(result)});
+    };
+  }
+
+ private:
+  // One part is the whole, whatever it is called.
+  static std::optional<Placement> follow(const Reshape& reshape, const Placement& p, int64_t parts) {
+    const auto out = reshape.forward(p, parts);
+    return out || parts > 1 ? out : replicate();
+  }
+
+  // The two shapes as the mesh dimensions before `mesh_dim` have cut them.
+  static Reshape reshape_before(const Call& call, int64_t mesh_dim) {
+    Reshape reshape(call.operands[0].sizes(), call.outputs[0].sizes);
+    for (int64_t m = 0; m < mesh_dim; ++m) {
+      const auto& p = call.chosen[0][m];
+      if (!p.is_shard()) continue;
+      const auto parts = call.mesh.size(m);
+      reshape.apply(p, *follow(reshape, p, parts), parts);
+    }
+    return reshape;
+  }
+
+  bool copies_;
+};
+
+// Operators that add or drop dims of length 1 do so on the parts as they are, except where a part is empty (its cut may have
+// another dim's name in the output) and where a dim to drop is no longer, or not yet, of length 1.
+class LengthOneRule : public ReshapeRule {
+ public:
+  LengthOneRule(bool drops, bool copies) : ReshapeRule(copies), drops_(drops) {}
+
+  Lowering lower(const Call& call, const Resolution& resolution) const override {
+    const auto global = call.operands[0].sizes(), local = resolution.in[0]->local_sizes();
+    for (size_t d = 0; d < global.size(); ++d) {
+      const bool other = drops_ && (global[d] == 1) != (local[d] == 1);
+      if (local[d] == 0 || other) return ReshapeRule::lower(call, resolution);
+    }
+    return {};
+  }
+
+ private:
+  bool drops_;
+};
+
+constexpr auto kWhySequence = "the sequence of elements stays; a cut in whole blocks of it has a name in both shapes";
+constexpr auto kWhyOne = "dims of length 1 do not order elements";
+
+const Register view("aten::view aten::_unsafe_view aten::_reshape_alias", std::make_shared<ReshapeRule>(false), kWhySequence);
+const Register view_copy("aten::view_copy aten::_reshape_copy aten::_reshape_alias_copy", std::make_shared<ReshapeRule>(true),
+                         kWhySequence);
+const Register squeeze("aten::squeeze", std::make_shared<LengthOneRule>(true, false), kWhyOne);
+const Register squeeze_copy("aten::squeeze_copy", std::make_shared<LengthOneRule>(true, true), kWhyOne);
+const Register unsqueeze("aten::unsqueeze", std::make_shared<LengthOneRule>(false, false), kWhyOne);
+const Register unsqueeze_copy("aten::unsqueeze_copy", std::make_shared<LengthOneRule>(false, true), kWhyOne);
+
+}  // namespace
+
+}  // namespace dtensor::rules

@@ -1,0 +1,153 @@
+// The public half of Communicator: checks the arguments, numbers the call, leaves its record, and asks the transport.
+#include <dtensor/comm/communicator.hpp>
+
+#include <dtensor/error.hpp>
+
+#include "src/comm/reduce.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+namespace dtensor::comm {
+
+namespace {
+
+int64_t total(Counts counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+
+void check_input(Collective kind, const at::Tensor& input) {
+  require(input.defined(), name(kind), "the input is an undefined tensor");
+  require(input.has_storage(), name(kind), "the input has no storage; got a distributed or meta tensor; "
+          "expected a plain tensor; hint: pass to_local()");
+  require(input.is_contiguous(), name(kind), "the input is not contiguous; got sizes [{}] and strides [{}]; hint: call contiguous()",
+          fmt::join(input.sizes(), ", "), fmt::join(input.strides(), ", "));
+  require(!input.is_conj() && !input.is_neg(), name(kind),
+          "the input is a lazy conjugate or negative; hint: call resolve_conj() and resolve_neg()");
+}
+
+void check_counts(Collective kind, Counts counts, size_t group, const char* what) {
+  require(counts.size() == group, name(kind), "{} has the wrong length; got {} counts; expected one per rank of the group ({})",
+          what, counts.size(), group);
+  for (int64_t count : counts) require(count >= 0, name(kind), "{} has a negative count; got [{}]", what, fmt::join(counts, ", "));
+}
+
+void check_total(Collective kind, Counts counts, int64_t numel, const char* what) {
+  require(total(counts) == numel, name(kind), "{} do not add up to the input; got [{}] (sum {}); expected the input's {} elements",
+          what, fmt::join(counts, ", "), total(counts), numel);
+}
+
+// In a group of one nothing is communicated: the result is the input's copy.
+Async copy_of(const at::Tensor& input, c10::IntArrayRef sizes) {
+  at::Tensor result = empty(sizes, input.scalar_type());
+  if (input.numel() > 0) std::memcpy(result.data_ptr(), input.data_ptr(), input.nbytes());
+  return {result, {}};
+}
+
+}  // namespace
+
+Communicator::Communicator(std::string name, std::vector<int> ranks, int rank)
+    : name_(std::move(name)), ranks_(std::move(ranks)), rank_(rank) {
+  require(rank_ >= 0 && rank_ < size(), "connect", "the calling rank is not in group '{}'; got ranks [{}]", name_, fmt::join(ranks_, ", "));
+  auto sorted = ranks_;
+  std::sort(sorted.begin(), sorted.end());
+  require(std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end(), "connect",
+          "group '{}' has a rank twice; got ranks [{}]", name_, fmt::join(ranks_, ", "));
+}
+
+Communicator::Call Communicator::begin(Collective kind, const at::Tensor& input) {
+  Call call;
+  call.kind = kind;
+  call.sequence = ++sequence_;
+  leave_record(call, input);
+  return call;
+}
+
+// Only the two ends take part in a message, so messages are numbered per peer and tag, apart from collectives.
+Communicator::Call Communicator::begin_message(Collective kind, const at::Tensor& input, int peer, int tag) {
+  require(peer >= 0 && peer < size() && peer != rank_, comm::name(kind),
+          "the peer is not another rank of group '{}'; got {}; expected 0..{} other than {}", name_, peer, size() - 1, rank_);
+  check_input(kind, input);
+  Call call;
+  call.kind = kind;
+  call.root = peer;
+  call.tag = tag;
+  call.sequence = ++(kind == Collective::send ? sent_ : received_)[{peer, tag}];
+  leave_record(call, input);
+  return call;
+}
+
+void Communicator::leave_record(const Call& call, const at::Tensor& input) const {
+  Record record;
+  record.kind = call.kind;
+  record.sequence = call.sequence;
+  record.bytes = input.defined() ? static_cast<int64_t>(input.nbytes()) : 0;
+  record.group_size = size();
+  record.group = name_;
+  record.op = Cause::op();
+  record.implicit = Cause::implicit();
+  issue(record);
+}
+
+Async Communicator::all_reduce(const at::Tensor& input, ReduceOp op) {
+  check_input(Collective::all_reduce, input);
+  check_reducible("all_reduce", input.scalar_type(), op);
+  if (size() == 1) return copy_of(input, input.sizes());
+  Call call = begin(Collective::all_reduce, input);
+  call.op = op;
+  return do_all_reduce(call, input);
+}
+
+Async Communicator::all_gather(const at::Tensor& input, Counts counts) {
+  check_input(Collective::all_gather, input);
+  check_counts(Collective::all_gather, counts, ranks_.size(), "counts");
+  require(counts[rank_] == input.numel(), "all_gather", "this rank's count is not its input's; got counts [{}] at position {}; expected {}",
+          fmt::join(counts, ", "), rank_, input.numel());
+  if (size() == 1) return copy_of(input, {input.numel()});
+  return do_all_gather(begin(Collective::all_gather, input), input, counts);
+}
+
+Async Communicator::reduce_scatter(const at::Tensor& input, Counts counts, ReduceOp op) {
+  check_input(Collective::reduce_scatter, input);
+  check_reducible("reduce_scatter", input.scalar_type(), op);
+  check_counts(Collective::reduce_scatter, counts, ranks_.size(), "counts");
+  check_total(Collective::reduce_scatter, counts, input.numel(), "counts");
+  if (size() == 1) return copy_of(input, {input.numel()});
+  Call call = begin(Collective::reduce_scatter, input);
+  call.op = op;
+  return do_reduce_scatter(call, input, counts);
+}
+
+Async Communicator::all_to_all(const at::Tensor& input, Counts send, Counts recv) {
+  check_input(Collective::all_to_all, input);
+  check_counts(Collective::all_to_all, send, ranks_.size(), "send counts");
+  check_counts(Collective::all_to_all, recv, ranks_.size(), "recv counts");
+  check_total(Collective::all_to_all, send, input.numel(), "send counts");
+  require(send[rank_] == recv[rank_], "all_to_all", "this rank's piece for itself has two sizes; got send {} and recv {}", send[rank_], recv[rank_]);
+  if (size() == 1) return copy_of(input, {input.numel()});
+  return do_all_to_all(begin(Collective::all_to_all, input), input, send, recv);
+}
+
+Async Communicator::broadcast(const at::Tensor& input, int root) {
+  check_input(Collective::broadcast, input);
+  require(root >= 0 && root < size(), "broadcast", "the root is not in group '{}'; got {}; expected 0..{}", name_, root, size() - 1);
+  if (size() == 1) return copy_of(input, input.sizes());
+  Call call = begin(Collective::broadcast, input);
+  call.root = root;
+  return do_broadcast(call, input);
+}
+
+Async Communicator::send(const at::Tensor& input, int to, int tag) {
+  return do_send(begin_message(Collective::send, input, to, tag), input);
+}
+
+Async Communicator::recv(const at::Tensor& like, int from, int tag) {
+  return do_recv(begin_message(Collective::recv, like, from, tag), like);
+}
+
+void Communicator::barrier() {
+  if (size() > 1) do_barrier(begin(Collective::barrier, at::Tensor()));
+}
+
+}  // namespace dtensor::comm

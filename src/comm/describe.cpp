@@ -1,0 +1,94 @@
+// Comparing and printing collective calls.
+#include "src/comm/describe.hpp"
+
+#include <dtensor/error.hpp>
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace dtensor::comm {
+
+namespace {
+
+bool reduces(Collective kind) { return kind == Collective::all_reduce || kind == Collective::reduce_scatter; }
+
+bool has_equal_sizes(Collective kind) {
+  return kind == Collective::all_reduce || kind == Collective::reduce_scatter || kind == Collective::broadcast;
+}
+
+}  // namespace
+
+bool CallInfo::agrees_with(const CallInfo& other) const {
+  if (kind != other.kind || sequence != other.sequence) return false;
+  if (kind == Collective::barrier) return true;
+  if (dtype != other.dtype) return false;
+  if (reduces(kind) && op != other.op) return false;
+  if (kind == Collective::broadcast && root != other.root) return false;
+  if (has_equal_sizes(kind) && numel != other.numel) return false;
+  return counts_hash == other.counts_hash;
+}
+
+std::string CallInfo::str() const {
+  auto text = std::string(name(kind));
+  if (reduces(kind)) text += fmt::format("({})", dtensor::name(op));
+  if (kind == Collective::broadcast) text += fmt::format("(root {})", root);
+  if (kind == Collective::send) text += fmt::format("(to {}, tag {})", root, tag);
+  if (kind == Collective::recv) text += fmt::format("(from {}, tag {})", root, tag);
+  text += fmt::format(" #{}", sequence);
+  if (kind != Collective::barrier) text += fmt::format(" of {}[{}]", c10::toString(static_cast<c10::ScalarType>(dtype)), numel);
+  return text;
+}
+
+uint64_t hash_counts(Counts counts) {
+  uint64_t hash = 0xcbf29ce484222325ull;
+  for (int64_t count : counts) hash = (hash ^ static_cast<uint64_t>(count)) * 0x100000001b3ull;
+  return hash;
+}
+
+std::string rank_list(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
+    text += std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+std::string divergence(int rank, const CallInfo& call, int other_rank, const CallInfo& other) {
+  const bool earlier = rank < other_rank;
+  return fmt::format("the ranks diverged: rank {} called {} while rank {} called {}; hint: every rank of a group must make the "
+                     "same calls in the same order, with matching sizes", earlier ? rank : other_rank,
+                     earlier ? call.str() : other.str(), earlier ? other_rank : rank, earlier ? other.str() : call.str());
+}
+
+std::string departure(int rank, const std::string& why) {
+  if (why.empty()) return fmt::format("rank {} has left without calling it", rank);
+  return fmt::format("rank {} failed: {}", rank, why);
+}
+
+std::string failure(const CallInfo& call, const std::string& group, const std::string& why) {
+  return fmt::format("{} in group '{}' cannot complete: {}", call.str(), group, why);
+}
+
+std::string lateness(const CallInfo& call, const std::string& group, Milliseconds deadline, const std::vector<int>& absent) {
+  return fmt::format("{} in group '{}' did not complete within {} s; {}; hint: a rank is stuck or far behind; raise --deadline if "
+                     "that is expected", call.str(), group, static_cast<double>(deadline.count()) / 1000,
+                     absent.empty() ? "every rank called it" : rank_list(absent) + " did not call it");
+}
+
+void require_cpu(Collective kind, const at::Tensor& tensor, std::string_view transport) {
+  require(tensor.device().is_cpu(), name(kind), "the {} transport moves CPU tensors; got one on {}", transport, tensor.device().str());
+}
+
+int position_in(const std::string& name, const std::vector<int>& ranks, int rank, int world_size) {
+  for (int member : ranks) {
+    require(member >= 0 && member < world_size, "connect", "group '{}' has a rank outside the world; got ranks [{}]; expected 0..{}",
+            name, fmt::join(ranks, ", "), world_size - 1);
+  }
+  const auto found = std::find(ranks.begin(), ranks.end(), rank);
+  require(found != ranks.end(), "connect", "rank {} is not in group '{}'; got ranks [{}]", rank, name, fmt::join(ranks, ", "));
+  return static_cast<int>(found - ranks.begin());
+}
+
+}  // namespace dtensor::comm

@@ -1,0 +1,49 @@
+// What every rank must agree on about one collective, and how an error shows it.
+#pragma once
+
+#include <dtensor/comm/transport.hpp>
+
+#include <c10/core/ScalarType.h>
+
+#include <string>
+
+namespace dtensor::comm {
+
+// A call as one rank made it. Trivially copyable, so that a transport can send it as it is.
+struct CallInfo {
+  Collective kind{};
+  ReduceOp op{};
+  int8_t dtype = 0;  // c10::ScalarType
+  int32_t root = 0;
+  int32_t tag = 0;
+  uint64_t sequence = 0;
+  int64_t numel = 0;        // of the input; of the result for recv
+  uint64_t counts_hash = 0;  // of the counts that all ranks share (all_gather, reduce_scatter)
+
+  // Whether two ranks of a collective called the same thing. Sizes are compared where all ranks must have the same one.
+  bool agrees_with(const CallInfo& other) const;
+
+  // "all_reduce(sum) #7 of f32[12]"
+  std::string str() const;
+};
+
+uint64_t hash_counts(Counts counts);
+
+// Sends up to this size complete without the receiver, on every transport, so that two ranks may send to each other first.
+constexpr int64_t kBufferedSendBytes = 64 << 10;
+
+// "rank 1", "ranks 1, 2 and 5"
+std::string rank_list(const std::vector<int>& ranks);
+
+// The texts of what can go wrong; each names ranks, operation and sequence number.
+std::string divergence(int rank, const CallInfo& call, int other_rank, const CallInfo& other);
+std::string departure(int rank, const std::string& why);
+std::string failure(const CallInfo& call, const std::string& group, const std::string& why);
+std::string lateness(const CallInfo& call, const std::string& group, Milliseconds deadline, const std::vector<int>& absent);
+
+// Argument checks that transports share. position_in: where `rank` is in `ranks`; throws when it is not, or when a rank
+// is not in the world.
+void require_cpu(Collective kind, const at::Tensor& tensor, std::string_view transport);
+int position_in(const std::string& name, const std::vector<int>& ranks, int rank, int world_size);
+
+}  // namespace dtensor::comm

@@ -1,0 +1,127 @@
+// The fake transport: one rank of a world of any size, without peers. Results are what they would be if every peer had
+// this rank's data, which gives dry runs the right shapes, memory and records.
+#include <dtensor/error.hpp>
+
+#include "src/comm/describe.hpp"
+#include "src/comm/reduce.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace dtensor::comm {
+
+namespace {
+
+// `target` elements from `source` elements, repeated or cut as needed; zeros when there are none.
+void repeat(char* target, int64_t target_bytes, const char* source, int64_t source_bytes) {
+  if (source_bytes == 0) {
+    std::fill_n(target, target_bytes, 0);
+    return;
+  }
+  for (int64_t done = 0; done < target_bytes; done += source_bytes) {
+    std::memcpy(target + done, source, std::min(source_bytes, target_bytes - done));
+  }
+}
+
+// The reduction of `times` equal inputs, by repeated doubling: x op x, (x op x) op (x op x), ...
+void reduce_equal(c10::ScalarType dtype, ReduceOp op, void* out, const void* in, int64_t count, int64_t bytes, int times) {
+  if (count == 0) return;
+  std::memcpy(out, in, bytes);
+  if (op != ReduceOp::sum && op != ReduceOp::product) return;  // avg, min and max of equal values
+  std::vector<char> power(static_cast<const char*>(in), static_cast<const char*>(in) + bytes);
+  for (int rest = times - 1; rest > 0; rest /= 2) {
+    if (rest % 2 == 1) reduce(dtype, op, out, {out, power.data()}, count);
+    reduce(dtype, op, power.data(), {power.data(), power.data()}, count);
+  }
+}
+
+class FakeCommunicator final : public Communicator {
+ public:
+  using Communicator::Communicator;
+
+ private:
+  Async do_all_reduce(const Call& call, const at::Tensor& input) override {
+    return reduced(call, input, 0, input.numel(), input.sizes());
+  }
+
+  Async do_reduce_scatter(const Call& call, const at::Tensor& input, Counts counts) override {
+    return reduced(call, input, offset(counts, rank()), counts[rank()], {counts[rank()]});
+  }
+
+  Async do_all_gather(const Call& call, const at::Tensor& input, Counts counts) override {
+    at::Tensor result = empty({offset(counts, size())}, checked(call, input).scalar_type());
+    const auto element = static_cast<int64_t>(input.element_size());
+    char* out = static_cast<char*>(result.data_ptr());
+    for (int64_t count : counts) {
+      repeat(out, count * element, static_cast<const char*>(input.data_ptr()), static_cast<int64_t>(input.nbytes()));
+      out += count * element;
+    }
+    return {result, {}};
+  }
+
+  Async do_all_to_all(const Call& call, const at::Tensor& input, Counts send, Counts recv) override {
+    at::Tensor result = empty({offset(recv, size())}, checked(call, input).scalar_type());
+    const auto element = static_cast<int64_t>(input.element_size());
+    const char* mine = static_cast<const char*>(input.data_ptr()) + offset(send, rank()) * element;
+    char* out = static_cast<char*>(result.data_ptr());
+    for (int64_t count : recv) {
+      repeat(out, count * element, mine, send[rank()] * element);
+      out += count * element;
+    }
+    return {result, {}};
+  }
+
+  Async do_broadcast(const Call& call, const at::Tensor& input) override { return {copy(call, input), {}}; }
+  Async do_send(const Call&, const at::Tensor&) override { return {}; }
+  Async do_recv(const Call& call, const at::Tensor& like) override { return {copy(call, like), {}}; }
+  void do_barrier(const Call&) override {}
+
+  Async reduced(const Call& call, const at::Tensor& input, int64_t begin, int64_t count, c10::IntArrayRef sizes) const {
+    at::Tensor result = empty(sizes, checked(call, input).scalar_type());
+    const auto element = static_cast<int64_t>(input.element_size());
+    const char* in = static_cast<const char*>(input.data_ptr()) + begin * element;
+    reduce_equal(input.scalar_type(), call.op, result.data_ptr(), in, count, count * element, size());
+    return {result, {}};
+  }
+
+  static at::Tensor copy(const Call& call, const at::Tensor& input) {
+    at::Tensor result = empty(input.sizes(), checked(call, input).scalar_type());
+    if (input.numel() > 0) std::memcpy(result.data_ptr(), input.data_ptr(), input.nbytes());
+    return result;
+  }
+
+  static const at::Tensor& checked(const Call& call, const at::Tensor& input) {
+    require_cpu(call.kind, input, "fake");
+    return input;
+  }
+
+  static int64_t offset(Counts counts, int position) {
+    int64_t sum = 0;
+    for (int i = 0; i < position; ++i) sum += counts[i];
+    return sum;
+  }
+};
+
+class FakeTransport final : public Transport {
+ public:
+  FakeTransport(int rank, int size) : rank_(rank), size_(size) {}
+  std::string_view name() const override { return "fake"; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks) override {
+    return std::make_shared<FakeCommunicator>(name, ranks, position_in(name, ranks, rank_, size_));
+  }
+  void leave(const std::string&) override {}
+
+ private:
+  const int rank_, size_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_fake_transport(int rank, int size) {
+  require(size > 0 && rank >= 0 && rank < size, "make_fake_transport", "got rank {} of {}; expected 0 <= rank < size", rank, size);
+  return std::make_unique<FakeTransport>(rank, size);
+}
+
+}  // namespace dtensor::comm

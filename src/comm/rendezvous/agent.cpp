@@ -1,0 +1,64 @@
+// Meeting through the store of torchrun's agent.
+#include <dtensor/error.hpp>
+
+#include "src/comm/rendezvous/rendezvous.hpp"
+
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <cstdlib>
+
+#include <unistd.h>
+
+namespace dtensor::comm {
+
+namespace {
+
+// After a restart the agent's store still has the keys of the attempt before.
+std::string key() {
+  const char* attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  return std::string("dtensor/rank0/") + (attempt ? attempt : "0");
+}
+
+// Newer libtorch refuses even a client of a libuv server when it is built without libuv; set and get need none.
+template <class Options>
+void avoid_libuv(Options& options) {
+  if constexpr (requires { options.useLibUV; }) options.useLibUV = false;
+}
+
+// Rank 0 runs on any host of the job; its own name is what the others can resolve, loopback what a single host needs.
+std::string own_name(const GlooOptions& options) {
+  if (options.host == "localhost" || options.host.starts_with("127.") || options.host == "::1") return options.host;
+  char name[256] = "";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+}  // namespace
+
+std::shared_ptr<Listener> meet_through_agent(GlooOptions& options) {
+  try {
+    c10d::TCPStoreOptions store_options;
+    store_options.port = static_cast<uint16_t>(options.port);
+    store_options.timeout = options.deadline;
+    avoid_libuv(store_options);
+    c10d::TCPStore store(options.host, store_options);
+    if (options.rank == 0) {
+      options.host = own_name(options);
+      auto listener = std::make_shared<Listener>(options.host, 0);
+      options.port = listener->port();
+      const std::string address = fmt::format("{} {}", options.port, options.host);
+      store.set(key(), std::vector<uint8_t>(address.begin(), address.end()));
+      return listener;
+    }
+    const auto bytes = store.get(key());
+    const std::string address(bytes.begin(), bytes.end());
+    options.port = std::stoi(address);
+    options.host = address.substr(address.find(' ') + 1);
+    return nullptr;
+  } catch (const c10::Error& error) {
+    fail("rendezvous", "rank {} cannot meet the others through torchrun's store at {}:{}: {}", options.rank, options.host, options.port,
+         error.what_without_backtrace());
+  }
+}
+
+}  // namespace dtensor::comm

@@ -1,0 +1,67 @@
+// Who is still in the job. Every rank tells the others, through rank 0, when it leaves and why; a connection that ends
+// without a word means that the process died.
+#pragma once
+
+#include <dtensor/comm/transport.hpp>
+
+#include "src/comm/rendezvous/socket.hpp"
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <thread>
+
+namespace dtensor::comm {
+
+// Calls are numbered within streams (a communicator's collectives, the messages between two ranks with one tag).
+// How far a rank got in each, by a hash that all ranks compute alike.
+using Progress = std::map<uint64_t, uint64_t>;
+
+class Membership {
+ public:
+  // `sockets` as Rendezvous leaves them. `on_change` runs on the membership's thread after somebody has left.
+  Membership(int rank, int size, std::vector<Socket> sockets, std::function<void()> on_change);
+  ~Membership();
+
+  // Tells everyone. Later calls do nothing.
+  void leave(const std::string& why, const Progress& progress);
+
+  // Why `rank` will never make call `sequence` of `stream`, if so; any failure in the job is a reason.
+  std::optional<std::string> obstacle(int rank, uint64_t stream, uint64_t sequence);
+
+  // The job's first failure, if one is known or becomes known within `patience`.
+  std::optional<std::string> failure(Milliseconds patience);
+
+  // Waits until all ranks have left, or one has failed.
+  void wait_until_empty(Clock::time_point end);
+
+  // Leaves, and ends the connections once the others have read everything. Called once at least, by one thread.
+  void close();
+
+ private:
+  struct Member {
+    bool left = false;
+    Progress progress;  // when left normally
+  };
+
+  void serve();
+  void handle(int rank);
+  void apply(const Frame& frame);
+  void tell(const Frame& frame, int except);
+
+  const int rank_;
+  std::function<void()> on_change_;
+  std::mutex sending_;
+  std::vector<Socket> sockets_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Member> members_;
+  std::optional<std::string> failure_;
+  std::optional<Clock::time_point> stop_at_;
+  int wake_[2] = {-1, -1};
+  std::thread thread_;
+};
+
+}  // namespace dtensor::comm

@@ -1,0 +1,146 @@
+// The rendezvous of processes at rank 0.
+#include "src/comm/rendezvous/rendezvous.hpp"
+
+#include <dtensor/error.hpp>
+
+#include "src/comm/describe.hpp"
+
+#include <cstring>
+#include <system_error>
+
+namespace dtensor::comm {
+
+namespace {
+
+std::string pack(const std::vector<std::string>& strings) {
+  std::string bytes;
+  for (const auto& text : strings) {
+    const uint64_t length = text.size();
+    bytes.append(reinterpret_cast<const char*>(&length), sizeof length);
+    bytes += text;
+  }
+  return bytes;
+}
+
+std::vector<std::string> unpack(const std::string& bytes) {
+  std::vector<std::string> strings;
+  for (size_t at = 0; at + sizeof(uint64_t) <= bytes.size();) {
+    uint64_t length = 0;
+    std::memcpy(&length, bytes.data() + at, sizeof length);
+    strings.push_back(bytes.substr(at + sizeof length, length));
+    at += sizeof length + length;
+  }
+  return strings;
+}
+
+}  // namespace
+
+Rendezvous::Rendezvous(const GlooOptions& options, std::shared_ptr<Listener> listener)
+    : options_(options), end_(Clock::now() + options.deadline), sockets_(options.size) {
+  if (options_.rank == 0) {
+    if (!listener) listener = std::make_shared<Listener>(options_.host, options_.port);
+    gather(*listener);
+    return;
+  }
+  try {
+    sockets_[0] = Socket::dial(options_.host, options_.port, end_);
+    sockets_[0].send({Frame::Kind::hello, options_.rank, std::to_string(options_.size)});
+  } catch (const Socket::TimedOut&) {
+    give_up("nobody answers there; missing: rank 0");
+  } catch (const std::system_error& error) {
+    give_up(error.what());
+  }
+  next(0, Frame::Kind::welcome);
+}
+
+std::string Rendezvous::address() const { return fmt::format("{}:{}", options_.host, options_.port); }
+
+void Rendezvous::give_up(const std::string& text) {
+  fail("rendezvous", "rank {} of {} found no complete job at {} within {} s: {}; hint: start all ranks with the same MASTER_ADDR and "
+       "MASTER_PORT, reachable from every host", options_.rank, options_.size, address(),
+       static_cast<double>(options_.deadline.count()) / 1000, text);
+}
+
+// Rank 0: waits for everyone; tells those who came when somebody did not.
+void Rendezvous::gather(Listener& listener) {
+  const auto missing = [&] {
+    std::vector<int> ranks;
+    for (int rank = 1; rank < options_.size; ++rank) {
+      if (!sockets_[rank].open()) ranks.push_back(rank);
+    }
+    return ranks;
+  };
+  while (!missing().empty()) {
+    try {
+      admit(listener.accept(end_));
+    } catch (const Socket::TimedOut&) {
+      if (Clock::now() < end_) continue;  // a stranger that connected and said nothing
+      const auto text = "missing: " + rank_list(missing());
+      for (auto& socket : sockets_) {
+        if (socket.open()) socket.send({Frame::Kind::refused, 0, text});
+      }
+      give_up(text);
+    } catch (const std::system_error&) {
+      continue;  // a stranger that does not speak our protocol, or went away
+    }
+  }
+  for (auto& socket : sockets_) {
+    if (socket.open()) socket.send({Frame::Kind::welcome, 0, ""});
+  }
+}
+
+void Rendezvous::admit(Socket socket) {
+  const auto hello = socket.receive(std::min(end_, Clock::now() + std::chrono::seconds(5)));
+  if (!hello || hello->kind != Frame::Kind::hello) return;
+  std::string objection;
+  if (hello->payload != std::to_string(options_.size)) {
+    objection = fmt::format("rank {} says the job has {} ranks, rank 0 says {}", hello->rank, hello->payload, options_.size);
+  } else if (hello->rank <= 0 || hello->rank >= options_.size) {
+    objection = fmt::format("rank {} is not in a job of {}", hello->rank, options_.size);
+  } else if (sockets_[hello->rank].open()) {
+    objection = fmt::format("rank {} came twice; another job may use the same port", hello->rank);
+  }
+  if (objection.empty()) {
+    sockets_[hello->rank] = std::move(socket);
+  } else {
+    socket.send({Frame::Kind::refused, 0, objection});
+  }
+}
+
+Frame Rendezvous::next(int rank, Frame::Kind kind) {
+  try {
+    auto frame = sockets_[rank].receive(end_ + std::chrono::seconds(1));  // rank 0's own verdict comes first
+    if (frame && frame->kind == Frame::Kind::refused) give_up(frame->payload);
+    if (!frame || frame->kind != kind) give_up(fmt::format("rank {} went away", rank));
+    return std::move(*frame);
+  } catch (const Socket::TimedOut&) {
+    give_up(fmt::format("rank {} does not answer", rank));
+  } catch (const std::system_error& error) {
+    give_up(fmt::format("rank {}: {}", rank, error.what()));
+  }
+}
+
+std::string Rendezvous::local_address() const {
+  for (const auto& socket : sockets_) {
+    if (socket.open()) return socket.local_address();
+  }
+  return "127.0.0.1";
+}
+
+std::vector<std::string> Rendezvous::exchange(const std::vector<std::string>& mine) {
+  if (options_.rank != 0) {
+    sockets_[0].send({Frame::Kind::address, options_.rank, pack(mine)});
+    return unpack(next(0, Frame::Kind::table).payload);
+  }
+  std::vector<std::vector<std::string>> given{mine};
+  for (int rank = 1; rank < options_.size; ++rank) given.push_back(unpack(next(rank, Frame::Kind::address).payload));
+  const auto column = [&](int rank) {
+    std::vector<std::string> result;
+    for (const auto& row : given) result.push_back(row.at(rank));
+    return result;
+  };
+  for (int rank = 1; rank < options_.size; ++rank) sockets_[rank].send({Frame::Kind::table, 0, pack(column(rank))});
+  return column(0);
+}
+
+}  // namespace dtensor::comm

@@ -1,0 +1,227 @@
+// Layouts: their normal form, their table, and which global elements each rank holds.
+#include <dtensor/error.hpp>
+#include <dtensor/layout.hpp>
+
+#include "src/core/cut_check.hpp"
+#include "src/core/world_state.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace dtensor {
+
+namespace {
+
+size_t mix(size_t hash, uint64_t value) { return (hash ^ value) * 0x9E3779B97F4A7C15ull ^ (hash >> 29); }
+
+size_t hash_of(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+               c10::ScalarType dtype) {
+  size_t hash = mix(reinterpret_cast<size_t>(mesh.id()), static_cast<uint64_t>(dtype));
+  for (const auto& p : placements) {
+    hash = mix(hash, static_cast<uint64_t>(p.kind) | static_cast<uint64_t>(p.op) << 8 |
+                         static_cast<uint64_t>(p.dim) << 16 | static_cast<uint64_t>(p.split) << 32);
+    if (p.unit != 1) hash = mix(hash, static_cast<uint64_t>(p.unit));
+  }
+  hash = mix(hash, sizes.size());
+  for (int64_t n : sizes) hash = mix(hash, static_cast<uint64_t>(n));
+  for (int64_t n : strides) hash = mix(hash, static_cast<uint64_t>(n));
+  return hash;
+}
+
+const char* short_name(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Float: return "f32";
+    case c10::ScalarType::Double: return "f64";
+    case c10::ScalarType::Half: return "f16";
+    case c10::ScalarType::BFloat16: return "bf16";
+    case c10::ScalarType::Long: return "i64";
+    case c10::ScalarType::Int: return "i32";
+    case c10::ScalarType::Short: return "i16";
+    case c10::ScalarType::Char: return "i8";
+    case c10::ScalarType::Byte: return "u8";
+    case c10::ScalarType::Bool: return "bool";
+    default: return c10::toString(dtype);
+  }
+}
+
+// `local` positions of the sequence that `held` lists, as global positions; adjacent results joined.
+Intervals compose(const Intervals& held, const Intervals& local) {
+  Intervals result;
+  size_t k = 0;
+  int64_t start = 0;  // local position of held[k].begin
+  for (auto part : local) {
+    while (part.length() > 0) {
+      while (part.begin >= start + held[k].length()) start += held[k++].length();
+      const int64_t end = std::min(part.end, start + held[k].length());
+      const Interval global{held[k].begin + part.begin - start, held[k].begin + end - start};
+      if (!result.empty() && result.back().end == global.begin) {
+        result.back().end = global.end;
+      } else {
+        result.push_back(global);
+      }
+      part.begin = end;
+    }
+  }
+  return result;
+}
+
+void append_run(std::vector<Interval>& runs, Interval run) {
+  if (!runs.empty() && runs.back().end == run.begin) {
+    runs.back().end = run.end;
+  } else {
+    runs.push_back(run);
+  }
+}
+
+}  // namespace
+
+LayoutPtr LayoutTable::find(size_t hash, const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes,
+                            c10::IntArrayRef strides, c10::ScalarType dtype) const {
+  const auto [first, last] = layouts.equal_range(hash);
+  for (auto it = first; it != last; ++it) {
+    const auto* layout = it->second._unsafe_get_target();
+    if (layout->mesh_ == mesh && layout->dtype_ == dtype && layout->placements() == placements &&
+        layout->sizes() == sizes && layout->strides() == strides) {
+      if (auto strong = it->second.lock()) return strong;
+    }
+  }
+  return {};
+}
+
+void LayoutTable::add(const LayoutPtr& layout, size_t hash, const std::shared_ptr<LayoutTable>& self) {
+  layout->hash_ = hash;
+  layout->table_ = self;
+  layouts.emplace(hash, layout);
+}
+
+void LayoutTable::remove(const Layout& layout) {
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto [first, last] = layouts.equal_range(layout.hash_);
+  for (auto it = first; it != last; ++it) {
+    if (it->second._unsafe_get_target() == &layout) {
+      layouts.erase(it);
+      return;
+    }
+  }
+}
+
+Layout::Layout(DeviceMesh mesh, Placements placements, Sizes sizes, Sizes strides, c10::ScalarType dtype)
+    : mesh_(std::move(mesh)),
+      placements_(std::move(placements)),
+      sizes_(std::move(sizes)),
+      strides_(std::move(strides)),
+      dtype_(dtype),
+      replicated_(std::all_of(placements_.begin(), placements_.end(), [](const auto& p) { return p.is_replicate(); })),
+      partial_(std::any_of(placements_.begin(), placements_.end(), [](const auto& p) { return p.is_partial(); })) {
+  local_sizes_ = local_sizes_before(mesh_.ndim(), mesh_.coordinate());
+}
+
+void Layout::release_resources() {
+  if (const auto table = std::move(table_)) table->remove(*this);
+}
+
+LayoutPtr Layout::get(const DeviceMesh& mesh, PlacementsRef requested, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                      c10::ScalarType dtype) {
+  if (strides.size() != sizes.size()) {
+    fail("Layout", "got {} strides for {} dimensions of shape {}", strides.size(), sizes.size(), sizes.vec());
+  }
+  Placements placements(requested.begin(), requested.end());
+  detail::check_and_normalize(mesh, placements, sizes);
+  const auto hash = hash_of(mesh, placements, sizes, strides, dtype);
+  const auto& table = mesh.state_->layouts;
+  std::lock_guard<std::mutex> lock(table->mutex);
+  if (auto known = table->find(hash, mesh, placements, sizes, strides, dtype)) return known;
+  auto layout = c10::make_intrusive<Layout>(mesh, std::move(placements), Sizes(sizes.begin(), sizes.end()),
+                                            Sizes(strides.begin(), strides.end()), dtype);
+  table->add(layout, hash, table);
+  return layout;
+}
+
+LayoutPtr Layout::get(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::ScalarType dtype) {
+  return get(mesh, placements, sizes, contiguous_strides(sizes), dtype);
+}
+
+LayoutPtr Layout::with(PlacementsRef placements) const { return get(mesh_, placements, sizes_, strides_, dtype_); }
+
+Intervals Layout::intervals(int64_t dim, c10::IntArrayRef coordinate) const {
+  Intervals held;
+  int64_t length = sizes_[dim];
+  if (length > 0) held.push_back({0, length});
+  for (int64_t i = 0; i < mesh_.ndim() && length > 0; ++i) {
+    if (!placements_[i].is_shard(dim)) continue;
+    held = compose(held, cut(length, placements_[i], mesh_.sizes()[i], coordinate[i]));
+    length = 0;
+    for (const auto& part : held) length += part.length();
+  }
+  return held;
+}
+
+std::vector<std::vector<Interval>> Layout::boxes(c10::IntArrayRef coordinate) const {
+  std::vector<std::vector<Interval>> boxes(1);
+  for (int64_t d = 0; d < ndim(); ++d) {
+    const auto parts = intervals(d, coordinate);
+    std::vector<std::vector<Interval>> longer;
+    longer.reserve(boxes.size() * parts.size());
+    for (const auto& box : boxes) {
+      for (const auto& part : parts) {
+        longer.push_back(box);
+        longer.back().push_back(part);
+      }
+    }
+    boxes = std::move(longer);
+  }
+  return boxes;
+}
+
+std::vector<Interval> Layout::runs(c10::IntArrayRef coordinate) const {
+  // From the innermost dim out: the runs of one index of dim d, repeated at every index that this rank holds.
+  std::vector<Interval> runs{{0, 1}};
+  int64_t inner = 1;  // elements per index of the dim
+  for (int64_t d = ndim(); d-- > 0;) {
+    const bool whole = runs.size() == 1 && runs[0] == Interval{0, inner};
+    std::vector<Interval> longer;
+    for (const auto& part : intervals(d, coordinate)) {
+      if (whole) {
+        append_run(longer, {part.begin * inner, part.end * inner});
+        continue;
+      }
+      for (int64_t index = part.begin; index < part.end; ++index) {
+        for (const auto& run : runs) append_run(longer, {index * inner + run.begin, index * inner + run.end});
+      }
+    }
+    runs = std::move(longer);
+    inner *= sizes_[d];
+    if (runs.empty()) break;
+  }
+  return runs;
+}
+
+Sizes Layout::local_sizes_before(int64_t mesh_dim, c10::IntArrayRef coordinate) const {
+  Sizes local = sizes_;
+  for (int64_t i = 0; i < mesh_dim; ++i) {
+    const auto& p = placements_[i];
+    if (p.is_shard()) local[p.dim] = cut_length(local[p.dim], p, mesh_.sizes()[i], coordinate[i]);
+  }
+  return local;
+}
+
+std::string Layout::str() const {
+  std::string dims;
+  for (int64_t i = 0; i < mesh_.ndim(); ++i) {
+    dims += fmt::format("{}{}={}", i ? ", " : "", mesh_.names()[i], mesh_.sizes()[i]);
+  }
+  return fmt::format("{}[{}] {} on ({})", short_name(dtype_), fmt::join(sizes_, ", "), dtensor::str(placements_), dims);
+}
+
+Sizes contiguous_strides(c10::IntArrayRef sizes) {
+  Sizes strides(sizes.size());
+  int64_t step = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = step;
+    step *= std::max<int64_t>(sizes[d], 1);
+  }
+  return strides;
+}
+
+}  // namespace dtensor

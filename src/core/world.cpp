@@ -1,0 +1,82 @@
+// A rank's view of the job: which world the calling thread is in, and what the world keeps.
+#include <dtensor/error.hpp>
+#include <dtensor/world.hpp>
+
+#include "rng/rank_generator.hpp"
+#include "src/core/world_state.hpp"
+
+#include <c10/util/hash.h>
+
+#include <numeric>
+
+namespace dtensor {
+
+namespace {
+
+thread_local World* current_world = nullptr;
+thread_local std::unique_ptr<World> world_of_one;
+
+}  // namespace
+
+World::World(std::unique_ptr<comm::Transport> transport)
+    : transport_(std::move(transport)),
+      generator_(detail::make_rank_generator()),
+      state_(std::make_unique<detail::WorldState>(*this)) {}
+
+World::~World() = default;
+
+void World::barrier() {
+  if (!everyone_) {
+    std::vector<int> ranks(size());
+    std::iota(ranks.begin(), ranks.end(), 0);
+    everyone_ = state_->connect("world", ranks);
+  }
+  everyone_->barrier();
+}
+
+World& World::current() {
+  if (current_world) return *current_world;
+  if (!world_of_one) world_of_one = std::make_unique<World>(std::move(comm::make_threads_transports(1).front()));
+  return *world_of_one;
+}
+
+World::Use::Use(World& world) : outer_(current_world) { current_world = &world; }
+World::Use::~Use() { current_world = outer_; }
+
+namespace detail {
+
+World* existing_world() { return current_world ? current_world : world_of_one.get(); }
+
+// Meshes and layouts may outlive the world; communicators must not.
+WorldState::~WorldState() {
+  for (auto& [hash, mesh] : meshes) {
+    mesh->world = nullptr;
+    mesh->communicators.clear();
+  }
+}
+
+std::shared_ptr<MeshState> WorldState::intern(MeshState mesh) {
+  const size_t hash = c10::get_hash(static_cast<int>(mesh.device), mesh.ranks, mesh.sizes);
+  std::lock_guard<std::recursive_mutex> lock(mutex);
+  const auto [first, last] = meshes.equal_range(hash);
+  for (auto it = first; it != last; ++it) {
+    const auto& other = *it->second;
+    if (other.device == mesh.device && other.ranks == mesh.ranks && other.sizes == mesh.sizes &&
+        other.names == mesh.names) {
+      return it->second;
+    }
+  }
+  mesh.world = &world;
+  mesh.layouts = layouts;
+  return meshes.emplace(hash, std::make_shared<MeshState>(std::move(mesh)))->second;
+}
+
+std::shared_ptr<comm::Communicator> WorldState::connect(const std::string& name, const std::vector<int>& ranks) {
+  std::lock_guard<std::recursive_mutex> lock(mutex);
+  auto& slot = communicators[{name, ranks}];
+  if (!slot) slot = world.transport().connect(name, ranks);
+  return slot;
+}
+
+}  // namespace detail
+}  // namespace dtensor

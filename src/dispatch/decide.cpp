@@ -1,0 +1,144 @@
+#include "src/dispatch/decide.hpp"
+
+#include "src/dispatch/dtensor_impl.hpp"
+
+#include <dtensor/error.hpp>
+#include <fmt/ranges.h>
+#include <dtensor/redistribute.hpp>
+#include <dtensor/spmd.hpp>
+
+#include <cstdio>
+#include <mutex>
+#include <set>
+
+namespace dtensor::dispatch {
+
+namespace {
+
+// The mesh of the distributed operands; all must share it.
+DeviceMesh common_mesh(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  const Layout* first = nullptr;
+  auto visit = [&](const c10::IValue& value) {
+    if (!value.isTensor()) return;
+    const auto* impl = value.unsafeToTensorImpl();
+    if (!is_dtensor_impl(impl)) return;
+    const auto& layout = static_cast<DTensorImpl*>(const_cast<c10::TensorImpl*>(impl))->layout();
+    if (!first) first = layout.get();
+    if (layout->mesh() == first->mesh()) return;
+    fail(info.name,
+         "operands lie on two meshes; got {} and {}; hint: bring both to one mesh with full_tensor() and distribute_tensor()",
+         first->str(), layout->str());
+  };
+  for (const auto& value : arguments) {
+    if (value.isList()) {
+      for (const auto& element : value.toListRef()) visit(element);
+    } else {
+      visit(value);
+    }
+  }
+  return first ? first->mesh() : *Spmd::current();
+}
+
+void check_plain_operands(const OpInfo& info, const rules::Call& call) {
+  for (const auto& operand : call.operands) {
+    if (!operand.plain) continue;
+    const auto& value = call.arguments[operand.argument];
+    const auto tensor = operand.element < 0 ? value.toTensor() : value.toListRef()[operand.element].toTensor();
+    if (!Spmd::current() && tensor.dim() > 0) {
+      fail(info.name,
+           "a plain tensor meets distributed ones; got a plain tensor of sizes [{}] as argument {} of {}; "
+           "hint: distribute_tensor it, or run this code inside dt::Spmd, where plain tensors count as replicated",
+           fmt::join(tensor.sizes(), ", "), operand.argument, describe(call));
+    }
+    if (Spmd::current() && replication_check() && !tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+      check_replicated(info.name, tensor, call.mesh);
+    }
+  }
+}
+
+void warn_without_rule(const OpInfo& info) {
+  static std::mutex mutex;
+  static std::set<std::string> warned;
+  std::lock_guard<std::mutex> lock(mutex);
+  if (!warned.insert(info.name).second) return;
+  fmt::print(stderr, "dtensor: {} has no sharding rule and runs on replicated operands (said once per operator)\n", info.name);
+}
+
+std::vector<Move> moves_for(const rules::Call& call, const rules::Resolution& resolution) {
+  std::vector<Move> moves;
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    const auto& operand = call.operands[i];
+    if (operand.layout == resolution.in[i]) continue;
+    bool communicates = false;
+    for (const auto& step : plan_move(operand.layout, resolution.in[i]).steps) {
+      communicates |= !step.from.is_replicate() && !(step.mesh_dims.size() == 1 && call.mesh.size(step.mesh_dims[0]) == 1);
+    }
+    moves.push_back({operand.argument, operand.element, operand.layout, resolution.in[i], communicates});
+  }
+  return moves;
+}
+
+// Layouts of the outputs, when they are known before the local call.
+bool set_outputs(Decision& decision, const rules::Call& call, const rules::Resolution& resolution) {
+  if (call.outputs.empty() || call.outputs.size() != resolution.out.size()) return false;
+  for (size_t i = 0; i < call.outputs.size(); ++i) {
+    const auto& meta = call.outputs[i];
+    decision.outputs.push_back(
+        meta.defined ? Layout::get(call.mesh, resolution.out[i], meta.sizes, meta.strides, meta.dtype) : LayoutPtr());
+  }
+  if (decision.info->is_view && std::any_of(call.outputs.begin(), call.outputs.end(), [](const auto& o) { return o.offset; })) {
+    for (const auto& meta : call.outputs) decision.offsets.push_back(meta.offset);
+  }
+  return true;
+}
+
+bool has_tensor_list(const c10::FunctionSchema& schema) {
+  auto is_list = [](const c10::Argument& a) { return a.type()->str().find("Tensor[]") != std::string::npos ||
+                                                     a.type()->str().find("Tensor?[]") != std::string::npos; };
+  return std::any_of(schema.arguments().begin(), schema.arguments().end(), is_list) ||
+         std::any_of(schema.returns().begin(), schema.returns().end(), is_list);
+}
+
+bool returns_tensors_only(const c10::FunctionSchema& schema) {
+  return std::all_of(schema.returns().begin(), schema.returns().end(),
+                     [](const c10::Argument& a) { return a.type()->str().find("Tensor") != std::string::npos; });
+}
+
+}  // namespace
+
+std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  require(!info.changes_metadata, info.name,
+          "would change the shape of a distributed tensor in place, which would part its layout from its local part; "
+          "hint: use the out-of-place form and assign the result");
+  rules::Call call(*info.schema, arguments, common_mesh(info, arguments));
+  call.in_place = info.in_place;
+  check_plain_operands(info, call);
+
+  const auto* rule = info.rule;
+  if (rule && rule->data_dependent()) rule = nullptr;
+  if (info.written.empty() && !call.operands.empty() && info.rule == rule) call.outputs = meta_outputs(op, call);
+  if (rule && call.outputs.empty() && info.written.empty()) {
+    call.outputs = rule->output_metas(call);
+    if (call.outputs.empty() && returns_tensors_only(*info.schema) && !info.schema->returns().empty()) rule = nullptr;
+  }
+  if (!info.rule && !call.operands.empty() && info.name != "aten::_local_scalar_dense") warn_without_rule(info);
+
+  auto decision = std::make_shared<Decision>(Decision{&info, call.mesh});
+  const auto resolution = resolve(call, info, rule);
+  decision->moves = moves_for(call, resolution);
+  decision->outputs_known = rule && info.written.empty() && set_outputs(*decision, call, resolution);
+  if (rule) decision->lowering = rule->lower(call, resolution);
+  for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
+  decision->simple = decision->moves.empty() && !decision->lowering && !info.random && !has_tensor_list(*info.schema) &&
+                     returns_tensors_only(*info.schema) && (decision->outputs_known || !info.written.empty()) &&
+                     !call.operands.empty();
+  return decision;
+}
+
+std::string describe(const rules::Call& call) {
+  std::string text = call.schema.name() + "(";
+  for (size_t i = 0; i < call.operands.size(); ++i) text += (i ? ", " : "") + call.operands[i].layout->str();
+  return text + ") on " + call.mesh.str();
+}
+
+}  // namespace dtensor::dispatch

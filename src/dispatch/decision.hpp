@@ -1,0 +1,32 @@
+// How one kind of operator call runs on the shards: made on the miss path, replayed on the hit path.
+#pragma once
+
+#include "src/dispatch/op_info.hpp"
+
+#include <vector>
+
+namespace dtensor::dispatch {
+
+using Stack = std::vector<c10::IValue>;
+
+// Operand `operand` (in the order of rules::Call::operands) is moved before the local call.
+struct Move {
+  int argument = 0;
+  int element = -1;
+  LayoutPtr from, to;
+  bool communicates = false;
+};
+
+struct Decision {
+  const OpInfo* info = nullptr;
+  DeviceMesh mesh;
+  std::vector<Move> moves = {};
+  rules::Lowering lowering = {};         // empty: call the operator on the locals
+  std::vector<LayoutPtr> outputs = {};   // flattened; null for what is no defined tensor
+  std::vector<int64_t> offsets = {}; // of views, see DTensorImpl; empty when all are 0
+  bool outputs_known = false;       // false: replicated outputs whose sizes only the local call tells
+  bool simple = false;              // no moves, no lowering, no list outputs: the shortest path applies
+  std::vector<LayoutPtr> pinned = {};    // layouts that the key names by address
+};
+
+}  // namespace dtensor::dispatch

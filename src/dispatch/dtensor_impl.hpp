@@ -1,0 +1,82 @@
+// The TensorImpl of a distributed tensor: global metadata, no storage, a local tensor and a layout.
+#pragma once
+
+#include <dtensor/comm/work.hpp>
+#include <dtensor/compat.hpp>
+#include <dtensor/layout.hpp>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+
+#include <memory>
+
+namespace dtensor {
+
+// sizes(), strides() and storage_offset() are those that the plain tensor would have; autograd addresses the gradient of a base by
+// a view's strides and offset when the view was written in place.
+class DTensorImpl final : public c10::TensorImpl {
+ public:
+  DTensorImpl(at::Tensor local, LayoutPtr layout);
+
+  const LayoutPtr& layout() const { return layout_; }
+
+  // This rank's part, finished.
+  const at::Tensor& local() {
+    if (work_) [[unlikely]] finish();
+    return local_;
+  }
+
+  // Where the part will be; may still be under way.
+  void set_pending(comm::WorkPtr work) { work_ = std::move(work); }
+
+  // Replaces part and layout. The global metadata must stay the same, placements apart.
+  void relay(at::Tensor local, LayoutPtr layout, comm::WorkPtr work = {});
+
+  // Whether nothing else shares the local memory, so that relay() cannot part a view from its base.
+  bool owns_local_alone() const { return local_.use_count() == 1 && local_.storage().use_count() == 1; }
+
+  // A view that had to be copied shares this token with its base: writing to either would part them.
+  const std::shared_ptr<int>& copied_view() const { return copied_view_; }
+  void set_copied_view(std::shared_ptr<int> token) { copied_view_ = std::move(token); }
+
+  bool leaf_checked = false;  // see leaf_gradients.cpp
+
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                              bool allow_metadata_change) const override;
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                              bool allow_metadata_change) const override;
+  void shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& other) override;
+  void release_resources() override;
+
+ private:
+  // libtorch says "Cannot access storage of " and this.
+  const char* tensorimpl_type_name() const override {
+    return "a distributed tensor, which has none; hint: read its to_local() or full_tensor(), and save those (dtensor::full_tensor)";
+  }
+  template <class Version>
+  c10::intrusive_ptr<c10::TensorImpl> copy(Version&& version, bool allow_metadata_change) const;
+  void adopt_metadata();
+  void finish();
+
+  at::Tensor local_;
+  LayoutPtr layout_;
+  comm::WorkPtr work_;
+  std::shared_ptr<int> copied_view_;
+};
+
+inline bool is_dtensor_impl(const c10::TensorImpl* impl) { return impl->key_set().has(kDTensorKey); }
+
+inline DTensorImpl* as_dtensor(const at::Tensor& tensor) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  return is_dtensor_impl(impl) ? static_cast<DTensorImpl*>(impl) : nullptr;
+}
+
+// A DTensor of a local part; runs no operator.
+inline at::Tensor wrap(at::Tensor local, LayoutPtr layout) {
+  return at::Tensor(c10::make_intrusive<DTensorImpl>(std::move(local), std::move(layout)));
+}
+
+// `tensor` under `target`, without a gradient. Shares no memory with `tensor`; may still be under way.
+at::Tensor move_tensor(const at::Tensor& tensor, const LayoutPtr& target);
+
+}  // namespace dtensor

@@ -1,0 +1,206 @@
+#include "src/dispatch/execute.hpp"
+
+#include "src/dispatch/dtensor_impl.hpp"
+#include "src/dispatch/explicit.hpp"
+#include "src/dispatch/guard.hpp"
+
+#include <dtensor/comm/record.hpp>
+#include <dtensor/error.hpp>
+#include <fmt/ranges.h>
+#include <dtensor/redistribute.hpp>
+#include <dtensor/spmd.hpp>
+
+namespace dtensor::dispatch {
+
+namespace {
+
+// -- Arguments: distributed tensors -> local parts ---------------------------------------------------------------------------
+
+at::Tensor local_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return tensor;
+  auto* impl = as_dtensor(tensor);
+  return impl ? impl->local() : tensor;
+}
+
+// The part of `tensor` under the layout that the move asks for. A pending reduction is done once: its result stays.
+at::Tensor moved(const at::Tensor& tensor, const Move& move) {
+  auto* impl = as_dtensor(tensor);
+  const bool keep = impl && move.from->has_partial() && !move.to->has_partial() && impl->owns_local_alone();
+  auto part = move_local(impl ? impl->local() : tensor, move.from, move.to).get();
+  // Kernels read saved state (the statistics of a norm) as contiguous where one device would have it so; a chunk may be a view.
+  if (move.to->strides() == c10::IntArrayRef(contiguous_strides(move.to->sizes()))) part = part.contiguous();
+  if (keep) impl->relay(part, move.to);
+  return part;
+}
+
+template <class Element, class Tensors>
+c10::IValue typed_list(const Tensors& elements) {
+  c10::List<Element> list;
+  list.reserve(elements.size());
+  for (const auto& element : elements) {
+    if constexpr (std::is_same_v<Element, at::Tensor>) {
+      list.push_back(element);
+    } else {
+      list.push_back(element.defined() ? Element(element) : Element());
+    }
+  }
+  return list;
+}
+
+// A tensor list with `change` applied to each element; other values are returned as they are.
+template <class Change>
+c10::IValue map_list(const c10::IValue& value, Change&& change) {
+  const auto elements = value.toListRef();
+  const bool optional = !value.isTensorList();
+  if (optional && std::none_of(elements.begin(), elements.end(), [](const auto& e) { return e.isTensor(); })) return value;
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(elements.size());
+  for (size_t i = 0; i < elements.size(); ++i) {
+    tensors.push_back(elements[i].isTensor() ? change(elements[i].toTensor(), static_cast<int>(i)) : at::Tensor());
+  }
+  return optional ? typed_list<c10::optional<at::Tensor>>(tensors) : typed_list<at::Tensor>(tensors);
+}
+
+const Move* move_of(const Decision& decision, int argument, int element) {
+  for (const auto& move : decision.moves) {
+    if (move.argument == argument && move.element == element) return &move;
+  }
+  return nullptr;
+}
+
+void replace_by_locals(Stack& stack, size_t begin, const Decision& decision) {
+  for (size_t i = begin; i < stack.size(); ++i) {
+    auto& value = stack[i];
+    const int argument = static_cast<int>(i - begin);
+    auto local = [&](const at::Tensor& tensor, int element) {
+      const auto* move = tensor.defined() ? move_of(decision, argument, element) : nullptr;
+      return move ? moved(tensor, *move) : local_of(tensor);
+    };
+    if (value.isTensor()) {
+      value = local(value.toTensor(), -1);
+    } else if (value.isList()) {
+      value = map_list(value, local);
+    }
+  }
+}
+
+// -- Results: local tensors -> distributed tensors ---------------------------------------------------------------------------
+
+LayoutPtr output_layout(const Decision& decision, size_t index, const at::Tensor& local) {
+  if (!decision.outputs_known) {
+    const Placements replicated(decision.mesh.ndim(), replicate());
+    return Layout::get(decision.mesh, replicated, local.sizes(), local.strides(), local.scalar_type());
+  }
+  auto layout = decision.outputs.at(index);
+  if (!layout || layout->local_sizes() != local.sizes()) {
+    fail(decision.info->name,
+         "the sharding rule and the local operator disagree; got local sizes [{}]; expected {}; this is a bug in the rule",
+         fmt::join(local.sizes(), ", "), layout ? layout->str() : "no tensor");
+  }
+  if (layout->dtype() == local.scalar_type()) return layout;
+  return Layout::get(decision.mesh, layout->placements(), layout->sizes(), layout->strides(), local.scalar_type());
+}
+
+c10::IValue distributed(const Decision& decision, const c10::IValue& value, size_t& index) {
+  if (value.isTensor()) {
+    const auto local = value.toTensor();
+    const auto i = index++;
+    return local.defined() ? wrap(local, output_layout(decision, i, local)) : local;
+  }
+  if (!value.isList() || !(value.isTensorList() || (!value.toListRef().empty() && value.toListRef()[0].isTensor()))) {
+    return value;
+  }
+  return map_list(value, [&](const at::Tensor& local, int) {
+    return wrap(local, output_layout(decision, index++, local));
+  });
+}
+
+// A view is a copy when its operand was moved or the local memory order allows no view: writing to either would silently part
+// them. A view of a tensor that is so tied is tied as well.
+void tie_copied_view(const Decision& decision, const c10::IValue& base, const at::Tensor& view) {
+  auto* source = base.isTensor() ? as_dtensor(base.toTensor()) : nullptr;
+  auto* result = as_dtensor(view);
+  if (!source || !result) return;
+  const bool shares = decision.moves.empty() && result->local().is_alias_of(source->local());
+  if (shares && source->copied_view().use_count() <= 1) return;
+  auto token = source->copied_view() ? source->copied_view() : std::make_shared<int>(0);
+  source->set_copied_view(token);
+  result->set_copied_view(token);
+}
+
+void tie_views(const Decision& decision, const c10::IValue& base, const c10::IValue& value, size_t first) {
+  if (!base.isTensor()) return;
+  auto tie = [&](const at::Tensor& view, size_t index) {
+    tie_copied_view(decision, base, view);
+    set_view_offset(decision, index, base.unsafeToTensorImpl()->storage_offset(), view);
+  };
+  if (value.isTensor()) tie(value.toTensor(), first);
+  if (!value.isTensorList()) return;
+  for (const auto& view : value.toTensorVector()) tie(view, first++);
+}
+
+void wrap_results(Stack& stack, size_t begin, const Decision& decision, const std::vector<c10::IValue>& originals) {
+  const auto& info = *decision.info;
+  size_t index = 0;
+  for (size_t r = 0; begin + r < stack.size(); ++r) {
+    auto& value = stack[begin + r];
+    const int source = r < info.returns_argument.size() ? info.returns_argument[r] : -1;
+    if (source >= 0) {
+      value = originals[source];
+    } else {
+      const size_t first = index;
+      value = distributed(decision, value, index);
+      if (info.is_view) tie_views(decision, originals[0], value, first);
+    }
+  }
+}
+
+}  // namespace
+
+void check_writable(const OpInfo& info, const Stack& stack, size_t begin) {
+  for (const int argument : info.written) {
+    const auto& value = stack[begin + argument];
+    if (!value.isTensor()) continue;
+    auto* impl = const_cast<c10::TensorImpl*>(value.unsafeToTensorImpl());
+    if (!is_dtensor_impl(impl)) continue;
+    const auto* distributed = static_cast<DTensorImpl*>(impl);
+    if (!distributed->copied_view() || distributed->copied_view().use_count() == 1) [[likely]] continue;
+    fail(info.name,
+         "writes to {}, of which a view exists that had to be copied because no placement expresses it; the write would not "
+         "reach the other; hint: write before taking the view, or redistribute first so that the view needs no move",
+         distributed->layout()->str());
+  }
+}
+
+void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision) {
+  const auto& info = *decision.info;
+  std::vector<c10::IValue> originals(stack.begin() + begin, stack.end());
+  if (!info.written.empty()) check_writable(info, stack, begin);
+  if (!decision.moves.empty()) check_explicit(decision);
+  {
+    comm::Cause cause(info.name, true);
+    LocalMode local;
+    replace_by_locals(stack, begin, decision);
+    rules::LocalCall call{op, stack, begin, originals};
+    if (decision.lowering) {
+      decision.lowering(call);
+    } else if (info.random) {
+      run_random(op, stack, begin, info);
+    } else {
+      call.call();
+    }
+  }
+  wrap_results(stack, begin, decision, originals);
+}
+
+bool is_factory(const OpInfo& info) {
+  return std::any_of(info.schema->returns().begin(), info.schema->returns().end(),
+                     [](const c10::Argument& a) { return a.type()->str() == "Tensor"; });
+}
+
+void run_plain(const c10::OperatorHandle& op, Stack& stack, size_t begin, const OpInfo& info) {
+  c10::impl::ExcludeDispatchKeyGuard past{c10::DispatchKeySet(kDTensorKey)};
+  info.random ? run_random(op, stack, begin, info) : op.callBoxed(&stack);
+}
+
+}  // namespace dtensor::dispatch

@@ -1,0 +1,94 @@
+// Factories of distributed tensors.
+#include <dtensor/error.hpp>
+#include <dtensor/spmd.hpp>
+#include <dtensor/tensor.hpp>
+
+#include "src/dispatch/dtensor_impl.hpp"
+#include "src/dispatch/guard.hpp"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+
+namespace dtensor {
+
+namespace {
+
+at::TensorOptions on(const DeviceMesh& mesh, at::TensorOptions options) {
+  require(!options.has_device() || options.device().type() == mesh.device_type(), "factory",
+          "the options ask for device {}, but the mesh is {}", options.device().str(), mesh.str());
+  return options.device(c10::Device(mesh.device_type()));
+}
+
+// A tensor of which each rank makes its part only; `make` gets the local sizes.
+template <class Make>
+DTensor per_part(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options,
+                 Make&& make) {
+  for (const auto& placement : placements) {
+    require(!placement.is_partial(), "factory", "a factory cannot make a Partial tensor; got {}", str(placements));
+  }
+  const auto layout = Layout::get(mesh, placements, sizes, c10::typeMetaToScalarType(options.dtype()));
+  at::Tensor result;
+  {
+    dispatch::LocalMode local_mode;
+    result = wrap(make(layout->local_sizes()), layout);
+  }
+  result.set_requires_grad(options.requires_grad());
+  return DTensor(result);
+}
+
+// A tensor whose values depend on the whole: made replicated, as Spmd makes it, then laid out.
+template <class Make>
+DTensor whole(const DeviceMesh& mesh, PlacementsRef placements, bool requires_grad, Make&& make) {
+  Spmd spmd(mesh);
+  at::Tensor result = DTensor(make()).redistribute(placements);
+  return DTensor(result.set_requires_grad(requires_grad));
+}
+
+}  // namespace
+
+DTensor empty(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
+  const auto o = on(mesh, options);
+  return per_part(sizes, mesh, placements, o, [&](c10::IntArrayRef local) { return at::empty(local, o.requires_grad(false)); });
+}
+
+DTensor full(c10::IntArrayRef sizes, const at::Scalar& value, const DeviceMesh& mesh, PlacementsRef placements,
+             at::TensorOptions options) {
+  const auto o = on(mesh, options);
+  return per_part(sizes, mesh, placements, o,
+                  [&](c10::IntArrayRef local) { return at::full(local, value, o.requires_grad(false).dtype(o.dtype())); });
+}
+
+DTensor zeros(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
+  return full(sizes, 0, mesh, placements, options);
+}
+
+DTensor ones(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
+  return full(sizes, 1, mesh, placements, options);
+}
+
+DTensor rand(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
+  const auto o = on(mesh, options).requires_grad(false);
+  return whole(mesh, placements, options.requires_grad(), [&] { return at::rand(sizes, o); });
+}
+
+DTensor randn(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
+  const auto o = on(mesh, options).requires_grad(false);
+  return whole(mesh, placements, options.requires_grad(), [&] { return at::randn(sizes, o); });
+}
+
+DTensor randint(int64_t low, int64_t high, c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements,
+                at::TensorOptions options) {
+  const auto o = on(mesh, options.has_dtype() ? options : options.dtype(at::kLong)).requires_grad(false);
+  return whole(mesh, placements, false, [&] { return at::randint(low, high, sizes, o); });
+}
+
+DTensor arange(const at::Scalar& end, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
+  const auto o = on(mesh, options).requires_grad(false);
+  return whole(mesh, placements, options.requires_grad(), [&] { return at::arange(end, o); });
+}
+
+}  // namespace dtensor

@@ -1,0 +1,66 @@
+// A gradient accumulates in its parameter's layout: leaves get a hook on first use that moves what backward brings.
+#include "src/dispatch/dtensor_impl.hpp"
+#include "src/dispatch/guard.hpp"
+#include "src/dispatch/key.hpp"
+
+#include <dtensor/error.hpp>
+#include <dtensor/redistribute.hpp>
+#include <dtensor/tensor.hpp>
+
+#include <ATen/ops/add.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace dtensor {
+
+namespace {
+
+thread_local int no_sync_depth = 0;
+
+at::Tensor in_layout(const at::Tensor& gradient, const LayoutPtr& like) {
+  auto* impl = as_dtensor(gradient);
+  const auto target = impl->layout()->with(like->placements());
+  if (impl->layout() == target) return gradient;
+  comm::Cause cause("gradient", true);
+  return move_tensor(gradient, target);
+}
+
+// Runs before the engine accumulates `gradient` into the leaf.
+at::Tensor on_gradient(const c10::weak_intrusive_ptr<c10::TensorImpl>& weak_leaf, const at::Tensor& gradient) {
+  auto leaf_impl = weak_leaf.lock();
+  if (!leaf_impl || no_sync_depth > 0 || !gradient.defined() || !as_dtensor(gradient)) return at::Tensor();
+  const at::Tensor leaf(std::move(leaf_impl));
+  const auto layout = as_dtensor(leaf)->layout();
+  auto& accumulated = leaf.mutable_grad();
+  if (accumulated.defined() && as_dtensor(accumulated) && as_dtensor(accumulated)->layout()->has_partial()) {
+    const auto deferred = std::exchange(accumulated, at::Tensor());
+    return in_layout(at::add(deferred, gradient), layout);
+  }
+  return in_layout(gradient, layout);
+}
+
+}  // namespace
+
+NoSync::NoSync() { ++no_sync_depth; }
+NoSync::~NoSync() { --no_sync_depth; }
+
+void sync_gradients(c10::ArrayRef<at::Tensor> parameters) {
+  for (const auto& parameter : parameters) {
+    auto* impl = as_dtensor(parameter);
+    auto& gradient = parameter.mutable_grad();
+    if (impl && gradient.defined() && as_dtensor(gradient)) gradient = in_layout(gradient, impl->layout());
+  }
+}
+
+namespace dispatch {
+
+void check_leaf(DTensorImpl* impl) {
+  if (!impl->requires_grad()) return;
+  impl->leaf_checked = true;
+  const auto tensor = at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(impl));
+  if (!tensor.is_leaf()) return;
+  const c10::weak_intrusive_ptr<c10::TensorImpl> leaf(tensor.getIntrusivePtr());
+  tensor.register_hook([leaf](const at::Tensor& gradient) { return on_gradient(leaf, gradient); });
+}
+
+}  // namespace dispatch
+}  // namespace dtensor

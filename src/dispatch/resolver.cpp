@@ -1,0 +1,137 @@
+// Picks, for each mesh dimension from left to right, the cheapest of a rule's combinations. The price is the planner's own.
+#include "src/dispatch/decide.hpp"
+
+#include <dtensor/error.hpp>
+#include <dtensor/redistribute.hpp>
+
+#include "src/core/cut_check.hpp"
+
+#include <algorithm>
+#include <tuple>
+
+namespace dtensor::dispatch {
+
+namespace {
+
+using rules::Call;
+using rules::Candidate;
+using rules::Candidates;
+
+// What candidates are compared by, best first: time, then fewer moves, then less memory, then order in the rule.
+using Price = std::tuple<double, int, int64_t>;
+
+LayoutPtr with_one(const LayoutPtr& layout, int64_t mesh_dim, const Placement& placement) {
+  if (layout->placements()[mesh_dim] == placement) return layout;
+  Placements placements(layout->placements().begin(), layout->placements().end());
+  placements[mesh_dim] = placement;
+  return layout->with(placements);
+}
+
+int64_t elements(c10::IntArrayRef sizes) {
+  int64_t count = 1;
+  for (const auto size : sizes) count *= size;
+  return count;
+}
+
+// An expanded tensor is constant along a dim of stride 0, as the gradient of a sum is: to reduce it whole on every rank would be
+// work that grows with the mesh, and its part is free.
+bool is_expanded(const LayoutPtr& layout) {
+  for (int64_t d = 0; d < layout->ndim(); ++d) {
+    if (layout->strides()[d] == 0 && layout->sizes()[d] > 1) return true;
+  }
+  return false;
+}
+
+// The time to reduce replicated, expanded operands under a candidate; 0 for all other calls.
+double expanded_seconds(const Candidate& candidate, int64_t parts, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
+  double bytes = 0;
+  for (const auto& layout : now) {
+    if (!layout->placements()[mesh_dim].is_replicate() || !is_expanded(layout)) return 0;
+    bytes += static_cast<double>(elements(layout->sizes()) * static_cast<int64_t>(c10::elementSize(layout->dtype())));
+  }
+  const bool reduces = std::all_of(candidate.out.begin(), candidate.out.end(), [](const auto& p) { return p.is_partial(); });
+  return bytes / CommCost().copy_bandwidth / (reduces ? static_cast<double>(parts) : 1);
+}
+
+Price price_of(const Call& call, const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
+  double seconds = expanded_seconds(candidate, call.mesh.size(mesh_dim), mesh_dim, now);
+  int moves = 0;
+  int64_t memory = 0;
+  for (size_t i = 0; i < now.size(); ++i) {
+    const auto next = with_one(now[i], mesh_dim, candidate.in[i]);
+    if (next == now[i]) continue;
+    seconds += move_seconds(now[i], next);
+    ++moves;
+  }
+  const auto parts = call.mesh.size(mesh_dim);
+  for (size_t i = 0; i < candidate.out.size() && i < call.outputs.size(); ++i) {
+    memory += elements(call.outputs[i].sizes) / (candidate.out[i].is_shard() ? parts : 1);
+  }
+  return {seconds, moves, memory};
+}
+
+// Operands that are written stay as they are.
+bool keeps_written(const Call& call, const OpInfo& info, const Candidate& candidate, int64_t mesh_dim) {
+  for (const int argument : info.written) {
+    for (size_t i = 0; i < call.operands.size(); ++i) {
+      if (call.operands[i].argument == argument && candidate.in[i] != call.operands[i].placements()[mesh_dim]) return false;
+    }
+  }
+  for (size_t r = 0; r < info.returns_argument.size() && r < candidate.out.size(); ++r) {
+    const int i = info.returns_argument[r] < 0 ? -1 : call.operand_index(info.returns_argument[r]);
+    if (i >= 0 && candidate.out[r] != call.operands[i].placements()[mesh_dim]) return false;
+  }
+  return true;
+}
+
+// Whether the operands can be cut so: the splits of later mesh dimensions must still divide what this one leaves them.
+bool fits(const Call& call, const Candidate& candidate, int64_t mesh_dim) {
+  for (size_t i = 0; i < candidate.in.size(); ++i) {
+    auto placements = call.chosen[i];
+    placements[mesh_dim] = candidate.in[i];
+    const auto misfit = detail::normalize(call.mesh.sizes(), placements, call.operands[i].sizes());
+    if (misfit.kind != detail::Misfit::none) return false;
+  }
+  return true;
+}
+
+size_t output_count(const Call& call, const OpInfo& info) {
+  return call.outputs.empty() ? info.schema->returns().size() : call.outputs.size();
+}
+
+}  // namespace
+
+rules::Resolution resolve(Call& call, const OpInfo& info, const rules::Rule* rule) {
+  std::vector<LayoutPtr> now;
+  for (const auto& operand : call.operands) {
+    now.push_back(operand.layout);
+    call.chosen.emplace_back(operand.placements().begin(), operand.placements().end());
+  }
+  rules::Resolution resolution;
+  resolution.out.resize(output_count(call, info));
+
+  for (int64_t m = 0; m < call.mesh.ndim(); ++m) {
+    Candidates candidates = rule ? rule->candidates(call, m) : Candidates();
+    candidates.push_back({Placements(now.size(), replicate()), Placements(resolution.out.size(), replicate())});
+    const Candidate* best = nullptr;
+    Price lowest;
+    for (const auto& candidate : candidates) {
+      if (!fits(call, candidate, m) || !keeps_written(call, info, candidate, m)) continue;
+      const auto price = price_of(call, candidate, m, now);
+      if (!best || price < lowest) best = &candidate, lowest = price;
+    }
+    require(best, info.name,
+            "the operator writes an operand that would have to be moved first; got {}; hint: redistribute the written tensor "
+            "(a Partial one to Replicate or Shard) before, or use the out-of-place form",
+            describe(call));
+    for (size_t i = 0; i < now.size(); ++i) {
+      now[i] = with_one(now[i], m, best->in[i]);
+      call.chosen[i][m] = best->in[i];
+    }
+    for (size_t r = 0; r < resolution.out.size() && r < best->out.size(); ++r) resolution.out[r].push_back(best->out[r]);
+  }
+  resolution.in = std::move(now);
+  return resolution;
+}
+
+}  // namespace dtensor::dispatch

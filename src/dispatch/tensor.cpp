@@ -1,0 +1,183 @@
+// The DTensor handle and what makes and opens one, with gradients.
+#include <dtensor/tensor.hpp>
+
+#include "src/dispatch/dtensor_impl.hpp"
+#include "src/dispatch/guard.hpp"
+
+#include <dtensor/error.hpp>
+#include <dtensor/redistribute.hpp>
+
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <ostream>
+
+namespace dtensor {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+Placements to_vector(PlacementsRef placements) { return {placements.begin(), placements.end()}; }
+
+const LayoutPtr& layout_of(std::string_view tag, const at::Tensor& tensor) {
+  auto* impl = tensor.defined() ? as_dtensor(tensor) : nullptr;
+  require(impl, tag, "expected a distributed tensor; got {}; hint: make one with distribute_tensor or from_local",
+          tensor.defined() ? "a plain tensor" : "an undefined tensor");
+  return impl->layout();
+}
+
+at::Tensor local_of(const at::Tensor& tensor) { return as_dtensor(tensor)->local(); }
+
+// Where a gradient lies: as the tensor, but whole where the tensor is Partial (each rank's part gets the whole gradient).
+Placements gradient_placements(const Layout& layout) {
+  auto placements = to_vector(layout.placements());
+  for (auto& placement : placements) {
+    if (placement.is_partial()) placement = replicate();
+  }
+  return placements;
+}
+
+// A function of one tensor with layout `layout`, saved for backward by an opaque holder.
+struct SavedLayout : torch::CustomClassHolder {
+  explicit SavedLayout(LayoutPtr l) : layout(std::move(l)) {}
+  LayoutPtr layout;
+};
+
+void save(AutogradContext* context, const LayoutPtr& layout) {
+  context->saved_data["layout"] = c10::IValue::make_capsule(c10::make_intrusive<SavedLayout>(layout));
+}
+
+LayoutPtr saved(AutogradContext* context) {
+  return c10::static_intrusive_pointer_cast<SavedLayout>(context->saved_data["layout"].toCapsule())->layout;
+}
+
+// The gradient of a move is the move back.
+struct Redistribute : Function<Redistribute> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const LayoutPtr& target) {
+    save(context, as_dtensor(tensor)->layout());
+    return move_tensor(tensor, target);
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto& gradient = gradients[0];
+    if (!gradient.defined()) return {at::Tensor(), at::Tensor()};
+    return {dtensor::redistribute(gradient, gradient_placements(*saved(context))), at::Tensor()};
+  }
+};
+
+struct ToLocal : Function<ToLocal> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor) {
+    save(context, as_dtensor(tensor)->layout());
+    dispatch::LocalMode local_mode;
+    return local_of(tensor).alias();
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    if (!gradients[0].defined()) return {at::Tensor()};
+    const auto layout = saved(context);
+    return {wrap(gradients[0], layout->with(gradient_placements(*layout)))};
+  }
+};
+
+struct FromLocal : Function<FromLocal> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& local, const LayoutPtr& layout) {
+    save(context, layout);
+    dispatch::LocalMode local_mode;
+    return wrap(local.alias(), layout);
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    if (!gradients[0].defined()) return {at::Tensor(), at::Tensor()};
+    const auto placements = gradient_placements(*saved(context));
+    return {local_of(dtensor::redistribute(gradients[0], placements)), at::Tensor()};
+  }
+};
+
+// A replicated tensor that every rank holds whole, laid out: the gradient of the whole is the gathered gradient.
+at::Tensor replicated(const at::Tensor& full, const DeviceMesh& mesh) {
+  const Placements whole(mesh.ndim(), replicate());
+  return FromLocal::apply(full, Layout::get(mesh, whole, full.sizes(), full.strides(), full.scalar_type()));
+}
+
+}  // namespace
+
+bool is_dtensor(const at::Tensor& tensor) { return tensor.defined() && as_dtensor(tensor); }
+
+DTensor::DTensor(at::Tensor tensor) : tensor_(std::move(tensor)) { layout_of("DTensor", tensor_); }
+
+const Layout& DTensor::layout() const { return *as_dtensor(tensor_)->layout(); }
+
+at::Tensor DTensor::to_local() const { return ToLocal::apply(tensor_); }
+
+at::Tensor DTensor::full_tensor() const {
+  return redistribute(Placements(mesh().ndim(), replicate())).to_local();
+}
+
+DTensor DTensor::redistribute(PlacementsRef placements) const {
+  const auto& from = as_dtensor(tensor_)->layout();
+  const auto target = from->with(placements);
+  return target == from ? *this : DTensor(Redistribute::apply(tensor_, target));
+}
+
+DTensor DTensor::redistribute(std::initializer_list<Placement> placements) const {
+  return redistribute(PlacementsRef(placements));
+}
+
+at::Tensor redistribute(const at::Tensor& tensor, PlacementsRef placements) {
+  return is_dtensor(tensor) ? DTensor(tensor).redistribute(placements).tensor() : tensor;
+}
+
+at::Tensor full_tensor(const at::Tensor& tensor) {
+  return is_dtensor(tensor) ? DTensor(tensor).full_tensor() : tensor;
+}
+
+DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, PlacementsRef placements) {
+  require(full.defined(), "distribute_tensor", "the tensor is undefined");
+  require(mesh.contains_this_rank(), "distribute_tensor", "this rank is not in the mesh {}", mesh.str());
+  if (is_dtensor(full)) {
+    require(DTensor(full).mesh() == mesh, "distribute_tensor",
+            "the tensor is already distributed, on another mesh; got {}; expected {}; hint: take full_tensor() first",
+            DTensor(full).mesh().str(), mesh.str());
+    return DTensor(full).redistribute(placements);
+  }
+  const DTensor whole(replicated(full, mesh));
+  const auto result = whole.redistribute(placements);
+  return local_of(result).is_alias_of(full) ? DTensor(result->clone()) : result;
+}
+
+DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, std::initializer_list<Placement> placements) {
+  return distribute_tensor(full, mesh, PlacementsRef(placements));
+}
+
+DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes) {
+  require(local.defined() && !is_dtensor(local), "from_local", "expected a plain tensor as local part");
+  const auto layout = Layout::get(mesh, placements, sizes, local.scalar_type());
+  require(layout->local_sizes() == local.sizes(), "from_local",
+          "the local part does not have the sizes that the layout gives this rank; got [{}]; expected [{}] of {}",
+          fmt::join(local.sizes(), ", "), fmt::join(layout->local_sizes(), ", "), layout->str());
+  return DTensor(FromLocal::apply(local, layout));
+}
+
+DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, std::initializer_list<Placement> placements) {
+  return from_local(local, mesh, PlacementsRef(placements));
+}
+
+std::ostream& operator<<(std::ostream& out, const DTensor& tensor) {
+  return out << tensor.layout().str() << '\n' << tensor.full_tensor();
+}
+
+void redistribute_(const at::Tensor& tensor, PlacementsRef placements) {
+  const auto from = layout_of("redistribute_", tensor);
+  require(tensor.is_leaf(), "redistribute_", "only a leaf can be laid out in place; got {}, the result of an operator",
+          from->str());
+  const auto target = from->with(placements);
+  if (target == from) return;
+  auto* impl = as_dtensor(tensor);
+  dispatch::LocalMode local_mode;
+  auto part = move_local(impl->local(), from, target).get();
+  // A chunk may be a view of the whole: a parameter keeps only its part.
+  if (part.storage().nbytes() > static_cast<size_t>(part.numel()) * part.element_size()) part = part.clone();
+  impl->relay(std::move(part), target);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,208 @@
+// Turning a program into ranks: one per process under a launcher, else threads of this process.
+#include <dtensor/error.hpp>
+#include <dtensor/world.hpp>
+
+#include "src/comm/rendezvous/rendezvous.hpp"
+#include "src/launch/environment.hpp"
+
+#include <ATen/Parallel.h>
+
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <thread>
+
+#include <unistd.h>
+
+namespace dtensor {
+
+namespace {
+
+using Body = std::function<void(World&)>;
+using MakeTransport = std::function<std::unique_ptr<comm::Transport>(int rank)>;
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& e) {
+    return e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "an exception that is not a std::exception";
+  }
+}
+
+void run_rank(std::unique_ptr<comm::Transport> transport, comm::Milliseconds deadline, const Body& body,
+              const std::function<void()>& on_error) {
+  transport->set_deadline(deadline);
+  comm::Transport& reach = *transport;
+  World world(std::move(transport));
+  World::Use use(world);
+  try {
+    body(world);
+  } catch (...) {
+    on_error();  // before leaving: the first error to arrive is the root cause, not an echo of this departure
+    reach.leave(text_of(std::current_exception()));
+    throw;
+  }
+}
+
+// Remembers the error that happened first.
+class FirstError {
+ public:
+  void keep() {
+    std::lock_guard lock(mutex_);
+    if (!error_) error_ = std::current_exception();
+  }
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
+// Cores are shared by the ranks, so each computes with one thread; the caller's setting comes back afterwards.
+class SingleThreaded {
+ public:
+  SingleThreaded() : before_(at::get_num_threads()) {}
+  ~SingleThreaded() { at::set_num_threads(before_); }
+
+ private:
+  int before_;
+};
+
+void run_threads(const LaunchOptions& options, const MakeTransport& make, const Body& body) {
+  if (options.ranks == 1) {
+    run_rank(make(0), options.deadline, body, [] {});
+    return;
+  }
+  SingleThreaded guard;
+  FirstError first;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < options.ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      at::set_num_threads(1);
+      try {
+        run_rank(make(rank), options.deadline, body, [&] { first.keep(); });
+      } catch (...) {
+        first.keep();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  first.rethrow();
+}
+
+void run_gloo_threads(const LaunchOptions& options, const Body& body) {
+  auto listener = std::make_shared<comm::Listener>("127.0.0.1", 0);
+  comm::GlooOptions gloo;
+  gloo.size = options.ranks;
+  gloo.port = listener->port();
+  gloo.deadline = options.deadline;
+  run_threads(options, [&](int rank) {
+    auto mine = gloo;
+    mine.rank = rank;
+    return comm::make_gloo_transport(mine, rank == 0 ? listener : nullptr);
+  }, body);
+}
+
+// Tells dtensor-run that this rank failed, so that it can name the first one to.
+void report(int rank) {
+  const auto descriptor = detail::read_environment("DTENSOR_REPORT_FD");
+  if (descriptor) [[maybe_unused]] const auto written = write(std::atoi(descriptor->c_str()), &rank, sizeof rank);
+}
+
+void run_process(const detail::LauncherRank& launched, const LaunchOptions& options, const Body& body) {
+  require(options.transport.empty() || options.transport == "gloo" || launched.size == 1, "launch",
+          "{} started {} processes, which need the transport 'gloo'; got '{}'", launched.launcher, launched.size, options.transport);
+  if (launched.size == 1) {
+    run_rank(std::move(comm::make_threads_transports(1).front()), options.deadline, body, [] {});
+    return;
+  }
+  comm::GlooOptions gloo;
+  gloo.rank = launched.rank;
+  gloo.size = launched.size;
+  gloo.host = launched.host;
+  gloo.port = launched.port;
+  gloo.deadline = options.deadline;
+  if (auto interface = detail::read_environment("GLOO_SOCKET_IFNAME")) gloo.interface = *interface;
+  std::shared_ptr<comm::Listener> listener;
+  if (launched.agent_store) listener = comm::meet_through_agent(gloo);
+  run_rank(comm::make_gloo_transport(gloo, listener), options.deadline, body, [&] { report(gloo.rank); });
+}
+
+double parse_number(const std::string& name, const std::string& text, double least) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  require(error == std::errc() && end == text.data() + text.size() && value >= least, "launch",
+          "{} does not parse; got '{}'; expected a number of at least {}", name, text, least);
+  return value;
+}
+
+// The value of `--name VALUE` or `--name=VALUE`; the last one counts. Everything after "--" is the program's.
+std::optional<std::string> find_argument(int argc, char** argv, std::string_view name) {
+  std::optional<std::string> result;
+  for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument == name) {
+      require(i + 1 < argc, "launch", "{} has no value; expected {} VALUE", name, name);
+      result = argv[++i];
+    } else if (argument.substr(0, name.size()) == name && argument.substr(name.size(), 1) == "=") {
+      result = std::string(argument.substr(name.size() + 1));
+    }
+  }
+  return result;
+}
+
+LaunchOptions parse_options(int argc, char** argv) {
+  LaunchOptions options;
+  auto seconds = detail::read_environment("DTENSOR_DEADLINE");
+  if (seconds) options.deadline = comm::Milliseconds(static_cast<int64_t>(1000 * parse_number("DTENSOR_DEADLINE", *seconds, 0.001)));
+  seconds = find_argument(argc, argv, "--deadline");
+  if (seconds) options.deadline = comm::Milliseconds(static_cast<int64_t>(1000 * parse_number("--deadline", *seconds, 0.001)));
+  if (auto ranks = find_argument(argc, argv, "--ranks")) {
+    const double count = parse_number("--ranks", *ranks, 1);
+    options.ranks = static_cast<int>(count);
+    require(options.ranks == count, "launch", "--ranks does not parse; got '{}'; expected a whole number", *ranks);
+  }
+  options.transport = find_argument(argc, argv, "--transport").value_or("");
+  return options;
+}
+
+}  // namespace
+
+void launch(const LaunchOptions& options, const Body& body) {
+  require(options.ranks >= 1, "launch", "got {} ranks; expected at least 1", options.ranks);
+  const auto& name = options.transport;
+  require(name.empty() || name == "threads" || name == "gloo" || name == "fake", "launch",
+          "unknown transport; got '{}'; expected threads, gloo or fake", name);
+  if (name == "fake") {
+    run_rank(comm::make_fake_transport(0, options.ranks), options.deadline, body, [] {});
+  } else if (auto launched = detail::find_launcher()) {
+    run_process(*launched, options, body);
+  } else if (name == "gloo" && options.ranks > 1) {
+    run_gloo_threads(options, body);
+  } else {
+    auto transports = comm::make_threads_transports(options.ranks);
+    run_threads(options, [&](int rank) { return std::move(transports[rank]); }, body);
+  }
+}
+
+int launch(int argc, char** argv, const Body& body) {
+  try {
+    launch(parse_options(argc, argv), body);
+    return 0;
+  } catch (...) {
+    std::fprintf(stderr, "error: %s\n", text_of(std::current_exception()).c_str());
+    return 1;
+  }
+}
+
+}  // namespace dtensor

@@ -1,0 +1,22 @@
+// R -> S(d): every rank keeps its part. Nothing is communicated. The part is a view of the whole unless a split makes
+// it several pieces.
+#include "src/redistribute/transition.hpp"
+
+namespace dtensor::redistribute {
+
+comm::Async chunk(const at::Tensor& local, const Step& step) {
+  const auto& p = step.to;
+  const int64_t i = step.mesh_dims.front();
+  const auto& mesh = step.after->mesh();
+  const int64_t length = local.size(p.dim);
+  const auto parts = cut(length, p, mesh.sizes()[i], mesh.coordinate(i));
+  if (parts.empty()) return {local.narrow(p.dim, 0, 0), {}};
+  if (parts.size() == 1) return {local.narrow(p.dim, parts[0].begin, parts[0].length()), {}};
+  auto sizes = local.sizes().vec();
+  sizes[p.dim] = length / p.split;
+  sizes.insert(sizes.begin() + p.dim, p.split);
+  const auto inner = local.view(sizes).narrow(p.dim + 1, parts[0].begin, parts[0].length());
+  return {inner.reshape(step.after->local_sizes()), {}};
+}
+
+}  // namespace dtensor::redistribute

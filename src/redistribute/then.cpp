@@ -1,0 +1,59 @@
+// Local work after a collective: done when somebody waits, so that communication and computation overlap.
+#include "src/redistribute/transition.hpp"
+
+#include <dtensor/error.hpp>
+
+#include <ATen/ops/square.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <mutex>
+
+namespace dtensor::redistribute {
+
+namespace {
+
+class WorkThen final : public comm::Work {
+ public:
+  WorkThen(comm::WorkPtr first, std::function<void()> finish) : first_(std::move(first)), finish_(std::move(finish)) {}
+
+  void wait() override {
+    first_->wait();
+    std::call_once(once_, [this] {
+      // The waiting thread may intercept operators (Spmd does); these are as plain as the move that they end.
+      c10::impl::ForceDispatchKeyGuard guard(keys_);
+      finish_();
+      finish_ = nullptr;  // lets go of the list
+    });
+  }
+  bool done() override { return first_->done(); }
+
+ private:
+  comm::WorkPtr first_;
+  std::function<void()> finish_;
+  c10::impl::LocalDispatchKeySet keys_ = c10::impl::tls_local_dispatch_key_set();
+  std::once_flag once_;
+};
+
+}  // namespace
+
+comm::Async then(const comm::Async& pending, at::Tensor result, std::function<void()> finish) {
+  if (pending.work) return {std::move(result), c10::make_intrusive<WorkThen>(pending.work, std::move(finish))};
+  finish();
+  return {std::move(result), {}};
+}
+
+ReduceOp wire_op(ReduceOp op) { return op == ReduceOp::norm2 ? ReduceOp::sum : op; }
+
+at::Tensor before_reduction(const at::Tensor& local, ReduceOp op) {
+  if (op != ReduceOp::norm2) return local;
+  require(local.is_floating_point(), "redistribute", "P(norm2) needs floating point values; got {}",
+          c10::toString(local.scalar_type()));
+  return at::square(local);
+}
+
+comm::Async after_reduction(comm::Async reduced, ReduceOp op) {
+  if (op != ReduceOp::norm2) return reduced;
+  return then(reduced, reduced.tensor, [sum = reduced.tensor] { sum.sqrt_(); });
+}
+
+}  // namespace dtensor::redistribute

@@ -1,0 +1,222 @@
+// Rules from an index structure: one generic resolver of "mk,kn->mn" into every legal combination.
+#include <dtensor/error.hpp>
+#include <dtensor/rules/rule.hpp>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+namespace dtensor::rules {
+
+namespace {
+
+constexpr int kNone = 0;          // a dim that no letter names: never sharded
+constexpr int kEllipsis = 0x100;  // + position from the right of the dims that "..." stands for
+
+using Labels = std::vector<int>;  // one per dim
+
+struct Term {
+  bool ellipsis = false;
+  std::string letters;
+  int summand = 0;  // terms of one summand multiply, summands add: "mn+mk,kn->mn"
+};
+
+struct Structure {
+  std::vector<Term> in, out;
+};
+
+std::vector<Term> parse_terms(std::string_view text) {
+  std::vector<Term> terms(1);
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == ' ') continue;
+    if (c == ',' || c == '+') {
+      terms.push_back({false, "", terms.back().summand + (c == '+')});
+    } else if (text.substr(i, 3) == "...") {
+      terms.back().ellipsis = true;
+      i += 2;
+    } else {
+      terms.back().letters += c;
+    }
+  }
+  return terms;
+}
+
+Structure parse(std::string_view notation) {
+  const auto arrow = notation.find("->");
+  require(arrow != std::string_view::npos, "rule", "no '->' in the notation '{}'", notation);
+  return {parse_terms(notation.substr(0, arrow)), parse_terms(notation.substr(arrow + 2))};
+}
+
+int label_of(char letter) { return letter == '1' ? kNone : letter; }
+
+// Labels of the dims of a tensor with `ndim` dims. A tensor with fewer dims than letters broadcasts: its dims are the last.
+Labels labels_of(const Term& term, int64_t ndim) {
+  const auto letters = static_cast<int64_t>(term.letters.size());
+  Labels labels;
+  for (int64_t leading = ndim - letters; leading > 0; --leading) {
+    labels.push_back(term.ellipsis ? kEllipsis + static_cast<int>(leading) : kNone);
+  }
+  for (auto i = std::max<int64_t>(0, letters - ndim); i < letters; ++i) labels.push_back(label_of(term.letters[i]));
+  return labels;
+}
+
+class Einsum final : public Rule {
+ public:
+  Einsum(std::string_view notation, Options options) : structure_(parse(notation)), options_(std::move(options)) {}
+
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
+    const auto view = look(call);
+    Candidates result;
+    for (const auto& [label, size] : view.sizes) add_sharded(call, mesh_dim, view, label, result);
+    add_partial(call, mesh_dim, result);
+    return result;
+  }
+
+  std::vector<Sizes> output_sizes(const Call& call) const override {
+    const auto view = look(call);
+    std::vector<Sizes> all;
+    for (const auto& labels : view.out) {
+      Sizes sizes;
+      for (const int label : labels) sizes.push_back(label == kNone ? 1 : view.sizes.at(label));
+      all.push_back(std::move(sizes));
+    }
+    return all;
+  }
+
+ private:
+  struct View {
+    std::vector<Labels> in, out;
+    std::vector<int> summand;      // per operand
+    std::map<int, int64_t> sizes;  // of each label
+  };
+
+  // The term of each operand: terms stand for the tensor arguments of the schema, absent ones included.
+  const Term& term_of(const Call& call, const Operand& operand) const {
+    size_t position = 0;
+    for (int i = 0; i < operand.argument; ++i) {
+      position += call.schema.arguments()[i].type()->str().find("Tensor") != std::string::npos;
+    }
+    require(position < structure_.in.size(), "rule", "{} has more tensor arguments than its notation has terms",
+            call.schema.name());
+    return structure_.in[position];
+  }
+
+  View look(const Call& call) const {
+    View view;
+    int64_t ellipsis = 0;
+    for (const auto& operand : call.operands) {
+      const auto& term = term_of(call, operand);
+      view.in.push_back(labels_of(term, operand.ndim()));
+      view.summand.push_back(term.summand);
+      if (term.ellipsis) ellipsis = std::max<int64_t>(ellipsis, operand.ndim() - static_cast<int64_t>(term.letters.size()));
+      for (int64_t d = 0; d < operand.ndim(); ++d) {
+        const int label = view.in.back()[d];
+        auto& size = view.sizes.emplace(label, 1).first->second;
+        size = size == 1 ? operand.sizes()[d] : size;
+      }
+    }
+    view.sizes.erase(kNone);
+    for (size_t i = 0; i < view.in.size(); ++i) {  // a dim of size 1 under a longer one broadcasts
+      for (size_t d = 0; d < view.in[i].size(); ++d) {
+        auto& label = view.in[i][d];
+        if (label != kNone && call.operands[i].sizes()[d] != view.sizes[label]) label = kNone;
+      }
+    }
+    for (const auto& term : structure_.out) {
+      view.out.push_back(labels_of(term, static_cast<int64_t>(term.letters.size()) + (term.ellipsis ? ellipsis : 0)));
+    }
+    return view;
+  }
+
+  // Ways to cut the label that operands have now, and the plain one.
+  static std::set<std::pair<int32_t, int64_t>> cuts(const Call& call, int64_t mesh_dim, const View& view, int label) {
+    std::set<std::pair<int32_t, int64_t>> found{{1, 1}};
+    for (size_t i = 0; i < call.operands.size(); ++i) {
+      const auto& p = call.operands[i].placements()[mesh_dim];
+      if (p.is_shard() && view.in[i][p.dim] == label) found.emplace(p.split, p.unit);
+    }
+    return found;
+  }
+
+  static int dim_of(const Labels& labels, int label) {
+    const auto it = std::find(labels.begin(), labels.end(), label);
+    return it == labels.end() ? -1 : static_cast<int>(it - labels.begin());
+  }
+
+  void add_sharded(const Call& call, int64_t mesh_dim, const View& view, int label, Candidates& result) const {
+    const auto letter = static_cast<char>(label < kEllipsis ? label : '.');
+    if (options_.whole.find(letter) != std::string::npos || options_.no_sum.find(letter) != std::string::npos) return;
+    std::set<int> has;  // summands that the label occurs in
+    for (size_t i = 0; i < view.in.size(); ++i) {
+      if (std::count(view.in[i].begin(), view.in[i].end(), label) > 1) return;
+      if (dim_of(view.in[i], label) >= 0) has.insert(view.summand[i]);
+    }
+    for (const auto& [split, unit] : cuts(call, mesh_dim, view, label)) {
+      Candidate candidate;
+      bool summed = false;
+      for (const auto& labels : view.out) {
+        const int dim = dim_of(labels, label);
+        summed |= dim < 0;
+        candidate.out.push_back(dim < 0 ? partial() : strided_shard(dim, split, unit));
+      }
+      for (size_t i = 0; i < view.in.size(); ++i) {
+        const int dim = dim_of(view.in[i], label);
+        // A sum over the label would add a summand without it once per rank.
+        const bool counted_twice = summed && !has.count(view.summand[i]) && is_first_of_summand(view, i);
+        candidate.in.push_back(dim >= 0 ? strided_shard(dim, split, unit) : counted_twice ? partial() : replicate());
+      }
+      result.push_back(std::move(candidate));
+    }
+  }
+
+  static bool is_first_of_summand(const View& view, size_t i) {
+    return std::find(view.summand.begin(), view.summand.end(), view.summand[i]) - view.summand.begin() ==
+           static_cast<std::ptrdiff_t>(i);
+  }
+
+  // Partial in, Partial out: one factor of every summand, for each choice of factors.
+  void add_partial(const Call& call, int64_t mesh_dim, Candidates& result) const {
+    if (!options_.multilinear && options_.linear.empty()) return;
+    std::set<ReduceOp> ops;
+    for (const auto& operand : call.operands) {
+      const auto& p = operand.placements()[mesh_dim];
+      if (p.is_partial(ReduceOp::sum) || p.is_partial(ReduceOp::avg)) ops.insert(p.op);
+    }
+    for (const auto op : ops) {
+      std::vector<Placements> choices{Placements(call.operands.size(), replicate())};
+      if (options_.multilinear) {
+        choices = factor_choices(call, op);
+      } else {
+        for (const int i : options_.linear) choices[0][i] = partial(op);
+      }
+      for (auto& in : choices) result.push_back({std::move(in), Placements(structure_.out.size(), partial(op))});
+    }
+  }
+
+  std::vector<Placements> factor_choices(const Call& call, ReduceOp op) const {
+    std::vector<Placements> choices{Placements(call.operands.size(), replicate())};
+    std::map<int, std::vector<size_t>> factors;
+    for (size_t i = 0; i < call.operands.size(); ++i) factors[term_of(call, call.operands[i]).summand].push_back(i);
+    for (const auto& [summand, members] : factors) {
+      std::vector<Placements> next;
+      for (const auto& choice : choices) {
+        for (const auto i : members) {
+          next.push_back(choice);
+          next.back()[i] = partial(op);
+        }
+      }
+      choices = std::move(next);
+    }
+    return choices;
+  }
+
+  Structure structure_;
+  Options options_;
+};
+
+}  // namespace
+
+RulePtr einsum(std::string_view notation, Options options) { return std::make_shared<Einsum>(notation, std::move(options)); }
+
+}  // namespace dtensor::rules

@@ -1,0 +1,65 @@
+// The table of sharding rules.
+#include <dtensor/rules/rule.hpp>
+
+#include <map>
+#include <mutex>
+
+namespace dtensor::rules {
+
+namespace {
+
+struct Entry {
+  RulePtr rule;
+  std::string why;
+};
+
+struct Table {
+  std::mutex mutex;
+  std::map<std::string, Entry, std::less<>> entries;
+};
+
+Table& table() {
+  static Table instance;
+  return instance;
+}
+
+const Rule* lookup(const std::string& name) {
+  const auto it = table().entries.find(name);
+  return it == table().entries.end() ? nullptr : it->second.rule.get();
+}
+
+// "aten::add_" -> "aten::add"; not "aten::__and__".
+std::string without_underscore(const std::string& name) {
+  const bool in_place = name.size() > 1 && name.back() == '_' && name[name.size() - 2] != '_';
+  return in_place ? name.substr(0, name.size() - 1) : name;
+}
+
+}  // namespace
+
+Register::Register(std::string_view names, RulePtr rule, std::string_view why) {
+  std::lock_guard<std::mutex> lock(table().mutex);
+  while (!names.empty()) {
+    const auto end = std::min(names.find(' '), names.size());
+    if (end > 0) table().entries[std::string(names.substr(0, end))] = {rule, std::string(why)};
+    names.remove_prefix(std::min(end + 1, names.size()));
+  }
+}
+
+const Rule* find(const c10::FunctionSchema& schema) {
+  std::lock_guard<std::mutex> lock(table().mutex);
+  const auto& name = schema.name();
+  const auto full = name + "." + schema.overload_name();
+  for (const auto& candidate : {full, name, without_underscore(name) + "." + schema.overload_name(), without_underscore(name)}) {
+    if (const auto* rule = lookup(candidate)) return rule;
+  }
+  return nullptr;
+}
+
+std::vector<std::pair<std::string, std::string>> all() {
+  std::lock_guard<std::mutex> lock(table().mutex);
+  std::vector<std::pair<std::string, std::string>> list;
+  for (const auto& [name, entry] : table().entries) list.emplace_back(name, entry.why);
+  return list;
+}
+
+}  // namespace dtensor::rules

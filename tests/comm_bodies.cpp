@@ -1,0 +1,258 @@
+// The bodies that run on every rank of the conformance test. Catch2's assertions are not for threads, so they throw.
+#include "tests/comm_bodies.hpp"
+
+#include <dtensor/error.hpp>
+
+#include <ATen/ATen.h>
+
+#include <iostream>
+#include <numeric>
+
+namespace dtensor_tests {
+
+using dtensor::ReduceOp;
+using dtensor::World;
+using dtensor::require;
+using namespace dtensor::comm;
+
+namespace {
+
+const std::vector<at::ScalarType> kNumbers{at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt,
+                                           at::kShort, at::kChar, at::kByte, at::kComplexFloat, at::kComplexDouble};
+
+// What rank `rank` contributes: small numbers that differ between ranks and elements and are exact in every dtype.
+at::Tensor values(int rank, int64_t count, at::ScalarType dtype) {
+  auto index = at::arange(count, at::kLong);
+  if (dtype == at::kBool) return (index + rank).remainder(3).eq(0);
+  return ((index * 3 + rank * 5).remainder(7) + 1).to(dtype);
+}
+
+void check_equal(const at::Tensor& got, const at::Tensor& expected, const std::string& what) {
+  require(got.scalar_type() == expected.scalar_type(), "test", "{}: dtype", what);
+  require(got.sizes() == expected.sizes(), "test", "{}: {} elements, expected {}", what, got.numel(), expected.numel());
+  require(at::equal(got, expected), "test", "{}: wrong values", what);
+}
+
+// The reduction computed the plain way, in rank order.
+at::Tensor reduced(int ranks, int64_t count, at::ScalarType dtype, ReduceOp op) {
+  const bool low = dtype == at::kHalf || dtype == at::kBFloat16;
+  auto total = values(0, count, dtype).to(low ? at::kFloat : dtype);
+  for (int rank = 1; rank < ranks; ++rank) {
+    const auto next = values(rank, count, dtype).to(total.scalar_type());
+    if (op == ReduceOp::sum || op == ReduceOp::avg) total = dtype == at::kBool ? total.logical_or(next) : total + next;
+    if (op == ReduceOp::product) total = dtype == at::kBool ? total.logical_and(next) : total * next;
+    if (op == ReduceOp::min) total = at::minimum(total, next);
+    if (op == ReduceOp::max) total = at::maximum(total, next);
+  }
+  if (op == ReduceOp::avg) total = at::isIntegralType(dtype, false) ? at::div(total, ranks, "trunc") : total / ranks;
+  return total.to(dtype);
+}
+
+// Ragged, with zeros: rank r has base * (r % 3) elements.
+std::vector<int64_t> ragged(int ranks, int64_t base) {
+  std::vector<int64_t> counts(ranks);
+  for (int rank = 0; rank < ranks; ++rank) counts[rank] = base * ((rank + 1) % 3);
+  return counts;
+}
+
+int64_t sum(const std::vector<int64_t>& counts, size_t end) {
+  return std::accumulate(counts.begin(), counts.begin() + static_cast<int64_t>(end), int64_t{0});
+}
+
+void check_reduction(Communicator& all, at::ScalarType dtype, ReduceOp op, int64_t count) {
+  const auto input = values(all.rank(), count, dtype), before = input.clone();
+  const auto what = std::string(name(op)) + " of " + c10::toString(dtype) + "[" + std::to_string(count) + "]";
+  const auto expected = reduced(all.size(), count, dtype, op);
+  check_equal(all.all_reduce(input, op).get(), expected, "all_reduce " + what);
+  check_equal(input, before, "all_reduce's input, " + what);
+  auto counts = ragged(all.size(), count / (3 * all.size()));
+  counts.back() += count - sum(counts, counts.size());
+  const auto piece = expected.slice(0, sum(counts, all.rank()), sum(counts, all.rank() + 1));
+  check_equal(all.reduce_scatter(input, counts, op).get(), piece, "reduce_scatter " + what);
+}
+
+}  // namespace
+
+void run_ranks(const std::string& transport, int ranks, const std::function<void(World&)>& body, int deadline_ms) {
+  dtensor::LaunchOptions options;
+  options.ranks = ranks;
+  options.transport = transport;
+  options.deadline = Milliseconds(deadline_ms);
+  dtensor::launch(options, body);
+}
+
+bool fails_with(const std::function<void()>& call, const std::string& text) {
+  std::string got = "nothing was thrown";
+  try {
+    call();
+  } catch (const dtensor::Error& error) {
+    got = error.what_without_backtrace();
+    if (got.find(text) != std::string::npos) return true;
+  }
+  std::cerr << "expected an error with '" << text << "', got: " << got << '\n';
+  return false;
+}
+
+std::shared_ptr<Communicator> connect_all(World& world, const std::string& name) {
+  std::vector<int> ranks(world.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return world.transport().connect(name, ranks);
+}
+
+void check_reductions(World& world) {
+  auto all = connect_all(world);
+  for (auto dtype : kNumbers) {
+    const bool complex = at::isComplexType(dtype);
+    for (auto op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::product, ReduceOp::min, ReduceOp::max}) {
+      const bool ordered = op == ReduceOp::min || op == ReduceOp::max;
+      if (!(complex && ordered)) check_reduction(*all, dtype, op, 37);
+    }
+    check_reduction(*all, dtype, ReduceOp::sum, 5000);
+  }
+  for (auto op : {ReduceOp::sum, ReduceOp::product, ReduceOp::min, ReduceOp::max}) {
+    const auto expected = reduced(world.size(), 100, at::kBool, op == ReduceOp::max ? ReduceOp::sum : op == ReduceOp::min ? ReduceOp::product : op);
+    check_equal(all->all_reduce(values(world.rank(), 100, at::kBool), op).get(), expected, "all_reduce of bool");
+  }
+  for (int64_t count : {0, 1, 300'001, 1'000'003}) check_reduction(*all, at::kFloat, ReduceOp::sum, count);
+  const auto matrix = values(world.rank(), 12, at::kFloat).view({3, 4});
+  require(all->all_reduce(matrix, ReduceOp::sum).get().sizes() == matrix.sizes(), "test", "all_reduce keeps the shape");
+  const auto scalar = at::full({}, world.rank() + 1, at::kDouble);
+  check_equal(all->all_reduce(scalar, ReduceOp::max).get(), at::full({}, world.size(), at::kDouble), "all_reduce of a scalar");
+}
+
+void check_data_movement(World& world) {
+  auto all = connect_all(world);
+  const int ranks = world.size(), me = world.rank();
+  for (auto dtype : {at::kFloat, at::kBool, at::kLong, at::kBFloat16, at::kComplexDouble}) {
+    for (int64_t base : {0, 1, 5, 3000, 200'000}) {
+      if (base == 200'000 && dtype != at::kFloat) continue;
+      const auto counts = ragged(ranks, base);
+      std::vector<at::Tensor> pieces;
+      for (int rank = 0; rank < ranks; ++rank) pieces.push_back(values(rank, counts[rank], dtype));
+      check_equal(all->all_gather(pieces[me], counts).get(), at::cat(pieces), "all_gather");
+
+      // Rank s gives rank r base * ((r + 2 s) % 3) elements.
+      const auto count = [&](int from, int to) { return base * ((to + 2 * from) % 3); };
+      std::vector<int64_t> send, recv;
+      std::vector<at::Tensor> out, in;
+      for (int rank = 0; rank < ranks; ++rank) {
+        send.push_back(count(me, rank));
+        recv.push_back(count(rank, me));
+        out.push_back(values(me * 8 + rank, send.back(), dtype));
+        in.push_back(values(rank * 8 + me, recv.back(), dtype));
+      }
+      check_equal(all->all_to_all(at::cat(out), send, recv).get(), at::cat(in), "all_to_all");
+
+      for (int root = 0; root < ranks; ++root) {
+        check_equal(all->broadcast(values(me, base, dtype), root).get(), values(root, base, dtype), "broadcast");
+      }
+    }
+  }
+  all->barrier();
+}
+
+void check_asynchrony(World& world) {
+  auto all = connect_all(world, "async"), other = connect_all(world, "other");
+  const int ranks = world.size(), me = world.rank();
+  for (int64_t count : {10, 50'000}) {
+    std::vector<Async> works;
+    for (int i = 0; i < 6; ++i) {
+      auto& communicator = i % 2 ? *all : *other;
+      works.push_back(communicator.all_reduce(values(me + i, count, at::kFloat), ReduceOp::sum));
+    }
+    // Half of the ranks wait backwards.
+    for (int i = 0; i < 6; ++i) {
+      const int which = me % 2 ? 5 - i : i;
+      auto expected = values(which, count, at::kFloat);
+      for (int rank = 1; rank < ranks; ++rank) expected += values(rank + which, count, at::kFloat);
+      if (works[which].work) works[which].work->wait();
+      if (works[which].work) works[which].work->wait();
+      require(!works[which].work || works[which].work->done(), "test", "done after wait");
+      check_equal(works[which].tensor, expected, "asynchronous all_reduce");
+    }
+    // Rank 0 drops its works; the others still get their results. After wait() an input may be overwritten.
+    for (int i = 0; i < 4; ++i) {
+      auto input = values(me, count, at::kFloat);
+      auto pending = all->all_reduce(input, ReduceOp::sum);
+      if (me == 0) continue;
+      const auto result = std::move(pending).get();
+      input.zero_();
+      check_equal(result, reduced(ranks, count, at::kFloat, ReduceOp::sum), "all_reduce with a dropped work");
+    }
+    // done() alone makes progress.
+    auto polled = all->all_gather(values(me, count, at::kFloat), std::vector<int64_t>(ranks, count));
+    while (polled.work && !polled.work->done()) std::this_thread::yield();
+    check_equal(polled.tensor.slice(0, 0, count), values(0, count, at::kFloat), "polled all_gather");
+  }
+  all->barrier();
+}
+
+void check_messages(World& world) {
+  auto all = connect_all(world);
+  const int ranks = world.size(), me = world.rank();
+  if (ranks == 1) return;
+  const int next = (me + 1) % ranks, previous = (me + ranks - 1) % ranks;
+  for (int64_t count : {0, 3, 4000, 300'000}) {
+    // Small sends complete without the receiver; of large ones the receive is posted first.
+    auto incoming = all->recv(values(0, count, at::kInt), previous);
+    auto outgoing = all->send(values(me, count, at::kInt), next);
+    check_equal(std::move(incoming).get(), values(previous, count, at::kInt), "ring");
+    if (outgoing.work) outgoing.work->wait();
+  }
+  for (int i = 0; i < 5; ++i) all->send(values(me + i, 7, at::kFloat), next, i % 2);
+  for (int tag : {1, 0}) {
+    for (int i = tag; i < 5; i += 2) {
+      check_equal(all->recv(at::empty({7}), previous, tag).get(), values(previous + i, 7, at::kFloat), "tags keep their order");
+    }
+  }
+  // Messages are numbered apart from collectives, which still match afterwards.
+  if (me == 0) all->send(values(3, 5, at::kFloat), 1);
+  if (me == 1) check_equal(all->recv(at::empty({5}), 0).get(), values(3, 5, at::kFloat), "a message between two");
+  check_equal(all->all_reduce(values(me, 5, at::kFloat), ReduceOp::sum).get(), reduced(ranks, 5, at::kFloat, ReduceOp::sum), "a collective after messages");
+}
+
+void check_subgroups(World& world) {
+  const int ranks = world.size(), me = world.rank();
+  std::vector<int> same_parity, half;
+  for (int rank = ranks - 1; rank >= 0; --rank) {
+    if (rank % 2 == me % 2) same_parity.push_back(rank);
+  }
+  for (int rank = 0; rank < ranks; ++rank) {
+    if ((rank < ranks / 2) == (me < ranks / 2)) half.push_back(rank);
+  }
+  auto parity = world.transport().connect("parity", same_parity), halves = world.transport().connect("half", half);
+  auto again = world.transport().connect("again", half);
+  for (int i = 0; i < 3; ++i) {
+    auto first = parity->all_gather(at::full({2}, me, at::kLong), std::vector<int64_t>(same_parity.size(), 2));
+    auto second = halves->all_reduce(at::full({1}, me, at::kLong), ReduceOp::sum);
+    auto third = again->all_reduce(at::full({1}, me, at::kLong), ReduceOp::max);
+    require(std::move(third).get().item<int64_t>() == half.back(), "test", "a second group of the same ranks");
+    require(std::move(second).get().item<int64_t>() == std::accumulate(half.begin(), half.end(), 0), "test", "halves");
+    const auto order = std::move(first).get();
+    for (size_t k = 0; k < same_parity.size(); ++k) require(order[2 * k].item<int64_t>() == same_parity[k], "test", "group order");
+  }
+}
+
+std::vector<char> fingerprint(World& world) {
+  auto all = connect_all(world);
+  const int ranks = world.size(), me = world.rank();
+  std::vector<char> bytes;
+  const auto add = [&](const at::Tensor& tensor) {
+    const auto* data = static_cast<const char*>(tensor.data_ptr());
+    bytes.insert(bytes.end(), data, data + tensor.nbytes());
+  };
+  // Numbers whose sum depends on the order of additions.
+  for (int64_t count : {11, 70'000}) {
+    for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
+      const auto input = (at::arange(count, at::kDouble).mul(0.1 + me).sin() * std::pow(10.0, me % 4)).to(dtype);
+      add(all->all_reduce(input, ReduceOp::sum).get());
+      add(all->all_reduce(input, ReduceOp::avg).get());
+      std::vector<int64_t> counts(ranks, 0);
+      counts[ranks / 2] = count;
+      add(all->reduce_scatter(input, counts, ReduceOp::sum).get());
+    }
+  }
+  return bytes;
+}
+
+}  // namespace dtensor_tests

@@ -1,0 +1,129 @@
+// The conformance bodies on every transport and at several world sizes.
+#include "tests/comm_bodies.hpp"
+
+#include <dtensor/error.hpp>
+
+#include <ATen/ATen.h>
+
+#include <numeric>
+
+#include "tests/catch.hpp"  // last: libtorch's logging has a CHECK of its own
+
+using namespace dtensor_tests;
+using dtensor::ReduceOp;
+using dtensor::World;
+
+namespace {
+
+void check_everything(const std::string& transport) {
+  for (int ranks : {1, 2, 3, 4, 8}) {
+    INFO(transport << ", " << ranks << " ranks");
+    CHECK_NOTHROW(run_ranks(transport, ranks, check_reductions));
+    CHECK_NOTHROW(run_ranks(transport, ranks, check_data_movement));
+    CHECK_NOTHROW(run_ranks(transport, ranks, check_asynchrony));
+    CHECK_NOTHROW(run_ranks(transport, ranks, check_messages));
+    CHECK_NOTHROW(run_ranks(transport, ranks, check_subgroups));
+  }
+}
+
+std::vector<std::vector<char>> fingerprints(const std::string& transport, int ranks) {
+  std::vector<std::vector<char>> result(ranks);
+  run_ranks(transport, ranks, [&](World& world) { result[world.rank()] = fingerprint(world); });
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("threads: all collectives at 1, 2, 3, 4 and 8 ranks", "[comm]") { check_everything("threads"); }
+
+TEST_CASE("gloo: all collectives at 1, 2, 3, 4 and 8 ranks", "[comm][gloo]") { check_everything("gloo"); }
+
+TEST_CASE("threads and gloo give the same bits", "[comm][gloo]") {
+  for (int ranks : {2, 3, 8}) CHECK(fingerprints("threads", ranks) == fingerprints("gloo", ranks));
+}
+
+TEST_CASE("threads: many small collectives under oversubscription", "[comm]") {
+  CHECK_NOTHROW(run_ranks("threads", 16, [](World& world) {
+    auto all = connect_all(world);
+    const auto one = at::ones({16});
+    for (int i = 0; i < 500; ++i) {
+      dtensor::require(all->all_reduce(one, ReduceOp::sum).get().data_ptr<float>()[15] == 16, "test", "sum at {}", i);
+    }
+  }));
+}
+
+TEST_CASE("fake: as if every peer had this rank's data", "[comm]") {
+  for (int ranks : {2, 3, 16384}) {
+    auto transport = dtensor::comm::make_fake_transport(1, ranks);
+    std::vector<int> everyone(ranks);
+    std::iota(everyone.begin(), everyone.end(), 0);
+    auto all = transport->connect("all", everyone);
+    const auto x = at::arange(4, at::kDouble) + 1;
+    CHECK(at::equal(all->all_reduce(x, ReduceOp::sum).get(), x * ranks));
+    CHECK(at::equal(all->all_reduce(x, ReduceOp::avg).get(), x));
+    CHECK(at::equal(all->all_reduce(x, ReduceOp::max).get(), x));
+    CHECK(at::equal(all->all_gather(x, std::vector<int64_t>(ranks, 4)).get(), x.repeat(at::IntArrayRef(int64_t{ranks}))));
+    std::vector<int64_t> counts(ranks, 0);
+    counts[0] = 1, counts[1] = 3;
+    CHECK(at::equal(all->reduce_scatter(x, counts, ReduceOp::sum).get(), x.slice(0, 1, 4) * ranks));
+    CHECK(at::equal(all->broadcast(x, 0).get(), x));
+    CHECK(all->all_to_all(x, counts, std::vector<int64_t>(ranks, 3)).get().numel() == 3 * ranks);
+    CHECK(all->recv(x, 0).get().numel() == 4);
+    all->barrier();
+  }
+}
+
+TEST_CASE("every collective leaves a record with its cause", "[comm]") {
+  struct Recorder : dtensor::comm::Observer {
+    std::vector<dtensor::comm::Record> records;
+    std::vector<std::string> ops;
+    void on_issue(const dtensor::comm::Record& record) override {
+      records.push_back(record);
+      ops.emplace_back(record.op);
+    }
+  };
+  auto transport = dtensor::comm::make_fake_transport(0, 2);
+  auto pair = transport->connect("tp", {0, 1});
+  const auto x = at::ones({6});
+  Recorder outer;
+  {
+    Recorder inner;
+    dtensor::comm::Cause cause("aten::mm", true);
+    pair->all_reduce(x, ReduceOp::sum);
+    CHECK(inner.records.size() == 1);
+  }
+  pair->barrier();
+  pair->send(x, 1);
+  REQUIRE(outer.records.size() == 3);
+  CHECK(outer.records[0].kind == dtensor::comm::Collective::all_reduce);
+  CHECK(outer.records[0].bytes == 24);
+  CHECK(outer.records[0].group == "tp");
+  CHECK(outer.records[0].group_size == 2);
+  CHECK(outer.records[0].implicit);
+  const std::vector<std::string> causes{"aten::mm", "", ""};
+  CHECK(outer.ops == causes);
+  CHECK(outer.records[1].sequence == 2);
+  CHECK_FALSE(outer.records[1].implicit);
+  transport->connect("one", {0})->all_reduce(x, ReduceOp::sum);
+  CHECK(outer.records.size() == 3);
+}
+
+TEST_CASE("arguments of collectives are checked", "[comm]") {
+  auto transport = dtensor::comm::make_fake_transport(0, 2);
+  auto pair = transport->connect("tp", {0, 1});
+  const auto x = at::ones({4, 2});
+  CHECK(fails_with([&] { pair->all_reduce(x.t(), ReduceOp::sum); }, "not contiguous"));
+  CHECK(fails_with([&] { pair->all_reduce(at::Tensor(), ReduceOp::sum); }, "undefined"));
+  CHECK(fails_with([&] { pair->all_reduce(x, ReduceOp::norm2); }, "norm2"));
+  CHECK(fails_with([&] { pair->all_reduce(x.to(at::kBool), ReduceOp::avg); }, "avg"));
+  CHECK(fails_with([&] { pair->all_gather(x, {7, 8}); }, "expected 8"));
+  CHECK(fails_with([&] { pair->reduce_scatter(x, {4, 3}, ReduceOp::sum); }, "8 elements"));
+  CHECK(fails_with([&] { pair->reduce_scatter(x, {8}, ReduceOp::sum); }, "one per rank"));
+  CHECK(fails_with([&] { pair->reduce_scatter(x, {-1, 9}, ReduceOp::sum); }, "negative"));
+  CHECK(fails_with([&] { pair->all_to_all(x, {4, 4}, {5, 3}); }, "itself"));
+  CHECK(fails_with([&] { pair->broadcast(x, 2); }, "root"));
+  CHECK(fails_with([&] { pair->send(x, 0); }, "peer"));
+  CHECK(fails_with([&] { transport->connect("x", {0, 0}); }, "twice"));
+  CHECK(fails_with([&] { transport->connect("x", {1}); }, "not in group"));
+  CHECK(fails_with([&] { transport->connect("x", {0, 2}); }, "outside the world"));
+}

@@ -1,0 +1,333 @@
+// Ranks that throw, leave, diverge, stall or never come: every other rank throws an error that says so, soon.
+#include "tests/comm_bodies.hpp"
+
+#include <dtensor/error.hpp>
+
+#include "src/launch/environment.hpp"
+
+#include <ATen/ATen.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+#include "tests/catch.hpp"  // last: libtorch's logging has a CHECK of its own
+
+using namespace dtensor_tests;
+using dtensor::ReduceOp;
+using dtensor::World;
+using dtensor::comm::Communicator;
+using dtensor::comm::Milliseconds;
+
+namespace {
+
+struct Failures {
+  std::vector<std::string> of_rank;
+  std::string of_launch;
+  double seconds = 0;
+};
+
+// Runs `body` and collects what each rank, and launch itself, threw.
+Failures collect(const std::string& transport, int ranks, const std::function<void(World&)>& body, int deadline_ms = 60'000) {
+  Failures failures;
+  failures.of_rank.resize(ranks);
+  const auto start = std::chrono::steady_clock::now();
+  const auto text = [](const std::exception& error) {
+    const auto* ours = dynamic_cast<const c10::Error*>(&error);
+    return std::string(ours ? ours->what_without_backtrace() : error.what());
+  };
+  try {
+    run_ranks(transport, ranks, [&](World& world) {
+      try {
+        body(world);
+      } catch (const std::exception& error) {
+        failures.of_rank[world.rank()] = text(error);
+        throw;
+      }
+    }, deadline_ms);
+  } catch (const std::exception& error) {
+    failures.of_launch = text(error);
+  }
+  failures.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return failures;
+}
+
+bool contains(const std::string& text, const std::vector<std::string>& parts) {
+  for (const auto& part : parts) {
+    if (text.find(part) == std::string::npos) return false;
+  }
+  return true;
+}
+
+// Both real transports.
+void on_each(const std::function<void(const std::string&)>& check) {
+  for (const std::string transport : {"threads", "gloo"}) {
+    INFO(transport);
+    check(transport);
+  }
+}
+
+// The collectives of rank 1 and of all other ranks differ.
+void check_divergence(const std::string& what, const std::function<void(Communicator&)>& others,
+                      const std::function<void(Communicator&)>& rank1, const std::vector<std::string>& parts) {
+  on_each([&](const std::string& transport) {
+    const auto failures = collect(transport, 3, [&](World& world) {
+      auto all = connect_all(world);
+      all->barrier();
+      (world.rank() == 1 ? rank1 : others)(*all);
+      all->barrier();  // for a rank that the difference does not concern
+    });
+    for (int rank : {0, 1, 2}) {
+      INFO(what << ", rank " << rank << ": " << failures.of_rank[rank]);
+      CHECK(contains(failures.of_rank[rank], {"rank 1", "#2"}));
+      if (failures.of_rank[rank].find("diverged") != std::string::npos) CHECK(contains(failures.of_rank[rank], parts));
+    }
+    INFO(failures.of_launch);
+    CHECK(contains(failures.of_launch, {"diverged"}));
+    CHECK(failures.seconds < 20);
+  });
+}
+
+std::function<void(Communicator&)> reduce_of(int64_t count, at::ScalarType dtype, ReduceOp op) {
+  return [=](Communicator& all) { all.all_reduce(at::ones({count}, dtype), op).get(); };
+}
+
+}  // namespace
+
+TEST_CASE("a rank that throws ends the others with its error", "[comm][gloo]") {
+  on_each([](const std::string& transport) {
+    for (int64_t count : {4, 100'000}) {
+      const auto failures = collect(transport, 4, [&](World& world) {
+        auto all = connect_all(world);
+        for (int i = 0; i < 3; ++i) {
+          if (i == 2 && world.rank() == 1) throw std::runtime_error("out of cheese");
+          all->all_reduce(at::ones({count}), ReduceOp::sum).get();
+        }
+      });
+      CHECK(failures.of_launch == "out of cheese");
+      for (int rank : {0, 2, 3}) {
+        INFO(failures.of_rank[rank]);
+        CHECK(contains(failures.of_rank[rank], {"rank 1 failed: out of cheese", "all_reduce(sum) #"}));
+      }
+      CHECK(failures.seconds < 20);
+    }
+  });
+}
+
+TEST_CASE("a failure reaches ranks that never meet the one that failed", "[comm][gloo]") {
+  on_each([](const std::string& transport) {
+    const auto failures = collect(transport, 4, [](World& world) {
+      const int first = world.rank() / 2 * 2;
+      auto pair = world.transport().connect("pair", {first, first + 1});
+      if (world.rank() == 3) throw std::runtime_error("out of cheese");
+      if (world.rank() == 0) std::this_thread::sleep_for(Milliseconds(50));
+      if (world.rank() == 1) return pair->recv(at::ones({3}), 0).get(), void();  // rank 0 never sends
+      pair->barrier();
+    });
+    CHECK(failures.of_launch == "out of cheese");
+    for (int rank : {0, 1, 2}) CHECK(contains(failures.of_rank[rank], {"rank 3 failed: out of cheese"}));
+    CHECK(failures.seconds < 20);
+  });
+}
+
+TEST_CASE("a rank that leaves early is named by those that wait for it", "[comm][gloo]") {
+  on_each([](const std::string& transport) {
+    const auto failures = collect(transport, 3, [](World& world) {
+      auto all = connect_all(world);
+      all->barrier();
+      auto last = all->all_reduce(at::ones({100'000}), ReduceOp::sum);
+      if (world.rank() == 1) return;  // without a wait: the others still get the result
+      dtensor::require(std::move(last).get()[7].item<float>() == 3, "test", "the last result");
+      all->broadcast(at::ones({3}), 0).get();
+    });
+    CHECK(failures.of_rank[1].empty());
+    for (int rank : {0, 2}) {
+      INFO(failures.of_rank[rank]);
+      CHECK(contains(failures.of_rank[rank], {"rank ", "broadcast(root 0) #3"}));
+    }
+    INFO(failures.of_launch);
+    CHECK(contains(failures.of_launch, {"rank 1 has left"}));
+    CHECK(failures.seconds < 20);
+  });
+}
+
+TEST_CASE("ranks that diverge are told both calls", "[comm][gloo]") {
+  const auto usual = reduce_of(12, at::kFloat, ReduceOp::sum);
+  check_divergence("kind", usual, [](Communicator& all) { all.all_gather(at::ones({4}), {4, 4, 4}).get(); },
+                   {"all_reduce(sum) #2 of Float[12]", "all_gather #2 of Float[4]"});
+  check_divergence("size", usual, reduce_of(13, at::kFloat, ReduceOp::sum), {"Float[12]", "Float[13]"});
+  check_divergence("large size", reduce_of(100'000, at::kFloat, ReduceOp::sum), reduce_of(100'001, at::kFloat, ReduceOp::sum),
+                   {"Float[100000]", "Float[100001]"});
+  check_divergence("dtype", usual, reduce_of(12, at::kDouble, ReduceOp::sum), {"Float[12]", "Double[12]"});
+  check_divergence("op", usual, reduce_of(12, at::kFloat, ReduceOp::max), {"all_reduce(sum)", "all_reduce(max)"});
+  check_divergence("root", [](Communicator& all) { all.broadcast(at::ones({2}), 0).get(); },
+                   [](Communicator& all) { all.broadcast(at::ones({2}), 2).get(); }, {"root 0", "root 2"});
+  check_divergence("counts", [](Communicator& all) { all.reduce_scatter(at::ones({6}), {2, 2, 2}, ReduceOp::sum).get(); },
+                   [](Communicator& all) { all.reduce_scatter(at::ones({6}), {1, 2, 3}, ReduceOp::sum).get(); }, {"reduce_scatter"});
+  check_divergence("pieces", [](Communicator& all) { all.all_to_all(at::ones({3}), {1, 1, 1}, {1, 1, 1}).get(); },
+                   [](Communicator& all) { all.all_to_all(at::ones({4}), {2, 1, 1}, {1, 1, 1}).get(); }, {"all_to_all"});
+}
+
+TEST_CASE("a message of another size is refused", "[comm][gloo]") {
+  on_each([](const std::string& transport) {
+    const auto failures = collect(transport, 2, [](World& world) {
+      auto all = connect_all(world);
+      if (world.rank() == 0) all->send(at::ones({3}), 1, 7);
+      if (world.rank() == 1) all->recv(at::ones({4}), 0, 7).get();
+    });
+    INFO(failures.of_rank[1]);
+    CHECK(contains(failures.of_rank[1], {"send(to 1, tag 7) #1 of Float[3]", "recv(from 0, tag 7) #1 of Float[4]"}));
+  });
+}
+
+TEST_CASE("a wait ends at the deadline and names who did not come", "[comm][gloo]") {
+  on_each([](const std::string& transport) {
+    std::atomic<int> failed{0};
+    const auto failures = collect(transport, 3, [&](World& world) {
+      auto all = connect_all(world, "tp");
+      all->barrier();
+      if (world.rank() == 1) {
+        while (failed < 2) std::this_thread::sleep_for(Milliseconds(10));
+        return;
+      }
+      try {
+        all->all_reduce(at::ones({100'000}), ReduceOp::sum).get();
+      } catch (...) {
+        ++failed;
+        throw;
+      }
+    }, 1000);
+    for (int rank : {0, 2}) {
+      INFO(failures.of_rank[rank]);
+      CHECK(contains(failures.of_rank[rank], {"rank 1", "all_reduce(sum) #2", "'tp'"}));
+    }
+    INFO(failures.of_launch);
+    CHECK(contains(failures.of_launch, {"did not complete within 1 s", "rank 1 did not call it"}));
+    CHECK(failures.seconds > 0.9);
+    CHECK(failures.seconds < 20);
+  });
+}
+
+TEST_CASE("a rendezvous that is not complete names the address and the missing ranks", "[comm][gloo]") {
+  dtensor::comm::GlooOptions options;
+  options.size = 3;
+  options.rank = 1;
+  options.port = 1;
+  options.deadline = Milliseconds(500);
+  CHECK(fails_with([&] { make_gloo_transport(options); }, "127.0.0.1:1 within 0.5 s: nobody answers there; missing: rank 0"));
+  options.host = "no-such-host.invalid";
+  CHECK(fails_with([&] { make_gloo_transport(options); }, "no-such-host.invalid:1"));
+
+  options.host = "127.0.0.1";
+  options.port = 29777;
+  options.deadline = Milliseconds(2000);
+  std::vector<char> refused(2);
+  std::vector<std::thread> ranks;
+  for (int rank : {0, 1}) {
+    ranks.emplace_back([&, rank, mine = options]() mutable {
+      mine.rank = rank;
+      refused[rank] = fails_with([&] { make_gloo_transport(mine); }, "missing: rank 2");
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+  CHECK(refused[0]);
+  CHECK(refused[1]);
+}
+
+TEST_CASE("the launcher's environment is read, and what is missing is named", "[comm]") {
+  using Variables = std::map<std::string, std::string>;
+  const auto find = [](const Variables& variables) {
+    return dtensor::detail::find_launcher([&](const char* name) -> std::optional<std::string> {
+      const auto found = variables.find(name);
+      return found == variables.end() ? std::nullopt : std::optional(found->second);
+    });
+  };
+  CHECK_FALSE(find({}).has_value());
+  const Variables torchrun{{"RANK", "2"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "node0"}, {"MASTER_PORT", "1234"}};
+  const auto rank = find(torchrun);
+  REQUIRE(rank.has_value());
+  CHECK((rank->rank == 2 && rank->size == 4 && rank->host == "node0" && rank->port == 1234 && !rank->agent_store));
+  for (const auto& [name, value] : torchrun) {
+    auto incomplete = torchrun;
+    incomplete.erase(name);
+    CHECK(fails_with([&] { find(incomplete); }, name + " is not set"));
+    incomplete[name] = "x";
+    if (name != "MASTER_ADDR") CHECK(fails_with([&] { find(incomplete); }, name + " is 'x'"));
+  }
+  CHECK(fails_with([&] { find({{"RANK", "4"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}}); }, "rank 4 of 4"));
+
+  const auto slurm = find({{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "8"}, {"SLURM_STEP_ID", "0"}, {"SLURM_JOB_ID", "77"},
+                           {"SLURM_NODELIST", "gpu[07-09,12]"}});
+  REQUIRE(slurm.has_value());
+  CHECK((slurm->rank == 3 && slurm->size == 8 && slurm->host == "gpu07" && slurm->port == 20077));
+  CHECK(fails_with([&] { find({{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}}); }, "SLURM_NTASKS is not set"));
+  CHECK_FALSE(find({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_JOB_ID", "77"}}).has_value());  // the batch script
+
+  const auto mpi = find({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}});
+  REQUIRE(mpi.has_value());
+  CHECK((mpi->rank == 1 && mpi->size == 2 && mpi->port == 29500));
+  CHECK(fails_with([&] { find({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}}); }, "MASTER_ADDR is not set"));
+
+  CHECK(dtensor::detail::first_slurm_host("a,b") == "a");
+  CHECK(dtensor::detail::first_slurm_host("n[1-2]-ib,m") == "n1-ib");
+  CHECK(dtensor::detail::first_slurm_host("login,n[1-2]") == "login");
+}
+
+TEST_CASE("launch reads --ranks, --transport and --deadline, and returns 1 after an error", "[comm]") {
+  const auto run = [](std::vector<std::string> arguments, const std::function<void(World&)>& body) {
+    arguments.insert(arguments.begin(), "program");
+    std::vector<char*> argv;
+    for (auto& argument : arguments) argv.push_back(argument.data());
+    return dtensor::launch(static_cast<int>(argv.size()), argv.data(), body);
+  };
+  std::atomic<int> seen{0};
+  const auto count = [&](World& world) {
+    seen += world.size();
+    dtensor::require(&World::current() == &world, "test", "the thread's world");
+    dtensor::require(world.transport().deadline() == Milliseconds(2500), "test", "the deadline");
+  };
+  CHECK(run({"--ranks", "3", "--deadline", "2.5"}, count) == 0);
+  CHECK(seen == 9);
+  CHECK(run({"--deadline=2.5", "--ranks=2", "--transport=gloo"}, count) == 0);
+  CHECK(seen == 13);
+  CHECK(run({"--deadline=2.5", "--ranks=512", "--transport", "fake"}, count) == 0);
+  CHECK(seen == 13 + 512);
+  CHECK(run({"--ranks=2", "--transport=pigeon"}, count) == 1);
+  CHECK(run({"--ranks=two"}, count) == 1);
+  CHECK(run({"--ranks=0"}, count) == 1);
+  CHECK(run({"--ranks"}, count) == 1);
+  CHECK(seen == 13 + 512);
+}
+
+// A rank of comm_processes.sh, started by dtensor-run: some collectives, and in the middle what DTENSOR_TEST_MODE says
+// ("kill:1": rank 1 kills itself). By itself it is a job of two threads.
+TEST_CASE("a rank of a job of processes", "[comm][rank-program]") {
+  const char* setting = std::getenv("DTENSOR_TEST_MODE");
+  const std::string mode = setting ? setting : "";
+  const auto colon = mode.find(':');
+  const int chosen = colon == std::string::npos ? -1 : std::atoi(mode.c_str() + colon + 1);
+  const auto what = mode.substr(0, colon);
+  const auto body = [&](World& world) {
+    auto all = connect_all(world);
+    for (int i = 0; i < 6; ++i) {
+      if (i == 3 && world.rank() == chosen) {
+        if (what == "kill") std::raise(SIGKILL);
+        if (what == "exit") std::_Exit(3);
+        if (what == "throw") throw std::runtime_error("out of cheese");
+        if (what == "leave") return;
+        if (what == "stall") std::this_thread::sleep_for(std::chrono::minutes(10));
+        if (what == "diverge") all->barrier();
+      }
+      const auto sum = all->all_reduce(at::full({50'000}, world.rank()), ReduceOp::sum).get();
+      const int expected = world.size() * (world.size() - 1) / 2;
+      dtensor::require(sum.to(at::kDouble).eq(expected).all().item<bool>(), "test", "the sum");
+    }
+    if (world.rank() == 0) std::printf("%d ranks over %s\n", world.size(), std::string(world.transport().name()).c_str());
+  };
+  char program[] = "dtensor-tests", ranks[] = "--ranks=2";
+  char* argv[] = {program, ranks, nullptr};
+  CHECK(dtensor::launch(2, argv, body) == 0);
+}

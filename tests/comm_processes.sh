@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Jobs of processes under dtensor-run: one rank dies, throws, leaves, stalls or diverges; the others say so, dtensor-run
+# names the culprit, and nothing is left behind.
+set -euo pipefail
+run=$DTENSOR_BUILD/tools/dtensor-run
+program=("$DTENSOR_BUILD/tests/dtensor-tests" "a rank of a job of processes")
+
+# expect MODE STATUS TEXT...: the job of three ranks ends with STATUS within a minute and prints every TEXT.
+expect() {
+  local mode=$1 wanted=$2 status=0 text
+  shift 2
+  DTENSOR_DEADLINE=${deadline:-60} DTENSOR_TEST_MODE=$mode timeout 60 "$run" -n 3 --prefix-output "${program[@]}" >"$TMPDIR/out" 2>&1 || status=$?
+  for text in "$@"; do
+    grep -Eq -- "$text" "$TMPDIR/out" || { echo "$mode: no '$text' in:"; cat "$TMPDIR/out"; exit 1; }
+  done
+  [ "$status" = "$wanted" ] || { echo "$mode: exit status $status, expected $wanted:"; cat "$TMPDIR/out"; exit 1; }
+}
+
+expect none 0 'rank 0\] 3 ranks over gloo'
+for mode in kill:0 kill:2 exit:1 throw:0 throw:1; do
+  rank=${mode#*:}
+  read -r first second <<<"$(echo 0 1 2 | tr -d "$rank")"
+  case $mode in
+    kill:*) status=137 death='was killed by signal 9 \(SIGKILL' why='its process ended' ;;
+    exit:*) status=3 death='exited with status 3' why='its process ended' ;;
+    throw:*) status=1 death='exited with status 1' why='out of cheese' ;;
+  esac
+  expect "$mode" $status "dtensor-run: rank $rank $death" "rank $first\] error: .*all_reduce\(sum\) #[34].* rank $rank failed: $why" \
+    "rank $second\] error: .*all_reduce\(sum\) #[34].* rank $rank failed: $why"
+done
+expect leave:1 1 'rank 1 has left without calling it'
+expect diverge:1 1 'rank 1 called barrier #4|rank 1 called all_reduce' 'rank [02] called all_reduce\(sum\) #4'
+deadline=2 expect stall:1 1 'did not complete within 2 s; rank 1 did not call it'
+
+# alive PID: it runs; a zombie that nobody has reaped yet does not.
+alive() { [ -e "/proc/$1/stat" ] && ! grep -q ') Z ' "/proc/$1/stat"; }
+
+# Signals reach the ranks; ranks that ignore SIGTERM are killed.
+status=0
+timeout -s TERM 2 "$run" -n 2 --grace 1 bash -c 'trap "" TERM; echo $$ >>"$0"; while :; do sleep 0.1; done' "$TMPDIR/pids" || status=$?
+for pid in $(cat "$TMPDIR/pids"); do
+  ! alive "$pid" || { echo "process $pid is left"; exit 1; }
+done
+# A killed launcher leaves no orphans.
+"$run" -n 2 bash -c 'echo $$ >>"$0"; exec sleep 100' "$TMPDIR/orphans" &
+launcher=$!
+for _ in $(seq 50); do [ "$(cat "$TMPDIR/orphans" 2>/dev/null | wc -l)" = 2 ] && break; sleep 0.1; done
+kill -9 $launcher
+wait $launcher 2>/dev/null || true
+sleep 0.5
+for pid in $(cat "$TMPDIR/orphans"); do
+  ! alive "$pid" || { echo "orphan $pid is left"; exit 1; }
+done
+
+# refuse TEXT COMMAND...: the command fails and prints TEXT.
+refuse() {
+  local text=$1
+  shift
+  if timeout 60 "$@" >"$TMPDIR/out" 2>&1 || ! grep -q -- "$text" "$TMPDIR/out"; then
+    echo "expected a failure with '$text' from: $*"
+    cat "$TMPDIR/out"
+    exit 1
+  fi
+}
+refuse 'cannot run /nonexistent/program' "$run" -n 2 /nonexistent/program
+refuse 'not in range' "$run" -n 0 true
+refuse 'no PROGRAM' "$run" -n 2
+refuse 'need --master-addr' "$run" -n 1 --nnodes 2 true
+refuse 'unknown option --pigeon' "$run" -n 1 --pigeon true
+refuse 'MASTER_ADDR is not set' env RANK=0 WORLD_SIZE=2 "${program[@]}"
+"$run" -n 2 --log-dir "$TMPDIR/logs" sh -c 'echo "I am $RANK of $WORLD_SIZE"'
+grep -q 'I am 1 of 2' "$TMPDIR/logs/rank-1.log"

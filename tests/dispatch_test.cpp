@@ -1,0 +1,237 @@
+// Operators on DTensors against one device: dispatch, gradients and their layouts, Spmd, counted communication.
+#include "catch.hpp"
+
+#include <torch/torch.h>
+
+#include <dtensor/dtensor.hpp>
+
+#include <sstream>
+
+namespace dt = dtensor;
+using dt::comm::Collective;
+
+namespace {
+
+void on_ranks(int ranks, const std::function<void(dt::World&)>& body, const char* transport = "threads") {
+  dt::LaunchOptions options;
+  options.ranks = ranks;
+  options.transport = transport;
+  options.deadline = std::chrono::seconds(20);
+  dt::launch(options, body);
+}
+
+dt::DeviceMesh line(dt::World& world) { return dt::init_device_mesh(torch::kCPU, {world.size()}, {"tp"}); }
+
+torch::Tensor counting(std::vector<int64_t> sizes) {
+  int64_t n = 1;
+  for (const auto size : sizes) n *= size;
+  return (torch::arange(n, torch::kDouble) / 7 - 1).reshape(sizes);
+}
+
+void same(const at::Tensor& got, const at::Tensor& expected, const char* what) {
+  const auto full = dt::full_tensor(got);
+  dt::require(full.sizes() == expected.sizes() && full.equal(expected), "test", "{} differs", what);
+}
+
+void expect(const dt::CommDebugMode& comm, int64_t count, const char* what) {
+  dt::require(comm.count() == count, "test", "{}: expected {} collectives; got\n{}", what, count, comm.str());
+}
+
+}  // namespace
+
+TEST_CASE("dispatch: pointwise and mm on shards", "[dispatch]") {
+  const char* transport = GENERATE("threads", "gloo");
+  for (const int ranks : {1, 2, 3, 4}) {
+    REQUIRE_NOTHROW(on_ranks(ranks, [](dt::World& world) {
+      auto mesh = line(world);
+      const auto a = counting({5, 6}), b = a + 1, w = counting({6, 3});
+      auto A = dt::distribute_tensor(a, mesh, {dt::shard(0)}), B = dt::distribute_tensor(b, mesh, {dt::shard(0)});
+      auto W = dt::distribute_tensor(w, mesh, {dt::replicate()});
+      {
+        dt::CommDebugMode comm;
+        auto sum = torch::add(A, B), product = torch::mm(A, W);
+        expect(comm, 0, "add and mm on rows");
+        same(sum, a + b, "add");
+        same(product, torch::mm(a, w), "mm");
+      }
+      auto k = torch::mm(dt::distribute_tensor(a, mesh, {dt::shard(1)}), dt::distribute_tensor(w, mesh, {dt::shard(0)}));
+      dt::require(dt::DTensor(k).placements()[0].is_partial(), "test", "mm over k is {}", dt::DTensor(k).layout().str());
+      dt::require(dt::full_tensor(k).allclose(torch::mm(a, w)), "test", "mm over k differs");
+    }, transport));
+  }
+}
+
+TEST_CASE("dispatch: a pending reduction is done once", "[dispatch]") {
+  REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+    auto mesh = line(world);
+    auto part = dt::from_local(torch::full({4, 4}, 1.0 + world.rank()), mesh, {dt::partial()})->mul(1.0);
+    dt::CommDebugMode comm;
+    auto once = torch::relu(part), twice = torch::tanh(part);
+    expect(comm, 1, "two readers of a Partial tensor");
+    same(once, torch::full({4, 4}, 3.0), "relu");
+    same(twice, torch::tanh(torch::full({4, 4}, 3.0)), "tanh");
+  }));
+}
+
+TEST_CASE("dispatch: an MLP, column then row parallel, takes one all_reduce", "[dispatch]") {
+  REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+    auto mesh = line(world);
+    const auto x = counting({8, 10}), up = counting({16, 10}), down = counting({10, 16});
+    auto X = dt::distribute_tensor(x, mesh, {dt::replicate()});
+    auto Up = dt::distribute_tensor(up, mesh, {dt::shard(0)}), Down = dt::distribute_tensor(down, mesh, {dt::shard(1)});
+    dt::CommDebugMode comm;
+    auto y = torch::mm(torch::relu(torch::mm(X, Up->t())), Down->t());
+    expect(comm, 0, "the local part");
+    auto whole = dt::DTensor(y).redistribute({dt::replicate()});
+    expect(comm, 1, "the reduction");
+    dt::require(comm.count(Collective::all_reduce) == 1, "test", "not an all_reduce:\n{}", comm.str());
+    dt::require(dt::full_tensor(whole).allclose(torch::mm(torch::relu(torch::mm(x, up.t())), down.t())), "test", "MLP differs");
+  }));
+}
+
+TEST_CASE("gradients: redistribute, to_local, full_tensor and from_local", "[gradients]") {
+  for (const int ranks : {2, 3, 4}) {
+    REQUIRE_NOTHROW(on_ranks(ranks, [](dt::World& world) {
+      auto mesh = line(world);
+      const auto x = counting({5, 4}), weight = counting({5, 4}) + 3;
+      for (const auto& placement : {dt::shard(0), dt::shard(1), dt::replicate()}) {
+        auto leaf = x.clone().requires_grad_();
+        auto full = dt::distribute_tensor(leaf, mesh, {placement}).full_tensor();
+        (full * weight).sum().backward();
+        same(leaf.grad(), weight, "gradient through distribute_tensor and full_tensor");
+
+        auto shard = dt::distribute_tensor(x, mesh, {placement}).tensor().detach().requires_grad_();
+        auto moved = dt::DTensor(shard).redistribute({dt::shard(1)});
+        torch::mul(moved, dt::distribute_tensor(weight, mesh, {dt::shard(1)})).sum().backward();
+        same(shard.grad(), weight, "gradient through redistribute");
+        dt::require(dt::DTensor(shard.grad()).placements()[0] == placement, "test", "the gradient of {} lies as {}",
+                    placement.str(), dt::DTensor(shard.grad()).layout().str());
+      }
+      auto local = torch::full({2, 2}, 1.0 + world.rank(), torch::kDouble).requires_grad_();
+      dt::from_local(local, mesh, {dt::partial()})->mul(2.0).sum().backward();
+      same(local.grad(), torch::full({2, 2}, 2.0, torch::kDouble), "gradient of a Partial part");
+    }));
+  }
+}
+
+TEST_CASE("gradients accumulate in the parameter's layout; no_sync defers", "[gradients]") {
+  const char* transport = GENERATE("threads", "gloo");
+  REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+    auto mesh = line(world);
+    dt::Spmd spmd(mesh);
+    torch::manual_seed(1);
+    torch::nn::Linear linear(4, 4);
+    const auto x = dt::distribute_tensor(torch::ones({6, 4}), mesh, {dt::shard(0)});
+    {
+      const auto deferred = dt::no_sync();
+      dt::CommDebugMode comm;
+      linear(x).sum().backward();
+      linear(x).sum().backward();
+      expect(comm, 0, "backward under no_sync");
+      dt::require(dt::DTensor(linear->weight.grad()).layout().has_partial(), "test", "no_sync did not defer");
+    }
+    linear(x).sum().backward();
+    for (const auto& parameter : linear->parameters()) {
+      dt::require(dt::DTensor(parameter.grad()).layout().is_replicated(), "test", "the gradient is left {}",
+                  dt::DTensor(parameter.grad()).layout().str());
+    }
+    same(linear->weight.grad(), torch::full({4, 4}, 18.0f), "three accumulated gradients");
+    linear->zero_grad();
+    {
+      const auto deferred = dt::no_sync();
+      linear(x).sum().backward();
+    }
+    dt::sync_gradients(linear->parameters());
+    same(linear->bias.grad(), torch::full({4}, 6.0f), "sync_gradients");
+    torch::optim::Adam optimizer(linear->parameters(), 0.1);
+    dt::parallelize_module(*linear, mesh, {{"weight", {{"tp", dt::shard(0)}}}});
+    linear->weight.mutable_grad().reset();
+    linear(x).sum().backward();
+    optimizer.step();
+    for (const auto& [key, state] : optimizer.state()) {
+      const auto& average = static_cast<torch::optim::AdamParamState&>(*state).exp_avg();
+      const bool is_weight = average.sizes() == linear->weight.sizes();
+      dt::require(dt::DTensor(average).placements()[0].is_shard() == is_weight, "test", "optimizer state lies as {}",
+                  dt::DTensor(average).layout().str());
+    }
+  }, transport));
+}
+
+TEST_CASE("views share memory with their base, in place and under autograd", "[dispatch]") {
+  REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+    auto mesh = line(world);
+    auto base = dt::distribute_tensor(counting({4, 6}), mesh, {dt::shard(0)}).tensor();
+    auto expected = counting({4, 6});
+    base.view({4, 2, 3}).select(1, 1).mul_(2), expected.view({4, 2, 3}).select(1, 1).mul_(2);
+    same(base, expected, "in-place on a view");
+    auto leaf = dt::distribute_tensor(counting({4, 6}), mesh, {dt::shard(0)}).tensor().detach().requires_grad_();
+    auto plain = counting({4, 6}).requires_grad_();
+    auto train = [](const torch::Tensor& t) {
+      auto y = t * 3;
+      y.slice(1, 0, 2).mul_(5);
+      (y * y).sum().backward();
+    };
+    train(leaf), train(plain);
+    same(leaf.grad(), plain.grad(), "gradient through an in-place operator on a view");
+  }));
+}
+
+TEST_CASE("a redistributed tensor shares no memory with its source", "[dispatch]") {
+  REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+    auto mesh = line(world);
+    const auto x = counting({4, 4});
+    auto plain = x.clone();
+    for (const auto& placement : {dt::shard(0), dt::shard(1), dt::replicate()}) {
+      auto whole = dt::distribute_tensor(plain, mesh, {dt::replicate()});
+      whole.redistribute({placement})->mul_(placement == dt::replicate() ? 1 : 2);
+      dt::distribute_tensor(plain, mesh, {placement})->mul_(2);
+      same(whole, x, "the source of a move");
+    }
+    same(plain, x, "the plain tensor");
+  }));
+}
+
+TEST_CASE("Spmd: factories are replicated, plain tensors count as replicated, seeds agree", "[spmd]") {
+  REQUIRE_NOTHROW(on_ranks(4, [](dt::World& world) {
+    auto mesh = dt::init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"});
+    torch::manual_seed(7);
+    const auto plain = torch::ones({4, 3});
+    {
+      dt::Spmd spmd(mesh);
+      const auto drawn = torch::randn({4, 3});
+      dt::require(dt::is_dtensor(drawn) && dt::DTensor(drawn).layout().is_replicated(), "test", "randn is not replicated");
+      const auto bits = dt::DTensor(drawn).to_local();
+      const auto all = world.size() == 1 ? bits : mesh.communicator({0, 1}).all_gather(bits, {12, 12, 12, 12}).get();
+      for (int r = 0; r < 4; ++r) dt::require(all.slice(0, 12 * r, 12 * r + 12).equal(bits.reshape(-1)), "test", "ranks drew differently");
+      same(drawn + plain, bits + plain, "a plain tensor beside a distributed one");
+      dt::require(!dt::is_dtensor(plain * 2), "test", "plain operands alone stay plain");
+    }
+    dt::require(!dt::is_dtensor(torch::zeros({2})), "test", "factories are plain again after the region");
+  }));
+}
+
+TEST_CASE("reading: item, printing, comparison", "[dispatch]") {
+  REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+    auto mesh = line(world);
+    const auto x = counting({3, 2});
+    auto X = dt::distribute_tensor(x, mesh, {dt::shard(0)});
+    dt::require(X->sum().item<double>() == x.sum().item<double>(), "test", "item differs");
+    dt::require(X->equal(dt::distribute_tensor(x, mesh, {dt::shard(1)})), "test", "equal is false");
+    dt::require(X->allclose(X), "test", "allclose is false");
+    std::ostringstream got, expected;
+    got << X;
+    expected << "\n" << x;
+    dt::require(got.str().find(expected.str()) != std::string::npos && got.str().find("S(0)") != std::string::npos, "test",
+                "printed as {}", got.str());
+  }));
+}
+
+TEST_CASE("dispatch: shapes that change every step do not pile up", "[dispatch]") {
+  REQUIRE_NOTHROW(on_ranks(1, [](dt::World& world) {
+    auto mesh = line(world);
+    for (int64_t n = 1; n <= 20000; ++n) {
+      auto x = dt::from_local(torch::ones({n % 9973 + 1}), mesh, {dt::shard(0)}, {n % 9973 + 1});
+      dt::require(torch::add(x, x).sizes()[0] == n % 9973 + 1, "test", "wrong size");
+    }
+  }));
+}

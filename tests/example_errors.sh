@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Bad input to the GPT example: a clear error, a failing exit status, no hang; with ranks as threads and as processes.
+set -euo pipefail
+program=$DTENSOR_BUILD/examples/train_gpt
+small=(--dim 32 --seq 32 --batch 8 --steps 2)
+
+# refuse COUNT TEXT COMMAND...: the command fails within a minute, and prints TEXT at least COUNT times.
+refuse() {
+  local count=$1 text=$2 status=0 got
+  shift 2
+  timeout 60 "$@" >"$TMPDIR/out" 2>&1 || status=$?
+  got=$(grep -Fc -- "$text" "$TMPDIR/out" || true)
+  if [ "$status" = 0 ] || [ "$status" -ge 124 ] || [ "$got" -lt "$count" ]; then
+    echo "exit status $status, $got times '$text' (expected $count), from: $*"
+    cat "$TMPDIR/out"
+    exit 1
+  fi
+}
+
+for mesh in dp dp=0 dp=2,dp=2 pp=4 dp=2x; do
+  refuse 1 'expected NAME=SIZE' "$program" --ranks 4 --mesh "$mesh"
+done
+refuse 1 "the mesh 'dp2'" "$program" --meshes 'dp=4;dp2'
+refuse 1 '--mesh' "$program" --mesh dp=1 --meshes tp=1
+refuse 1 '/nonexistent/text' "$program" --ranks 4 --data /nonexistent/text
+refuse 1 'choose sizes whose product is 4' "$program" --ranks 4 --mesh dp=2,tp=1 "${small[@]}"
+refuse 1 'bytes, but a sequence needs' "$program" --ranks 2 --data "$0" "${small[@]}" --seq 100000
+refuse 1 'multiple of --heads' "$program" --dim 30 --heads 4
+refuse 1 'expected a number above 0' "$program" --steps 0
+refuse 1 'there is no folder' "$program" --log /nonexistent/run.jsonl
+refuse 1 'there is no folder' "$program" --svg /nonexistent/losses.svg
+refuse 1 'unknown transport' "$program" --ranks 2 --transport pigeon
+
+# As processes, each rank says it (dtensor-run may end the last ones first).
+launch=("$DTENSOR_BUILD/tools/dtensor-run" -n 2)
+refuse 1 'expected NAME=SIZE' "${launch[@]}" "$program" --mesh dp
+refuse 1 '/nonexistent/text' "${launch[@]}" "$program" --data /nonexistent/text
+refuse 2 'choose sizes whose product is 2' "${launch[@]}" "$program" --mesh dp=3 "${small[@]}"

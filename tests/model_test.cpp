@@ -1,0 +1,137 @@
+// Stock torch::nn modules and optimizers under Spmd against the same program on one device.
+#include "catch.hpp"
+
+#include <torch/torch.h>
+
+#include <dtensor/dtensor.hpp>
+
+namespace dt = dtensor;
+
+namespace {
+
+constexpr int64_t kVocab = 32, kDim = 16, kHeads = 4, kBatch = 4, kSeq = 6;
+
+// Embedding, MultiheadAttention, LayerNorm, Linear, GELU, Dropout: not a word of dtensor.
+struct StockModelImpl : torch::nn::Module {
+  StockModelImpl() {
+    embedding = register_module("embedding", torch::nn::Embedding(kVocab, kDim));
+    norm1 = register_module("norm1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})));
+    attention = register_module("attention", torch::nn::MultiheadAttention(kDim, kHeads));
+    norm2 = register_module("norm2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})));
+    up = register_module("up", torch::nn::Linear(kDim, 4 * kDim));
+    down = register_module("down", torch::nn::Linear(4 * kDim, kDim));
+    dropout = register_module("dropout", torch::nn::Dropout(0.1));
+    head = register_module("head", torch::nn::Linear(kDim, kVocab));
+  }
+  torch::Tensor forward(const torch::Tensor& tokens) {
+    auto x = embedding(tokens).transpose(0, 1);  // [seq, batch, dim]
+    auto h = norm1(x);
+    x = x + std::get<0>(attention(h, h, h));
+    x = x + dropout(down(torch::gelu(up(norm2(x)))));
+    return head(x.transpose(0, 1));
+  }
+  torch::nn::Embedding embedding{nullptr};
+  torch::nn::LayerNorm norm1{nullptr}, norm2{nullptr};
+  torch::nn::MultiheadAttention attention{nullptr};
+  torch::nn::Linear up{nullptr}, down{nullptr}, head{nullptr};
+  torch::nn::Dropout dropout{nullptr};
+};
+TORCH_MODULE(StockModel);
+
+torch::Tensor tokens(int step) {
+  return (torch::arange(kBatch * (kSeq + 1), torch::kLong) * (step * 7 + 3) % kVocab).reshape({kBatch, kSeq + 1});
+}
+
+// Ten steps; `place` lays out the module and each batch.
+struct Run {
+  std::vector<double> losses, norms;
+};
+
+template <class Optimizer, class Options, class PlaceModule, class PlaceBatch>
+Run train(torch::Dtype dtype, Options options, PlaceModule place_module, PlaceBatch place_batch, double clip = 0.5) {
+  torch::manual_seed(0);
+  StockModel model;
+  model->to(dtype);
+  place_module(*model);
+  Optimizer optimizer(model->parameters(), options);
+  Run run;
+  for (int step = 0; step < 10; ++step) {
+    const auto batch = tokens(step);
+    auto x = place_batch(batch.slice(1, 0, kSeq).contiguous()), y = place_batch(batch.slice(1, 1, kSeq + 1).contiguous());
+    auto loss = torch::nn::functional::cross_entropy(model(x).reshape({-1, kVocab}), y.reshape({-1}));
+    optimizer.zero_grad();
+    loss.backward();
+    run.norms.push_back(torch::nn::utils::clip_grad_norm_(model->parameters(), clip));
+    optimizer.step();
+    run.losses.push_back(loss.template item<double>());
+  }
+  return run;
+}
+
+const dt::Plan kTensorParallel{
+    {"up.*", {{"tp", dt::shard(0)}}},
+    {"down.weight", {{"tp", dt::shard(1)}}},
+    {"attention.in_proj_*", {{"tp", dt::strided_shard(0, 3)}}},
+    {"attention.out_proj.weight", {{"tp", dt::shard(1)}}},
+    {"head.*", {{"tp", dt::shard(0)}}},
+};
+
+struct Case {
+  const char* name;
+  std::vector<int64_t> sizes;
+  std::vector<std::string> names;
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
+
+dt::Placements batch_placements(const dt::DeviceMesh& mesh) {
+  dt::Placements placements;
+  for (const auto& name : mesh.names()) {
+    placements.push_back(name == "dp" ? dt::shard(0) : name == "sp" ? dt::shard(1) : dt::replicate());
+  }
+  return placements;
+}
+
+template <class Optimizer, class Options>
+void compare(const Case& c, Options options) {
+  const auto same = [](const torch::Tensor& t) { return t; };
+  const auto expected = train<Optimizer>(torch::kDouble, options, [](torch::nn::Module&) {}, same);
+  dt::LaunchOptions launch;
+  launch.ranks = 1;
+  for (const auto size : c.sizes) launch.ranks *= static_cast<int>(size);
+  launch.deadline = std::chrono::seconds(60);
+  dt::launch(launch, [&](dt::World&) {
+    const auto mesh = dt::init_device_mesh(torch::kCPU, c.sizes, c.names);
+    dt::Spmd spmd(mesh);
+    const auto run = train<Optimizer>(
+        torch::kDouble, options,
+        [&](torch::nn::Module& module) {
+          const auto& names = mesh.names();
+          if (std::find(names.begin(), names.end(), "tp") != names.end()) dt::parallelize_module(module, mesh, kTensorParallel);
+        },
+        [&](const torch::Tensor& t) { return dt::distribute_tensor(t, mesh, batch_placements(mesh)).tensor(); });
+    for (size_t i = 0; i < expected.losses.size(); ++i) {
+      const double off = std::abs(run.losses[i] - expected.losses[i]) / std::abs(expected.losses[i]);
+      dt::require(off < 1e-12, "test", "{}: step {}: loss {} on the mesh, {} on one device", c.name, i, run.losses[i],
+                  expected.losses[i]);
+      dt::require(std::abs(run.norms[i] - expected.norms[i]) < 1e-10, "test", "{}: step {}: gradient norm {} and {}", c.name, i,
+                  run.norms[i], expected.norms[i]);
+    }
+  });
+}
+
+}  // namespace
+
+TEST_CASE("model: a stock model trains on a mesh as on one device", "[model]") {
+  const auto c = GENERATE(Case{"one", {1}, {"dp"}}, Case{"dp=2", {2}, {"dp"}}, Case{"dp=3", {3}, {"dp"}}, Case{"tp=2", {2}, {"tp"}},
+                          Case{"tp=4", {4}, {"tp"}}, Case{"sp=2", {2}, {"sp"}}, Case{"dp=2,tp=2", {2, 2}, {"dp", "tp"}},
+                          Case{"dp=2,sp=2", {2, 2}, {"dp", "sp"}}, Case{"sp=2,tp=2", {2, 2}, {"sp", "tp"}});
+  CAPTURE(c.name);
+  REQUIRE_NOTHROW(compare<torch::optim::AdamW>(c, torch::optim::AdamWOptions(1e-2)));
+}
+
+TEST_CASE("model: SGD with momentum and Adam", "[model]") {
+  const Case c{"dp=2,tp=2", {2, 2}, {"dp", "tp"}};
+  REQUIRE_NOTHROW(compare<torch::optim::SGD>(c, torch::optim::SGDOptions(1e-2).momentum(0.9)));
+  REQUIRE_NOTHROW(compare<torch::optim::Adam>(c, torch::optim::AdamOptions(1e-2)));
+}

@@ -1,0 +1,78 @@
+// Random operators draw the bits of one device, whatever the placement, and leave generators as one device would.
+#include "op_check.hpp"
+
+using namespace dtensor;
+using namespace dtensor::test;
+
+namespace {
+
+// Two draws, so that a generator that has advanced differently shows.
+Function twice(std::function<at::Tensor(const at::Tensor&)> draw) {
+  return [draw = std::move(draw)](const Tensors& in) {
+    const auto first = draw(in[0]);
+    return Tensors{first, draw(in[0])};
+  };
+}
+
+// Draws on one device from a given seed.
+Tensors expected(const at::Tensor& x, const Function& draw) {
+  torch::manual_seed(11);
+  return draw({x.clone()});
+}
+
+void check_draws(const std::string& name, const at::Tensor& x, const Function& draw, bool partial_too = false) {
+  INFO(name);
+  const auto plain = expected(x, draw);
+  for (const auto& sizes : std::vector<std::vector<int64_t>>{{2}, {3}, {2, 2}}) {
+    CHECK_NOTHROW(on_mesh(sizes, [&](const DeviceMesh& mesh) {
+      std::vector<Placement> choices{replicate()};
+      for (int64_t d = 0; d < x.dim(); ++d) choices.push_back(shard(d));
+      if (partial_too) choices.push_back(partial());
+      for (const auto& first : choices) {
+        for (const auto& second : choices) {
+          Placements placements{first};
+          if (mesh.ndim() > 1) placements.push_back(second);
+          Spmd spmd(mesh);
+          torch::manual_seed(11);
+          const auto got = draw({placed(x, mesh, placements)});
+          for (size_t i = 0; i < got.size(); ++i) {
+            require(full_tensor(got[i]).equal(plain[i]), "test", "{} {}: draw {} differs", name, str(placements), i);
+          }
+        }
+      }
+    }));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("ops: random draws in place", "[ops][random]") {
+  const auto x = whole_numbers({5, 4});
+  check_draws("uniform_", x, twice([](auto& t) { return t.clone().uniform_(); }));
+  check_draws("normal_", whole_numbers({5, 7}), twice([](auto& t) { return t.clone().normal_(1, 2); }));
+  check_draws("bernoulli_", x, twice([](auto& t) { return t.clone().bernoulli_(0.3); }));
+  check_draws("random_", x, twice([](auto& t) { return t.clone().random_(100); }));
+  check_draws("exponential_", x, twice([](auto& t) { return t.clone().exponential_(); }));
+  check_draws("log_normal_", x, twice([](auto& t) { return t.clone().log_normal_(); }));
+  check_draws("geometric_", x, twice([](auto& t) { return t.clone().geometric_(0.4); }));
+  check_draws("bernoulli_ of probabilities", (x + 8) / 16, twice([](auto& t) { return t.clone().bernoulli_(t); }));
+  check_draws("bernoulli of probabilities", (x + 8) / 16, twice([](auto& t) { return t.bernoulli(); }));
+}
+
+TEST_CASE("ops: random tensors like another", "[ops][random]") {
+  const auto x = whole_numbers({5, 4});
+  check_draws("rand_like", x, twice([](auto& t) { return torch::rand_like(t); }), true);
+  check_draws("randn_like", whole_numbers({5, 7}), twice([](auto& t) { return torch::randn_like(t, torch::kDouble); }),
+              true);
+  check_draws("randint_like", x, twice([](auto& t) { return torch::randint_like(t, 3, 9); }), true);
+  check_draws("randint_like below", x, twice([](auto& t) { return torch::randint_like(t, 5); }), true);
+  check_draws("rand_like of a transpose", x, twice([](auto& t) { return torch::rand_like(t.t()); }));
+}
+
+TEST_CASE("ops: dropout", "[ops][random]") {
+  const auto x = fractions({5, 4});
+  check_draws("dropout", x, twice([](auto& t) { return torch::dropout(t, 0.4, true); }));
+  check_draws("native_dropout", x, twice([](auto& t) { return std::get<0>(torch::native_dropout(t, 0.4, true)); }));
+  check_draws("native_dropout's mask", x,
+              twice([](auto& t) { return std::get<1>(torch::native_dropout(t, 0.4, true)); }));
+}

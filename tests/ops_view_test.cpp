@@ -1,0 +1,316 @@
+// Views of distributed tensors against one device: every operator under every placement, forward and backward, bitwise; and
+// that what stays on its rank is never communicated.
+#include "catch.hpp"
+
+#include <dtensor/dtensor.hpp>
+
+#include <torch/torch.h>
+
+#include <fmt/ranges.h>
+
+namespace dt = dtensor;
+using dt::shard;
+using dt::strided_shard;
+
+namespace {
+
+using Shape = std::vector<int64_t>;
+using Tensors = std::vector<at::Tensor>;
+using View = std::function<Tensors(const at::Tensor&)>;
+
+void on_ranks(int ranks, const std::function<void()>& body, std::string transport = "threads") {
+  dt::launch(dt::LaunchOptions{.ranks = ranks, .transport = std::move(transport), .deadline = std::chrono::seconds(60)},
+             [&](dt::World&) { body(); });
+}
+
+dt::DeviceMesh mesh_of(const Shape& sizes) { return dt::init_device_mesh(at::kCPU, sizes); }
+
+at::Tensor numbers(const Shape& sizes, int64_t first = 1) {
+  int64_t count = 1;
+  for (const auto size : sizes) count *= size;
+  return at::arange(first, first + count, at::kFloat).view(sizes);
+}
+
+void check_equal(const at::Tensor& got, const at::Tensor& expected, const std::string& what) {
+  const auto full = dt::full_tensor(got);
+  dt::require(got.sizes() == expected.sizes() && got.strides() == expected.strides(), "test",
+              "{}: got sizes [{}] strides [{}]; expected [{}] strides [{}]", what, fmt::join(got.sizes(), ", "),
+              fmt::join(got.strides(), ", "), fmt::join(expected.sizes(), ", "), fmt::join(expected.strides(), ", "));
+  dt::require(at::equal(full, expected), "test", "{}: values differ", what);
+}
+
+// The gradients of `view` at `x`, for output gradients made of consecutive numbers, laid out by `like`.
+template <class Like>
+at::Tensor gradient(const at::Tensor& x, const Tensors& outputs, Like&& like) {
+  Tensors weights;
+  for (const auto& output : outputs) {
+    weights.push_back(like(numbers(output.sizes().vec(), 7 + static_cast<int64_t>(weights.size())), output));
+  }
+  return torch::autograd::grad(outputs, {x}, weights)[0];
+}
+
+// The view under `placements`, forward and backward, against one device.
+void check(const std::string& name, const Shape& sizes, const View& view, const dt::DeviceMesh& mesh,
+           const dt::Placements& placements) {
+  const auto what = fmt::format("{} of [{}] {}", name, fmt::join(sizes, ", "), dt::str(placements));
+  const auto plain = numbers(sizes).requires_grad_();
+  const auto x = dt::distribute_tensor(plain.detach(), mesh, placements).tensor().detach().requires_grad_();
+  const auto expected = view(plain), got = view(x);
+  dt::require(got.size() == expected.size(), "test", "{}: {} outputs", what, got.size());
+  for (size_t i = 0; i < got.size(); ++i) check_equal(got[i].detach(), expected[i].detach(), what);
+  if (!expected[0].requires_grad()) return;
+  const auto plain_gradient = gradient(plain, expected, [](const at::Tensor& g, const at::Tensor&) { return g; });
+  const auto spread = gradient(x, got, [&](const at::Tensor& g, const at::Tensor& output) {
+    return dt::distribute_tensor(g, mesh, dt::DTensor(output).placements()).tensor();
+  });
+  check_equal(spread, plain_gradient, what + ", gradient");
+}
+
+View one(std::function<at::Tensor(const at::Tensor&)> view) {
+  return [view](const at::Tensor& x) { return Tensors{view(x)}; };
+}
+
+struct Case {
+  const char* name;
+  Shape sizes;
+  View view;
+};
+
+using T = const at::Tensor&;
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> all{
+      {"view flatten", {4, 6, 2}, one([](T x) { return x.view({24, 2}); })},
+      {"view -1", {4, 6, 2}, one([](T x) { return x.view({-1, 2}); })},
+      {"view flatten uneven", {3, 5, 2}, one([](T x) { return x.view({15, 2}); })},
+      {"view unflatten", {12, 6}, one([](T x) { return x.view({3, 4, 2, 3}); })},
+      {"view regroup", {6, 4}, one([](T x) { return x.view({4, 6}); })},
+      {"view same", {5, 3}, one([](T x) { return x.view({5, 3}); })},
+      {"view to scalar", {1, 1}, one([](T x) { return x.view(Shape{}); })},
+      {"reshape of transposed", {4, 6}, one([](T x) { return x.t().reshape({24}); })},
+      {"reshape", {2, 3, 4}, one([](T x) { return x.reshape({6, 4}); })},
+      {"flatten", {2, 3, 4}, one([](T x) { return x.flatten(); })},
+      {"_unsafe_view", {4, 6}, one([](T x) { return at::_unsafe_view(x, {2, 12}); })},
+      {"squeeze", {1, 4, 1, 2}, one([](T x) { return x.squeeze(); })},
+      {"squeeze keeps a dim of 2", {2, 3}, one([](T x) { return x.squeeze(); })},
+      {"squeeze dim", {4, 1, 3}, one([](T x) { return x.squeeze(1); })},
+      {"squeeze long dim", {4, 2}, one([](T x) { return x.squeeze(-1); })},
+      {"unsqueeze", {4, 3}, one([](T x) { return x.unsqueeze(1); })},
+      {"unsqueeze end", {4, 3}, one([](T x) { return x.unsqueeze(-1); })},
+      {"permute", {2, 4, 6}, one([](T x) { return x.permute({2, 0, -2}); })},
+      {"transpose", {2, 4, 6}, one([](T x) { return x.transpose(-1, 1); })},
+      {"t", {4, 6}, one([](T x) { return x.t(); })},
+      {"t of a vector", {4}, one([](T x) { return x.t(); })},
+      {"movedim", {2, 4, 6}, one([](T x) { return x.movedim(0, 2); })},
+      {"expand", {4, 1, 3}, one([](T x) { return x.expand({2, 4, 5, 3}); })},
+      {"expand -1", {4, 1, 3}, one([](T x) { return x.expand({-1, 5, -1}); })},
+      {"select", {4, 3, 6}, one([](T x) { return x.select(1, -1); })},
+      {"select first", {4, 3, 6}, one([](T x) { return x[1]; })},
+      {"slice", {6, 4}, one([](T x) { return x.slice(0, 2, 4); })},
+      {"slice head", {6, 4}, one([](T x) { return x.slice(1, 0, 3); })},
+      {"slice negative", {6, 4}, one([](T x) { return x.slice(0, -4, -1); })},
+      {"slice whole", {5, 4}, one([](T x) { return x.slice(0); })},
+      {"slice step", {6, 4}, one([](T x) { return x.slice(0, 1, 6, 2); })},
+      {"slice to nothing", {6, 4}, one([](T x) { return x.slice(0, 3, 3); })},
+      {"narrow", {6, 4}, one([](T x) { return x.narrow(0, 3, 3); })},
+      {"chunk", {2, 12}, [](T x) { return x.chunk(3, -1); }},
+      {"chunk uneven", {2, 7}, [](T x) { return x.chunk(3, 1); }},
+      {"split", {2, 12}, [](T x) { return x.split(4, 1); }},
+      {"split other dim", {4, 12}, [](T x) { return x.split(2, 0); }},
+      {"split_with_sizes", {12, 3}, [](T x) { return x.split_with_sizes({8, 2, 2}, 0); }},
+      {"unbind", {3, 4, 2}, [](T x) { return x.unbind(0); }},
+      {"diagonal", {4, 3, 4}, one([](T x) { return x.diagonal(1, 0, 2); })},
+      {"unfold", {6, 4}, one([](T x) { return x.unfold(0, 3, 1); })},
+      {"alias", {4, 3}, one([](T x) { return at::alias(x); })},
+      {"flip", {4, 6}, one([](T x) { return x.flip({1}); })},
+      {"view_as_complex and back", {4, 3, 2}, one([](T x) { return at::view_as_real(at::view_as_complex(x)); })},
+      {"conj", {4, 3, 2}, one([](T x) { return at::view_as_real(at::view_as_complex(x).conj().resolve_conj()); })},
+      {"as_strided", {4, 6}, one([](T x) { return x.detach().as_strided({4, 3}, {6, 2}); })},
+      {"view_copy", {4, 6}, one([](T x) { return at::view_copy(x, {2, 12}); })},
+      {"squeeze_copy", {4, 1, 2}, one([](T x) { return at::squeeze_copy(x); })},
+      {"split_copy", {2, 12}, [](T x) { return at::split_copy(x, 4, 1); }},
+      {"as_strided_copy", {6, 4}, one([](T x) { return at::as_strided_copy(x.detach().t(), {4, 3}, {1, 4}); })},
+      {"view as integers", {4, 6}, one([](T x) { return x.detach().view(at::kInt); })},
+      {"view as bytes", {4, 6}, one([](T x) { return x.detach().view(at::kByte); })},
+      {"cat", {4, 6}, one([](T x) { return at::cat({x, x.slice(1, 0, 3)}, 1); })},
+      {"fused qkv", {2, 3, 24}, [](T x) {
+         Tensors heads;
+         for (const auto& part : x.chunk(3, -1)) heads.push_back(part.reshape({2, 3, 4, 2}).transpose(1, 2));
+         return heads;
+       }},
+  };
+  return all;
+}
+
+bool fits(const Shape& sizes, const dt::Placements& placements, const dt::DeviceMesh& mesh) {
+  try {
+    dt::Layout::get(mesh, placements, sizes, at::kFloat);
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+std::vector<dt::Placement> placements_of(const Shape& sizes, bool all) {
+  std::vector<dt::Placement> result{dt::replicate(), dt::partial()};
+  for (int64_t d = 0; d < static_cast<int64_t>(sizes.size()); ++d) {
+    result.insert(result.end(), {shard(d), strided_shard(d, 2)});
+    if (all) result.insert(result.end(), {strided_shard(d, 3), strided_shard(d, 1, 2)});
+  }
+  return result;
+}
+
+// One line of the zero-communication table.
+struct Local {
+  const char* name;
+  Shape sizes;
+  dt::Placement in, out;
+  View view;
+};
+
+void check_local(const Local& local, const dt::DeviceMesh& mesh) {
+  const auto x = dt::distribute_tensor(numbers(local.sizes), mesh, {local.in}).tensor().detach().requires_grad_();
+  dt::CommDebugMode comm;
+  const auto outputs = local.view(x);
+  for (const auto& output : outputs) {
+    dt::require(dt::DTensor(output).placements()[0] == local.out, "test", "{}: got {}; expected {}", local.name,
+                dt::DTensor(output).layout().str(), local.out.str());
+  }
+  const auto g = gradient(x, outputs, [&](T weight, T output) {
+    return dt::distribute_tensor(weight, mesh, dt::DTensor(output).placements()).tensor();
+  });
+  dt::require(dt::DTensor(g).placements()[0] == local.in, "test", "{}: the gradient is {}", local.name, dt::DTensor(g).layout().str());
+  dt::require(comm.count() == 0, "test", "{} communicated:\n{}", local.name, comm.str());
+}
+
+}  // namespace
+
+TEST_CASE("views on one mesh dimension match one device under every placement", "[ops][view]") {
+  for (const int ranks : {1, 2, 3, 4}) {
+    REQUIRE_NOTHROW(on_ranks(ranks, [&] {
+      const auto mesh = mesh_of({ranks});
+      for (const auto& c : cases()) {
+        for (const auto& p : placements_of(c.sizes, true)) {
+          if (fits(c.sizes, {p}, mesh)) check(c.name, c.sizes, c.view, mesh, {p});
+        }
+      }
+    }));
+  }
+}
+
+TEST_CASE("views on a 2x2 mesh match one device under every pair of placements", "[ops][view]") {
+  REQUIRE_NOTHROW(on_ranks(4, [] {
+    const auto mesh = mesh_of({2, 2});
+    for (const auto& c : cases()) {
+      for (const auto& p : placements_of(c.sizes, false)) {
+        for (const auto& q : placements_of(c.sizes, false)) {
+          if (fits(c.sizes, {p, q}, mesh)) check(c.name, c.sizes, c.view, mesh, {p, q});
+        }
+      }
+    }
+  }));
+}
+
+TEST_CASE("views over gloo match one device", "[ops][view][gloo]") {
+  REQUIRE_NOTHROW(on_ranks(2, [] {
+    const auto mesh = mesh_of({2});
+    for (const auto& c : cases()) {
+      for (int64_t d = 0; d < static_cast<int64_t>(c.sizes.size()); ++d) check(c.name, c.sizes, c.view, mesh, {shard(d)});
+    }
+  }, "gloo"));
+}
+
+TEST_CASE("views that keep elements on their rank communicate nothing, either way", "[ops][view]") {
+  const std::vector<Local> table{
+      {"flatten outer", {4, 6, 2}, shard(0), shard(0), one([](T x) { return x.view({24, 2}); })},
+      {"flatten inner", {4, 6, 2}, shard(1), strided_shard(0, 4), one([](T x) { return x.view({24, 2}); })},
+      {"flatten beside", {4, 6, 2}, shard(2), shard(1), one([](T x) { return x.view({24, 2}); })},
+      {"flatten uneven", {3, 5}, shard(0), strided_shard(0, 1, 5), one([](T x) { return x.view({15}); })},
+      {"unflatten", {24, 2}, strided_shard(0, 4), shard(1), one([](T x) { return x.view({4, 6, 2}); })},
+      {"into heads", {2, 3, 8}, shard(2), shard(2), one([](T x) { return x.view({2, 3, 4, 2}); })},
+      {"_unsafe_view", {4, 6}, shard(0), shard(0), one([](T x) { return at::_unsafe_view(x, {4, 2, 3}); })},
+      {"squeeze", {2, 1, 3}, shard(0), shard(0), one([](T x) { return x.squeeze(); })},
+      {"unsqueeze", {2, 3}, shard(1), shard(2), one([](T x) { return x.unsqueeze(1); })},
+      {"permute", {2, 4, 6}, shard(1), shard(2), one([](T x) { return x.permute({2, 0, 1}); })},
+      {"transpose", {2, 4, 6}, shard(2), shard(1), one([](T x) { return x.transpose(1, 2); })},
+      {"t", {4, 6}, strided_shard(1, 3), strided_shard(0, 3), one([](T x) { return x.t(); })},
+      {"select", {4, 3, 6}, shard(2), shard(1), one([](T x) { return x.select(1, 2); })},
+      {"slice beside", {4, 6}, shard(0), shard(0), one([](T x) { return x.slice(1, 1, 4); })},
+      {"slice of blocks", {4, 12}, strided_shard(1, 3), strided_shard(1, 2), one([](T x) { return x.slice(1, 4, 12); })},
+      {"slice whole", {5, 6}, shard(0), shard(0), one([](T x) { return x.slice(0, 0, 5); })},
+      {"fused qkv", {2, 12}, strided_shard(1, 3), shard(1), [](T x) { return x.chunk(3, -1); }},
+      {"fused qkv by split", {2, 12}, strided_shard(1, 3), shard(1), [](T x) { return x.split(4, 1); }},
+      {"unbind", {3, 4, 2}, shard(1), shard(0), [](T x) { return x.unbind(0); }},
+      {"alias", {4, 3}, dt::partial(), dt::partial(), one([](T x) { return at::alias(x); })},
+      {"view of a sum", {4, 3}, dt::partial(), dt::partial(), one([](T x) { return x.view({12}); })},
+      {"diagonal", {4, 3, 4}, shard(1), shard(0), one([](T x) { return x.diagonal(0, 0, 2); })},
+  };
+  for (const auto& local : table) {
+    CAPTURE(local.name);
+    REQUIRE_NOTHROW(on_ranks(2, [&] { check_local(local, mesh_of({2})); }));
+  }
+}
+
+TEST_CASE("flattening [batch, sequence] cut over both communicates nothing", "[ops][view]") {
+  REQUIRE_NOTHROW(on_ranks(4, [] {
+    const auto mesh = mesh_of({2, 2});
+    const auto x = dt::distribute_tensor(numbers({4, 6, 2}), mesh, {shard(0), shard(1)});
+    dt::CommDebugMode comm;
+    const auto flat = dt::DTensor(x->view({24, 2}));
+    dt::require(flat.placements() == dt::PlacementsRef({shard(0), strided_shard(0, 2)}), "test", "got {}", flat.layout().str());
+    const auto back = dt::DTensor(flat->view({4, 6, 2}));
+    dt::require(back.placements() == x.placements(), "test", "got {}", back.layout().str());
+    dt::require(comm.count() == 0, "test", "{}", comm.str());
+  }));
+}
+
+TEST_CASE("a view shares memory, so that a write through it reaches the base", "[ops][view]") {
+  REQUIRE_NOTHROW(on_ranks(2, [] {
+    const auto mesh = mesh_of({2});
+    const auto x = dt::distribute_tensor(numbers({4, 6}), mesh, {shard(0)});
+    const auto expected = numbers({4, 6});
+    x->view({24}).add_(1), expected.add_(1);
+    x->select(1, 2).mul_(2), expected.select(1, 2).mul_(2);
+    x->slice(1, 3, 5).mul_(3), expected.slice(1, 3, 5).mul_(3);
+    x->chunk(2, 1)[1].add_(5), expected.chunk(2, 1)[1].add_(5);
+    check_equal(x, expected, "written through views");
+  }));
+}
+
+TEST_CASE("a view that had to be copied refuses writes instead of losing them", "[ops][view]") {
+  REQUIRE_NOTHROW(on_ranks(2, [] {
+    const auto mesh = mesh_of({2});
+    const auto x = dt::distribute_tensor(numbers({4, 6}), mesh, {shard(1)});
+    const auto refused = [&](const at::Tensor& view, const char* what) {
+      for (const auto& tensor : {view, x.tensor()}) {
+        bool threw = false;
+        try {
+          tensor.add_(1);
+        } catch (const c10::Error&) {
+          threw = true;
+        }
+        dt::require(threw, "test", "{}: the write went through", what);
+      }
+    };
+    refused(x->select(1, 0), "select of a cut dim");
+    refused(x->chunk(2, 1)[0], "chunks of a cut dim");
+    check_equal(x, numbers({4, 6}), "after the views are gone");
+    x->add_(1);
+    check_equal(x, numbers({4, 6}, 2), "written when no copy is left");
+  }));
+}
+
+TEST_CASE("as_strided refuses what a distributed tensor cannot mean", "[ops][view]") {
+  REQUIRE_NOTHROW(on_ranks(2, [] {
+    const auto x = dt::distribute_tensor(numbers({4, 6}), mesh_of({2}), {shard(0)});
+    for (const bool offset : {true, false}) {
+      bool threw = false;
+      try {
+        offset ? x->as_strided({2}, {1}, 3) : x->as_strided({4, 7}, {6, 1});
+      } catch (const c10::Error&) {
+        threw = true;
+      }
+      dt::require(threw, "test", "as_strided went through");
+    }
+  }));
+}

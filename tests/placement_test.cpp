@@ -1,0 +1,78 @@
+// Which part of a dimension a placement gives to each rank.
+#include "catch.hpp"
+#include "core_support.hpp"
+
+#include <dtensor/error.hpp>
+#include <dtensor/placement.hpp>
+
+#include <vector>
+
+using namespace dtensor;
+
+namespace {
+
+std::vector<int64_t> indices(int64_t length, const Placement& p, int64_t parts, int64_t index) {
+  std::vector<int64_t> result;
+  for (const auto& part : cut(length, p, parts, index)) {
+    for (int64_t i = part.begin; i < part.end; ++i) result.push_back(i);
+  }
+  return result;
+}
+
+using List = std::vector<int64_t>;
+
+}  // namespace
+
+TEST_CASE("a shard is cut as torch.chunk does", "[placement]") {
+  REQUIRE(indices(10, shard(0), 4, 0) == List{0, 1, 2});
+  REQUIRE(indices(10, shard(0), 4, 2) == List{6, 7, 8});
+  REQUIRE(indices(10, shard(0), 4, 3) == List{9});
+  REQUIRE(indices(5, shard(0), 4, 2) == List{4});
+  REQUIRE(indices(5, shard(0), 4, 3).empty());
+  REQUIRE(indices(0, shard(0), 4, 0).empty());
+  REQUIRE(indices(1, shard(0), 4, 1).empty());
+  REQUIRE(cut_length(10, shard(0), 4, 3) == 1);
+}
+
+TEST_CASE("a split cuts the inner part of every block, a unit keeps blocks whole", "[placement]") {
+  REQUIRE(indices(12, strided_shard(0, 3), 2, 0) == List{0, 1, 4, 5, 8, 9});
+  REQUIRE(indices(12, strided_shard(0, 3), 2, 1) == List{2, 3, 6, 7, 10, 11});
+  REQUIRE(indices(9, strided_shard(0, 3), 2, 1) == List{2, 5, 8});
+  REQUIRE(indices(12, strided_shard(0, 1, 4), 2, 0) == List{0, 1, 2, 3, 4, 5, 6, 7});
+  REQUIRE(indices(12, strided_shard(0, 1, 4), 2, 1) == List{8, 9, 10, 11});
+  REQUIRE(indices(12, strided_shard(0, 2, 3), 2, 1) == List{3, 4, 5, 9, 10, 11});
+  REQUIRE(cut(12, strided_shard(0, 3), 1, 0) == Intervals{{0, 12}});
+}
+
+TEST_CASE("the parts of a dimension cover it once", "[placement]") {
+  for (int64_t length : {0, 12, 24, 60}) {
+    for (const auto& p :
+         {shard(0), strided_shard(0, 3), strided_shard(0, 2), strided_shard(0, 1, 4), strided_shard(0, 2, 3)}) {
+      for (int64_t parts : {1, 2, 3, 4, 7}) {
+        std::vector<int> seen(length);
+        for (int64_t index = 0; index < parts; ++index) {
+          const auto mine = indices(length, p, parts, index);
+          REQUIRE(static_cast<int64_t>(mine.size()) == cut_length(length, p, parts, index));
+          for (int64_t i : mine) ++seen[i];
+        }
+        REQUIRE(seen == std::vector<int>(length, 1));
+      }
+    }
+  }
+}
+
+TEST_CASE("a split that does not divide is an error", "[placement]") {
+  REQUIRE_THROWS_WITH(cut(10, strided_shard(0, 3), 2, 0), test::says("length 10"));
+  REQUIRE_THROWS_AS(cut(10, strided_shard(0, 0), 2, 0), Error);
+  REQUIRE_THROWS_AS(cut_length(10, strided_shard(0, 1, 4), 2, 0), Error);
+}
+
+TEST_CASE("placements print", "[placement]") {
+  REQUIRE(replicate().str() == "R");
+  REQUIRE(shard(1).str() == "S(1)");
+  REQUIRE(strided_shard(0, 3).str() == "S(0, split=3)");
+  REQUIRE(strided_shard(0, 1, 4).str() == "S(0, unit=4)");
+  REQUIRE(partial().str() == "P(sum)");
+  REQUIRE(partial(ReduceOp::norm2).str() == "P(norm2)");
+  REQUIRE(str(Placements{shard(0), replicate()}) == "(S(0), R)");
+}

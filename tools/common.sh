@@ -1,0 +1,42 @@
+# Shell functions that tools/test and tools/quickstart share. Sourced from the project's root.
+
+say() { printf '%s\n' "-- $*"; }
+
+# build/ on Debian 12 and elsewhere, build-SUITE/ in another Debian suite: one tree serves several libtorch versions.
+build_folder() {
+  local suite
+  suite=$(. /etc/os-release 2>/dev/null && echo "${VERSION_CODENAME:-}")
+  case $suite in trixie | forky | sid) echo "build-$suite" ;; *) echo build ;; esac
+}
+
+# As many compilers at once as there are cores, and 2 GB of memory for each.
+job_count() {
+  local cores memory
+  cores=$(env -u OMP_NUM_THREADS nproc)  # which takes that variable for the number of processors
+  memory=$(awk '/^MemAvailable/ {print int($2 / 2097152)}' /proc/meminfo 2>/dev/null || echo "$cores")
+  [ "$memory" -ge 1 ] || memory=1
+  echo $((cores < memory ? cores : memory))
+}
+
+# configure FOLDER [OPTION...]: sets the build folder up, and again when options or the set of files have changed. Options
+# that were given to meson by hand stay as they are.
+configure() {
+  local folder=$1 wanted output options
+  shift
+  options=("$@")
+  wanted=$({ printf '%s\n' "$@"; find src ops rng include tests examples bench tools -name '*.[ch]pp' | LC_ALL=C sort; })
+  if [ -e "$folder/build.ninja" ] && [ "$wanted" = "$(cat "$folder/files.txt" 2>/dev/null)" ]; then return 0; fi
+  say "configuring $folder"
+  [ ! -e "$folder/meson-private/coredata.dat" ] || options+=(--reconfigure)
+  output=$(meson setup "$folder" . "${options[@]}" 2>&1) || { printf '%s\n' "$output" >&2; return 1; }
+  printf '%s\n' "$wanted" >"$folder/files.txt"
+}
+
+# compile FOLDER [TARGET...]
+compile() {
+  local folder=$1
+  shift
+  # So that ccache does not preprocess first, serves other checkouts too, and what is compiled with a precompiled header.
+  CCACHE_NOHASHDIR=1 CCACHE_DEPEND=1 CCACHE_SLOPPINESS=pch_defines,time_macros \
+    ninja -C "$folder" -j "$(job_count)" "$@"
+}
