@@ -237,7 +237,7 @@ TEST_CASE("a rendezvous that is not complete names the address and the missing r
   CHECK(refused[1]);
 }
 
-TEST_CASE("the launcher's environment is read, and what is missing is named", "[comm]") {
+TEST_CASE("the launcher's environment is read and what is missing is named", "[comm]") {
   using Variables = std::map<std::string, std::string>;
   const auto find = [](const Variables& variables) {
     return dtensor::detail::find_launcher([&](const char* name) -> std::optional<std::string> {
@@ -276,7 +276,7 @@ TEST_CASE("the launcher's environment is read, and what is missing is named", "[
   CHECK(dtensor::detail::first_slurm_host("login,n[1-2]") == "login");
 }
 
-TEST_CASE("launch reads --ranks, --transport and --deadline, and returns 1 after an error", "[comm]") {
+TEST_CASE("launch reads --ranks and --transport and --deadline and returns 1 after an error", "[comm]") {
   const auto run = [](std::vector<std::string> arguments, const std::function<void(World&)>& body) {
     arguments.insert(arguments.begin(), "program");
     std::vector<char*> argv;

@@ -73,7 +73,7 @@ TEST_CASE("dispatch: a pending reduction is done once", "[dispatch]") {
   }));
 }
 
-TEST_CASE("dispatch: an MLP, column then row parallel, takes one all_reduce", "[dispatch]") {
+TEST_CASE("dispatch: a column then row parallel MLP takes one all_reduce", "[dispatch]") {
   REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
     auto mesh = line(world);
     const auto x = counting({8, 10}), up = counting({16, 10}), down = counting({10, 16});
@@ -89,7 +89,7 @@ TEST_CASE("dispatch: an MLP, column then row parallel, takes one all_reduce", "[
   }));
 }
 
-TEST_CASE("gradients: redistribute, to_local, full_tensor and from_local", "[gradients]") {
+TEST_CASE("gradients of redistribute and to_local and full_tensor and from_local", "[gradients]") {
   for (const int ranks : {2, 3, 4}) {
     REQUIRE_NOTHROW(on_ranks(ranks, [](dt::World& world) {
       auto mesh = line(world);
@@ -157,7 +157,7 @@ TEST_CASE("gradients accumulate in the parameter's layout; no_sync defers", "[gr
   }, transport));
 }
 
-TEST_CASE("views share memory with their base, in place and under autograd", "[dispatch]") {
+TEST_CASE("views share memory with their base in place and under autograd", "[dispatch]") {
   REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
     auto mesh = line(world);
     auto base = dt::distribute_tensor(counting({4, 6}), mesh, {dt::shard(0)}).tensor();
@@ -191,7 +191,7 @@ TEST_CASE("a redistributed tensor shares no memory with its source", "[dispatch]
   }));
 }
 
-TEST_CASE("Spmd: factories are replicated, plain tensors count as replicated, seeds agree", "[spmd]") {
+TEST_CASE("Spmd: factories are replicated and plain tensors count so and seeds agree", "[spmd]") {
   REQUIRE_NOTHROW(on_ranks(4, [](dt::World& world) {
     auto mesh = dt::init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"});
     torch::manual_seed(7);
@@ -210,7 +210,7 @@ TEST_CASE("Spmd: factories are replicated, plain tensors count as replicated, se
   }));
 }
 
-TEST_CASE("reading: item, printing, comparison", "[dispatch]") {
+TEST_CASE("reading: item and printing and comparison", "[dispatch]") {
   REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
     auto mesh = line(world);
     const auto x = counting({3, 2});

@@ -102,7 +102,7 @@ TEST_CASE("a batch is a function of seed and step", "[example]") {
   REQUIRE_FALSE(input[0].equal(input[1]));
 }
 
-TEST_CASE("all of a short text is used, and one too short is refused", "[example]") {
+TEST_CASE("all of a short text is used and one too short is refused", "[example]") {
   const TempFile file("abcde");
   const TextData text(file.path);
   const auto [input, target] = text.batch(0, 0, 2, 4);
@@ -116,7 +116,7 @@ TEST_CASE("libtorch's headers are there to train on", "[example]") {
   REQUIRE(TextData("").size() > 5'000'000);
 }
 
-TEST_CASE("a log has one object a step, to the last bit", "[example]") {
+TEST_CASE("a log has one object a step to the last bit", "[example]") {
   const TempFile file;
   {
     StepLog log(file.path);
@@ -139,7 +139,7 @@ TEST_CASE("the difference of two curves never hides a bad loss", "[example]") {
   REQUIRE(std::isinf(relative_difference({"a", {4}}, reference)));
 }
 
-TEST_CASE("a picture has a line per run in each panel, and gaps for losses that are not finite", "[example]") {
+TEST_CASE("a picture has a line per run in each panel and gaps for losses that are not finite", "[example]") {
   const TempFile file;
   const std::vector<Curve> curves = {
       {"dp=2 <&>", {5, 4, NAN, 3}}, {"tp=2", {5, 4, 3.5, 3}}, {"one device", {5, 4.1, 3.5, 3}}};

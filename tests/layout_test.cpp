@@ -130,7 +130,7 @@ TEST_CASE("nested cuts: each cuts what the one before left", "[layout]") {
   REQUIRE(uneven->intervals(0, {1, 1}) == Intervals{{4, 5}});
 }
 
-TEST_CASE("every element is held once per replica, and runs and boxes agree", "[layout]") {
+TEST_CASE("every element is held once per replica and runs and boxes agree", "[layout]") {
   Alone alone(6);
   const auto mesh = init_device_mesh(c10::kCPU, {2, 3}, {"a", "b"});
   const std::vector<Placement> choices{

@@ -38,7 +38,7 @@ TEST_CASE("a mesh over the world has coordinates and prints itself", "[mesh]") {
   REQUIRE(init_device_mesh(c10::kCPU, {6}).names() == std::vector<std::string>{"dim0"});
 }
 
-TEST_CASE("equal meshes are one object, per world", "[mesh]") {
+TEST_CASE("equal meshes are one object per world", "[mesh]") {
   Alone alone(4);
   const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"dp", "tp"});
   REQUIRE(mesh == init_device_mesh(c10::kCPU, {2, 2}, {"dp", "tp"}));

@@ -110,7 +110,7 @@ TEST_CASE("ops: writing by index", "[ops][indexing]") {
   });
 }
 
-TEST_CASE("ops: cat, stack, repeat and roll", "[ops][join]") {
+TEST_CASE("ops: cat and stack and repeat and roll", "[ops][join]") {
   const auto x = whole_numbers({5, 3}), y = whole_numbers({5, 2}, 1), z = whole_numbers({5, 3}, 2);
   check({"cat", {x, y}, [](const Tensors& in) { return Tensors{torch::cat({in[0], in[1]}, 1)}; }});
   check({"cat with nothing", {x, torch::empty({0})}, [](const Tensors& in) {

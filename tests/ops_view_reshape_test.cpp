@@ -84,7 +84,7 @@ const std::vector<std::pair<Shape, Shape>> kReshapes{
 
 }  // namespace
 
-TEST_CASE("a cut carried through a reshape holds the same elements, and is found whenever it exists", "[ops][view][reshape]") {
+TEST_CASE("a cut carried through a reshape holds the same elements and is found whenever it exists", "[ops][view][reshape]") {
   int carried = 0, inexpressible = 0;
   for (const auto& [in, out] : kReshapes) {
     const Reshape reshape(in, out);

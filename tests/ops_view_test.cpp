@@ -220,7 +220,7 @@ TEST_CASE("views over gloo match one device", "[ops][view][gloo]") {
   }, "gloo"));
 }
 
-TEST_CASE("views that keep elements on their rank communicate nothing, either way", "[ops][view]") {
+TEST_CASE("views that keep elements on their rank communicate nothing either way", "[ops][view]") {
   const std::vector<Local> table{
       {"flatten outer", {4, 6, 2}, shard(0), shard(0), one([](T x) { return x.view({24, 2}); })},
       {"flatten inner", {4, 6, 2}, shard(1), strided_shard(0, 4), one([](T x) { return x.view({24, 2}); })},
@@ -251,7 +251,7 @@ TEST_CASE("views that keep elements on their rank communicate nothing, either wa
   }
 }
 
-TEST_CASE("flattening [batch, sequence] cut over both communicates nothing", "[ops][view]") {
+TEST_CASE("flattening batch x sequence cut over both communicates nothing", "[ops][view]") {
   REQUIRE_NOTHROW(on_ranks(4, [] {
     const auto mesh = mesh_of({2, 2});
     const auto x = dt::distribute_tensor(numbers({4, 6, 2}), mesh, {shard(0), shard(1)});
@@ -264,7 +264,7 @@ TEST_CASE("flattening [batch, sequence] cut over both communicates nothing", "[o
   }));
 }
 
-TEST_CASE("a view shares memory, so that a write through it reaches the base", "[ops][view]") {
+TEST_CASE("a view shares memory so that a write through it reaches the base", "[ops][view]") {
   REQUIRE_NOTHROW(on_ranks(2, [] {
     const auto mesh = mesh_of({2});
     const auto x = dt::distribute_tensor(numbers({4, 6}), mesh, {shard(0)});
@@ -300,17 +300,19 @@ TEST_CASE("a view that had to be copied refuses writes instead of losing them", 
   }));
 }
 
-TEST_CASE("as_strided refuses what a distributed tensor cannot mean", "[ops][view]") {
+TEST_CASE("as_strided reads what one device would and refuses what lies outside of the tensor", "[ops][view]") {
   REQUIRE_NOTHROW(on_ranks(2, [] {
-    const auto x = dt::distribute_tensor(numbers({4, 6}), mesh_of({2}), {shard(0)});
-    for (const bool offset : {true, false}) {
+    const auto full = numbers({4, 6});
+    const auto x = dt::distribute_tensor(full, mesh_of({2}), {shard(0)});
+    dt::require(dt::full_tensor(x->as_strided({2}, {1}, 3)).equal(full.as_strided({2}, {1}, 3)), "test", "wrong values");
+    for (const int64_t offset : {0, 20}) {
       bool threw = false;
       try {
-        offset ? x->as_strided({2}, {1}, 3) : x->as_strided({4, 7}, {6, 1});
+        offset ? x->as_strided({6}, {1}, offset) : x->as_strided({4, 7}, {6, 1});
       } catch (const c10::Error&) {
         threw = true;
       }
-      dt::require(threw, "test", "as_strided went through");
+      dt::require(threw, "test", "as_strided with offset {} went through", offset);
     }
   }));
 }

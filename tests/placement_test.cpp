@@ -34,7 +34,7 @@ TEST_CASE("a shard is cut as torch.chunk does", "[placement]") {
   REQUIRE(cut_length(10, shard(0), 4, 3) == 1);
 }
 
-TEST_CASE("a split cuts the inner part of every block, a unit keeps blocks whole", "[placement]") {
+TEST_CASE("a split cuts the inner part of every block and a unit keeps blocks whole", "[placement]") {
   REQUIRE(indices(12, strided_shard(0, 3), 2, 0) == List{0, 1, 4, 5, 8, 9});
   REQUIRE(indices(12, strided_shard(0, 3), 2, 1) == List{2, 3, 6, 7, 10, 11});
   REQUIRE(indices(9, strided_shard(0, 3), 2, 1) == List{2, 5, 8});

@@ -95,7 +95,7 @@ TEST_CASE("every pair of placements on a line of ranks", "[redistribute]") {
   }
 }
 
-TEST_CASE("every pair of placements of a 3-D tensor, its middle dimension cut", "[redistribute]") {
+TEST_CASE("every pair of placements of a 3-D tensor with its middle dimension cut", "[redistribute]") {
   REQUIRE_NOTHROW(check_all_pairs(
       {3}, {{2, 12, 3}, {4, 6, 1}, {3, 12, 0}}, at::kFloat,
       {replicate(), shard(0), shard(1), shard(2), strided_shard(1, 2), strided_shard(1, 3, 2), partial()}));
@@ -119,7 +119,7 @@ TEST_CASE("every pair of placements on a 3-D mesh with a dimension of one", "[re
   REQUIRE_NOTHROW(check_all_pairs({1, 2, 2}, {{14, 3}}, at::kFloat, {replicate(), shard(0), partial()}));
 }
 
-TEST_CASE("every pair of placements over gloo, where collectives are under way when a move returns",
+TEST_CASE("every pair of placements over gloo where collectives are under way when a move returns",
           "[redistribute][gloo]") {
   using enum ReduceOp;
   try {
@@ -218,7 +218,7 @@ TEST_CASE("a chunk is a view and a gather along the first dimension is in place"
   }));
 }
 
-TEST_CASE("results may be pending, and waiting twice or never is fine", "[redistribute]") {
+TEST_CASE("results may be pending and waiting twice or never is fine", "[redistribute]") {
   REQUIRE_NOTHROW(on_ranks(2, [](World& world) {
     const auto mesh = init_device_mesh(c10::kCPU, {2});
     const auto whole = global_tensor({6, 4}, at::kFloat);

@@ -96,7 +96,7 @@ def run_cases(program, names, tally):
     """Runs test cases in one process. Returns those that another process must run."""
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
-        (scratch / "names").write_text("".join(name + "\n" for name in names))
+        (scratch / "names").write_text("".join(re.sub(r"([\\\\,\\[\"])", r"\\\\\1", name) + "\n" for name in names))
         with open(scratch / "output", "w+b") as output:
             process = subprocess.Popen(
                 [program, "--input-file", scratch / "names", "--order", "decl"], cwd=ROOT, stdin=subprocess.DEVNULL,
@@ -185,6 +185,9 @@ def main():
     program = build / "tests/dtensor-tests"
 
     listed = subprocess.run([program, "--names"], capture_output=True, text=True, check=True).stdout.splitlines()
+    unusable = [line for line in listed if re.search(r'[],["\\]', line.split("\t")[0])]
+    if unusable:
+        sys.exit(f"test case names with a comma, bracket, quote or backslash mean something else to Catch2: {unusable}")
     cases = [line.split("\t")[0] for line in listed if wanted.search(line)]
     include = ROOT / "include"
     headers = [str(path.relative_to(include)) for path in sorted(include.rglob("*.hpp"))]
