@@ -14,6 +14,7 @@ const std::unordered_set<std::string> kChangesMetadata{
 };
 
 const std::unordered_set<std::string> kRandomWithoutGenerator{
+    "aten::rand",           "aten::randn",     "aten::randint",    "aten::randperm",
     "aten::native_dropout", "aten::rand_like", "aten::randn_like", "aten::randint_like",
 };
 
