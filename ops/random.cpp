@@ -2,8 +2,6 @@
 // and keeps its part. So values are those of one device, and generators stay aligned.
 #include "ops/family.hpp"
 
-#include <dtensor/world.hpp>
-
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/mul.h>
 
@@ -14,8 +12,6 @@ namespace {
 at::Tensor whole_like(const Layout& layout, const at::TensorOptions& options) {
   return at::empty_strided(layout.sizes(), layout.strides(), options);
 }
-
-at::Generator generator_of(const Layout& layout) { return layout.mesh().world().generator(); }
 
 // The operand keeps its placement; it must not be Partial, and other operands are whole.
 Candidates keep_first(const Call& call, int64_t mesh_dim, size_t outputs) {
@@ -31,14 +27,13 @@ class InPlace final : public Rule {
  public:
   Candidates candidates(const Call& call, int64_t mesh_dim) const override { return keep_first(call, mesh_dim, 1); }
 
-  Lowering lower(const Call& call, const Resolution& resolution) const override {
+  Lowering lower(const Call&, const Resolution& resolution) const override {
     const auto layout = resolution.in[0];
     if (layout->is_replicated()) return {};
-    return [layout, position = call.argument_index("generator")](LocalCall& local) {
+    return [layout](LocalCall& local) {
       const auto self = local.arg(0).toTensor();
       const auto whole = whole_like(*layout, self.options());
       local.arg(0) = whole;
-      if (local.arg(position).isNone()) local.arg(position) = generator_of(*layout);
       local.call();
       self.copy_(own_part(whole, *layout));
       local.replace({self});
@@ -66,8 +61,8 @@ class Like final : public Rule {
          dtype_at = call.argument_index("dtype"), generator_at = call.argument_index("generator")](LocalCall& local) {
           const auto dtype = local.arg(dtype_at).isNone() ? layout->dtype() : local.arg(dtype_at).toScalarType();
           const auto whole = whole_like(*layout, local.arg(0).toTensor().options().dtype(dtype));
-          const bool given = generator_at >= 0 && !local.arg(generator_at).isNone();
-          const auto generator = given ? local.arg(generator_at).toGenerator() : generator_of(*layout);
+          c10::optional<at::Generator> generator;
+          if (generator_at >= 0) generator = local.arg(generator_at).toOptional<at::Generator>();
           if (high_at >= 0) {
             const auto& high = local.arg(high_at);
             whole.random_(low_at < 0 ? 0 : local.arg(low_at).toInt(),
@@ -98,7 +93,7 @@ class Dropout final : public Rule {
     return [layout = resolution.in[0], keep](LocalCall& local) {
       const auto input = local.arg(0).toTensor();
       const auto whole = whole_like(*layout, input.options().dtype(at::kBool));
-      whole.bernoulli_(keep, generator_of(*layout));
+      whole.bernoulli_(keep);
       const auto mask = own_part(whole, *layout);
       local.replace({at::mul(input, mask).mul_(keep == 0 ? 0 : 1 / keep), mask});
     };

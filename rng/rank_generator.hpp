@@ -9,4 +9,8 @@ namespace dtensor::detail {
 // torch::manual_seed calls) also seeds the calling thread's rank.
 at::Generator make_rank_generator();
 
+// Whether operators of the calling thread that are given no generator draw from its rank's, on plain tensors too, and not from
+// the process's.
+void use_rank_generator(bool on);
+
 }  // namespace dtensor::detail

@@ -76,3 +76,26 @@ TEST_CASE("ops: dropout", "[ops][random]") {
   check_draws("native_dropout's mask", x,
               twice([](auto& t) { return std::get<1>(torch::native_dropout(t, 0.4, true)); }));
 }
+
+TEST_CASE("plain random draws on ranks are those of one device", "[ops][random]") {
+  const auto draw = [] {
+    torch::manual_seed(5);
+    return Tensors{torch::randn({4, 5}), torch::rand({3}),      torch::randperm(7),
+                   torch::randint(10, {6}), torch::dropout(torch::ones({9}), 0.5, true), torch::multinomial(torch::ones({8}), 3),
+                   torch::nn::Linear(3, 3)->weight.detach()};
+  };
+  const auto plain = draw();
+  for (const auto* transport : {"threads", "gloo"}) {
+    LaunchOptions options;
+    options.ranks = 4;
+    options.transport = transport;
+    CHECK_NOTHROW(launch(options, [&](World&) {
+      for (int round = 0; round < 20; ++round) {
+        const auto drawn = draw();
+        for (size_t i = 0; i < plain.size(); ++i) {
+          if (!drawn[i].equal(plain[i])) fail("test", "draw {} differs", i);
+        }
+      }
+    }));
+  }
+}

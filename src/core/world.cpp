@@ -40,8 +40,15 @@ World& World::current() {
   return *world_of_one;
 }
 
-World::Use::Use(World& world) : outer_(current_world) { current_world = &world; }
-World::Use::~Use() { current_world = outer_; }
+World::Use::Use(World& world) : outer_(current_world) {
+  current_world = &world;
+  detail::use_rank_generator(true);
+}
+
+World::Use::~Use() {
+  current_world = outer_;
+  detail::use_rank_generator(outer_ != nullptr);
+}
 
 namespace detail {
 

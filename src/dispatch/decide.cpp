@@ -129,7 +129,7 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   decision->outputs_known = rule && info.written.empty() && set_outputs(*decision, call, resolution);
   if (rule) decision->lowering = rule->lower(call, resolution);
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
-  decision->simple = decision->moves.empty() && !decision->lowering && !info.random && !has_tensor_list(*info.schema) &&
+  decision->simple = decision->moves.empty() && !decision->lowering && !has_tensor_list(*info.schema) &&
                      returns_tensors_only(*info.schema) && (decision->outputs_known || !info.written.empty()) &&
                      !call.operands.empty();
   return decision;

@@ -184,8 +184,6 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
     rules::LocalCall call{op, stack, begin, originals};
     if (decision.lowering) {
       decision.lowering(call);
-    } else if (info.random) {
-      run_random(op, stack, begin, info);
     } else {
       call.call();
     }
@@ -198,9 +196,9 @@ bool is_factory(const OpInfo& info) {
                      [](const c10::Argument& a) { return a.type()->str() == "Tensor"; });
 }
 
-void run_plain(const c10::OperatorHandle& op, Stack& stack, size_t begin, const OpInfo& info) {
+void run_plain(const c10::OperatorHandle& op, Stack& stack) {
   c10::impl::ExcludeDispatchKeyGuard past{c10::DispatchKeySet(kDTensorKey)};
-  info.random ? run_random(op, stack, begin, info) : op.callBoxed(&stack);
+  op.callBoxed(&stack);
 }
 
 }  // namespace dtensor::dispatch

@@ -8,8 +8,8 @@ namespace dtensor::dispatch {
 // Replaces the arguments (stack[begin..]) by the operator's distributed results.
 void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision);
 
-// A call inside Spmd without distributed tensors: as if the region were not there, but with the rank's generator.
-void run_plain(const c10::OperatorHandle& op, Stack& stack, size_t begin, const OpInfo& info);
+// A call inside Spmd without distributed tensors: as if the region were not there.
+void run_plain(const c10::OperatorHandle& op, Stack& stack);
 
 // Whether the operator makes tensors from nothing.
 bool is_factory(const OpInfo& info);
@@ -22,8 +22,5 @@ inline void set_view_offset(const Decision& decision, size_t index, int64_t base
   const auto offset = base_offset + (decision.offsets.empty() ? 0 : decision.offsets[index]);
   if (offset != 0) view.unsafeGetTensorImpl()->set_storage_offset(offset);
 }
-
-// The local form of a call that draws random numbers: from the rank's generator, the same bits on every rank.
-void run_random(const c10::OperatorHandle& op, Stack& stack, size_t begin, const OpInfo& info);
 
 }  // namespace dtensor::dispatch

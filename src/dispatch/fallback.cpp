@@ -76,7 +76,7 @@ void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, const K
   const auto& info = info_of(op);
   const bool distributed = any_tensor(stack, begin, true);
   if (!distributed && (any_tensor(stack, begin, false) || !Spmd::current() || !is_factory(info))) {
-    return run_plain(op, stack, begin, info);
+    return run_plain(op, stack);
   }
   auto decision = decide(op, info, c10::ArrayRef<c10::IValue>(stack).slice(begin));
   run_general(op, stack, begin, *decision);

@@ -13,11 +13,6 @@ const std::unordered_set<std::string> kChangesMetadata{
     "aten::resize_",  "aten::resize_as_", "aten::set_",   "aten::as_strided_", "aten::detach_",  "aten::set_data",
 };
 
-const std::unordered_set<std::string> kRandomWithoutGenerator{
-    "aten::rand",           "aten::randn",     "aten::randint",    "aten::randperm",
-    "aten::native_dropout", "aten::rand_like", "aten::randn_like", "aten::randint_like",
-};
-
 bool is_tensor_type(const c10::TypePtr& type) {
   return type->str().find("Tensor") != std::string::npos;
 }
@@ -35,7 +30,6 @@ OpInfo read_schema(const c10::FunctionSchema& schema) {
   for (int i = 0; i < static_cast<int>(arguments.size()); ++i) {
     const auto& argument = arguments[i];
     info.has_tensor_argument |= is_tensor_type(argument.type());
-    if (argument.type()->str().find("Generator") != std::string::npos) info.generator = i;
     if (argument.alias_info() && argument.alias_info()->isWrite()) info.written.push_back(i);
   }
   for (const auto& result : schema.returns()) {
@@ -55,7 +49,6 @@ OpInfo read_schema(const c10::FunctionSchema& schema) {
   const bool out_form = !info.written.empty() && arguments[info.written[0]].is_out();
   info.in_place = !info.written.empty() && !out_form;
   info.changes_metadata = info.in_place && kChangesMetadata.count(schema.name()) > 0;
-  info.random = info.generator >= 0 || kRandomWithoutGenerator.count(schema.name()) > 0;
   info.rule = rules::find(schema);
   return info;
 }

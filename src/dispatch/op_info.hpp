@@ -19,9 +19,7 @@ struct OpInfo {
   bool in_place = false;            // writes its first argument and is not an out= form
   bool changes_metadata = false;    // squeeze_, t_, resize_, ...: would part layout and local tensor
   bool is_view = false;             // returns an alias of an argument
-  int generator = -1;               // argument of type Generator?
   bool has_tensor_argument = false; // false: a factory
-  bool random = false;              // draws random numbers
 };
 
 const OpInfo& info_of(const c10::OperatorHandle& op);
