@@ -47,6 +47,8 @@ class Pointwise final : public Rule {
     return std::vector<Sizes>(call.schema.returns().size(), shape);
   }
 
+  bool reads_numbers() const override { return false; }
+
  private:
   KeepsPartial keeps_;
 };
@@ -117,8 +119,7 @@ const Register addcdiv("aten::addcdiv aten::addcdiv_", pointwise({kSums, {{0, 1}
 const Register where("aten::where.self aten::where.ScalarSelf aten::where.ScalarOther aten::where.Scalar",
                      pointwise({kSums, {{1, 2}}}), "the condition is whole; selecting is linear in both values");
 const Register increasing("aten::relu aten::exp aten::sigmoid aten::tanh aten::ceil aten::floor aten::round aten::trunc "
-                          "aten::erf aten::expm1 aten::atan aten::sinh aten::asinh aten::leaky_relu aten::hardtanh aten::sign "
-                          "aten::softplus aten::elu aten::add.Scalar aten::sub.Scalar aten::clamp aten::clamp_min "
+                          "aten::erf aten::expm1 aten::atan aten::sinh aten::asinh aten::hardtanh aten::sign aten::add.Scalar aten::sub.Scalar aten::clamp aten::clamp_min "
                           "aten::clamp_max",
                           kIncreasing, "increasing: f(max(a, b)) = max(f(a), f(b))");
 const Register maximum("aten::maximum", pointwise({{ReduceOp::max}, {{0, 1}}}), "max(max, max) = max");
@@ -144,7 +145,7 @@ const Register plain(
     "aten::reciprocal aten::remainder aten::rsqrt aten::sgn aten::signbit aten::silu aten::sin aten::sinc aten::softshrink "
     "aten::special_entr aten::special_erfcx aten::special_i0e aten::special_i1 aten::special_i1e aten::special_log_ndtr "
     "aten::special_ndtri aten::special_xlog1py aten::special_zeta aten::sqrt aten::square aten::tan aten::threshold aten::where "
-    "aten::xlogy aten::__and__ aten::__or__ aten::__xor__ aten::__lshift__ aten::__rshift__ aten::float_power aten::prelu "
+    "aten::xlogy aten::leaky_relu aten::elu aten::softplus aten::__and__ aten::__or__ aten::__xor__ aten::__lshift__ aten::__rshift__ aten::float_power aten::prelu "
     "aten::_prelu_kernel aten::prelu_backward aten::rrelu_with_noise_backward aten::ldexp aten::true_divide",
     kPlain, "each element depends on the elements at its position only");
 

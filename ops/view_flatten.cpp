@@ -1,6 +1,7 @@
 // Views that keep the row-major sequence of the elements: view, squeeze and their like. See view_reshape.hpp for the algebra.
 #include "ops/view_dims.hpp"
 #include "ops/view_reshape.hpp"
+#include "src/core/alias.hpp"
 
 #include <ATen/ops/reshape.h>
 
@@ -38,7 +39,9 @@ class ReshapeRule : public Rule {
     return [sizes = local_output_sizes(call, resolution, 0), copies = copies_](LocalCall& local) {
       auto source = local.arg(0).toTensor();
       // A view where the local strides allow one; they may differ from the global ones.
-      auto result = at::reshape(source, sizes);
+      auto result = source.is_contiguous()
+                        ? detail::alias(source, sizes, contiguous_strides(sizes), source.storage_offset())
+                        : at::reshape(source, sizes);
       if (copies && result.is_alias_of(source)) result = result.clone();
       local.replace({std::move(result)});
     };

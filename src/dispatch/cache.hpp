@@ -2,6 +2,7 @@
 #pragma once
 
 #include "src/dispatch/decision.hpp"
+#include "src/dispatch/fast_thread_local.hpp"
 #include "src/dispatch/key.hpp"
 
 #include <memory>
@@ -35,10 +36,7 @@ class DecisionCache {
     count_ = 0;
   }
 
-  static DecisionCache& of_this_thread() {
-    static thread_local DecisionCache cache;
-    return cache;
-  }
+  static DecisionCache& of_this_thread() { return current_ ? *current_ : make(); }
 
  private:
   struct Entry {
@@ -50,8 +48,14 @@ class DecisionCache {
     std::unique_ptr<Entry> entry;
   };
   static bool same(const std::vector<uint64_t>& a, c10::ArrayRef<uint64_t> b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(uint64_t)) == 0;
+    if (a.size() != b.size()) return false;
+    uint64_t difference = 0;
+    for (size_t i = 0; i < b.size(); ++i) difference |= a[i] ^ b[i];
+    return difference == 0;
   }
+
+  static DecisionCache& make();
+  static DTENSOR_FAST_THREAD_LOCAL DecisionCache* current_;
 
   std::vector<Slot> slots_ = std::vector<Slot>(kCapacity);
   size_t count_ = 0;

@@ -73,7 +73,10 @@ std::vector<Move> moves_for(const rules::Call& call, const rules::Resolution& re
     for (const auto& step : plan_move(operand.layout, resolution.in[i]).steps) {
       communicates |= !step.from.is_replicate() && !(step.mesh_dims.size() == 1 && call.mesh.size(step.mesh_dims[0]) == 1);
     }
-    moves.push_back({operand.argument, operand.element, operand.layout, resolution.in[i], communicates});
+    const auto& to = resolution.in[i];
+    moves.push_back({operand.argument, operand.element, operand.layout, to, communicates,
+                     operand.layout->has_partial() && !to->has_partial(),
+                     to->strides() == c10::IntArrayRef(contiguous_strides(to->sizes()))});
   }
   return moves;
 }
@@ -83,8 +86,10 @@ bool set_outputs(Decision& decision, const rules::Call& call, const rules::Resol
   if (call.outputs.empty() || call.outputs.size() != resolution.out.size()) return false;
   for (size_t i = 0; i < call.outputs.size(); ++i) {
     const auto& meta = call.outputs[i];
-    decision.outputs.push_back(
-        meta.defined ? Layout::get(call.mesh, resolution.out[i], meta.sizes, meta.strides, meta.dtype) : LayoutPtr());
+    decision.outputs.emplace_back();
+    if (!meta.defined) continue;
+    auto layout = Layout::get(call.mesh, resolution.out[i], meta.sizes, meta.strides, meta.dtype);
+    decision.outputs.back() = c10::make_intrusive<DTensorImpl>(std::move(layout));
   }
   if (decision.info->is_view && std::any_of(call.outputs.begin(), call.outputs.end(), [](const auto& o) { return o.offset; })) {
     for (const auto& meta : call.outputs) decision.offsets.push_back(meta.offset);
@@ -129,7 +134,7 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   decision->outputs_known = rule && info.written.empty() && set_outputs(*decision, call, resolution);
   if (rule) decision->lowering = rule->lower(call, resolution);
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
-  decision->simple = decision->moves.empty() && !decision->lowering && !has_tensor_list(*info.schema) &&
+  decision->simple = !has_tensor_list(*info.schema) &&
                      returns_tensors_only(*info.schema) && (decision->outputs_known || !info.written.empty()) &&
                      !call.operands.empty();
   return decision;

@@ -1,6 +1,7 @@
 // How one kind of operator call runs on the shards: made on the miss path, replayed on the hit path.
 #pragma once
 
+#include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/op_info.hpp"
 
 #include <vector>
@@ -15,6 +16,8 @@ struct Move {
   int element = -1;
   LayoutPtr from, to;
   bool communicates = false;
+  bool settles = false;    // a pending reduction is done
+  bool row_major = false;  // the operand is, as a whole
 };
 
 struct Decision {
@@ -22,10 +25,11 @@ struct Decision {
   DeviceMesh mesh;
   std::vector<Move> moves = {};
   rules::Lowering lowering = {};         // empty: call the operator on the locals
-  std::vector<LayoutPtr> outputs = {};   // flattened; null for what is no defined tensor
+  std::vector<c10::intrusive_ptr<DTensorImpl>> outputs = {};  // what each is like; flattened; null for no defined tensor
   std::vector<int64_t> offsets = {}; // of views, see DTensorImpl; empty when all are 0
   bool outputs_known = false;       // false: replicated outputs whose sizes only the local call tells
-  bool simple = false;              // no moves, no lowering, no list outputs: the shortest path applies
+  bool simple = false;              // tensors in, tensors out, no lists: the short ways apply
+  bool reads_numbers = false;       // no decision: it differs with the call's floating-point arguments, see Key::add_numbers
   std::vector<LayoutPtr> pinned = {};    // layouts that the key names by address
 };
 

@@ -1,9 +1,12 @@
 #include "src/dispatch/dtensor_impl.hpp"
 
+#include "src/dispatch/fast_thread_local.hpp"
 #include "src/dispatch/guard.hpp"
 
 #include <dtensor/error.hpp>
 #include <dtensor/redistribute.hpp>
+
+#include <array>
 
 namespace dtensor {
 
@@ -16,12 +19,72 @@ c10::DispatchKeySet keys_of(const at::Tensor& local) {
                              c10::DispatchKeySet(c10::DispatchKey::Dense)));
 }
 
+// Memory of DTensorImpls that are gone, to be used again.
+class Pool {
+ public:
+  Pool() { current = this; }
+  ~Pool() {
+    current = nullptr;
+    while (count_ > 0) ::operator delete(kept_[--count_]);
+  }
+  void* take() { return count_ > 0 ? kept_[--count_] : nullptr; }
+  bool keep(void* memory) { return count_ < kept_.size() && (kept_[count_++] = memory, true); }
+
+  static Pool* of_this_thread() {
+    if (current) [[likely]] return current;
+    static thread_local Pool pool;
+    return current;  // null while the thread ends
+  }
+
+ private:
+  static DTENSOR_FAST_THREAD_LOCAL Pool* current;
+  std::array<void*, 64> kept_;
+  size_t count_ = 0;
+};
+
+DTENSOR_FAST_THREAD_LOCAL Pool* Pool::current = nullptr;
+
 }  // namespace
+
+void* DTensorImpl::operator new(size_t size) {
+  auto* pool = Pool::of_this_thread();
+  void* memory = pool ? pool->take() : nullptr;
+  return memory ? memory : ::operator new(size);
+}
+
+void DTensorImpl::operator delete(void* memory) {
+  auto* pool = Pool::of_this_thread();
+  if (!pool || !pool->keep(memory)) ::operator delete(memory);
+}
 
 DTensorImpl::DTensorImpl(at::Tensor local, LayoutPtr layout)
     : c10::TensorImpl(keys_of(local), local.dtype(), local.device()), local_(std::move(local)), layout_(std::move(layout)) {
   set_storage_access_should_throw();
   adopt_metadata();
+}
+
+DTensorImpl::DTensorImpl(at::Tensor local, const DTensorImpl& like)
+    : c10::TensorImpl(keys_of(local), local.dtype(), local.device()), local_(std::move(local)), layout_(like.layout_) {
+  set_storage_access_should_throw();
+  adopt_metadata(like);
+}
+
+DTensorImpl::DTensorImpl(LayoutPtr layout)
+    : c10::TensorImpl(c10::DispatchKeySet(kDTensorKey), c10::scalarTypeToTypeMeta(layout->dtype()),
+                      c10::Device(layout->mesh().device_type())),
+      layout_(std::move(layout)) {
+  adopt_metadata();
+}
+
+void DTensorImpl::adopt_metadata(const DTensorImpl& like) {
+  sizes_and_strides_ = like.sizes_and_strides_;
+  numel_ = like.numel_;
+  is_contiguous_ = like.is_contiguous_;
+  is_channels_last_ = like.is_channels_last_;
+  is_channels_last_contiguous_ = like.is_channels_last_contiguous_;
+  is_channels_last_3d_ = like.is_channels_last_3d_;
+  is_channels_last_3d_contiguous_ = like.is_channels_last_3d_contiguous_;
+  is_non_overlapping_and_dense_ = like.is_non_overlapping_and_dense_;
 }
 
 void DTensorImpl::adopt_metadata() { set_sizes_and_strides(layout_->sizes(), layout_->strides()); }

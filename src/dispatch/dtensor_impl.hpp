@@ -17,6 +17,10 @@ namespace dtensor {
 class DTensorImpl final : public c10::TensorImpl {
  public:
   DTensorImpl(at::Tensor local, LayoutPtr layout);
+  // The same, with the layout and the metadata of `like`, which need not be worked out again.
+  DTensorImpl(at::Tensor local, const DTensorImpl& like);
+  // No tensor, but what others can be like.
+  explicit DTensorImpl(LayoutPtr layout);
 
   const LayoutPtr& layout() const { return layout_; }
 
@@ -41,6 +45,10 @@ class DTensorImpl final : public c10::TensorImpl {
 
   bool leaf_checked = false;  // see leaf_gradients.cpp
 
+  // Every operator makes one: the memory of those that are gone is kept for the next, a little per thread.
+  static void* operator new(size_t size);
+  static void operator delete(void* memory);
+
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
                                                               bool allow_metadata_change) const override;
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
@@ -56,6 +64,7 @@ class DTensorImpl final : public c10::TensorImpl {
   template <class Version>
   c10::intrusive_ptr<c10::TensorImpl> copy(Version&& version, bool allow_metadata_change) const;
   void adopt_metadata();
+  void adopt_metadata(const DTensorImpl& like);
   void finish();
 
   at::Tensor local_;
@@ -74,6 +83,10 @@ inline DTensorImpl* as_dtensor(const at::Tensor& tensor) {
 // A DTensor of a local part; runs no operator.
 inline at::Tensor wrap(at::Tensor local, LayoutPtr layout) {
   return at::Tensor(c10::make_intrusive<DTensorImpl>(std::move(local), std::move(layout)));
+}
+
+inline at::Tensor wrap(at::Tensor local, const DTensorImpl& like) {
+  return at::Tensor(c10::make_intrusive<DTensorImpl>(std::move(local), like));
 }
 
 // `tensor` under `target`, without a gradient. Shares no memory with `tensor`; may still be under way.

@@ -22,17 +22,6 @@ at::Tensor local_of(const at::Tensor& tensor) {
   return impl ? impl->local() : tensor;
 }
 
-// The part of `tensor` under the layout that the move asks for. A pending reduction is done once: its result stays.
-at::Tensor moved(const at::Tensor& tensor, const Move& move) {
-  auto* impl = as_dtensor(tensor);
-  const bool keep = impl && move.from->has_partial() && !move.to->has_partial() && impl->owns_local_alone();
-  auto part = move_local(impl ? impl->local() : tensor, move.from, move.to).get();
-  // Kernels read saved state (the statistics of a norm) as contiguous where one device would have it so; a chunk may be a view.
-  if (move.to->strides() == c10::IntArrayRef(contiguous_strides(move.to->sizes()))) part = part.contiguous();
-  if (keep) impl->relay(part, move.to);
-  return part;
-}
-
 template <class Element, class Tensors>
 c10::IValue typed_list(const Tensors& elements) {
   c10::List<Element> list;
@@ -91,7 +80,8 @@ LayoutPtr output_layout(const Decision& decision, size_t index, const at::Tensor
     const Placements replicated(decision.mesh.ndim(), replicate());
     return Layout::get(decision.mesh, replicated, local.sizes(), local.strides(), local.scalar_type());
   }
-  auto layout = decision.outputs.at(index);
+  const auto& like = decision.outputs.at(index);
+  const auto layout = like ? like->layout() : LayoutPtr();
   if (!layout || layout->local_sizes() != local.sizes()) {
     fail(decision.info->name,
          "the sharding rule and the local operator disagree; got local sizes [{}]; expected {}; this is a bug in the rule",
@@ -113,19 +103,6 @@ c10::IValue distributed(const Decision& decision, const c10::IValue& value, size
   return map_list(value, [&](const at::Tensor& local, int) {
     return wrap(local, output_layout(decision, index++, local));
   });
-}
-
-// A view is a copy when its operand was moved or the local memory order allows no view: writing to either would silently part
-// them. A view of a tensor that is so tied is tied as well.
-void tie_copied_view(const Decision& decision, const c10::IValue& base, const at::Tensor& view) {
-  auto* source = base.isTensor() ? as_dtensor(base.toTensor()) : nullptr;
-  auto* result = as_dtensor(view);
-  if (!source || !result) return;
-  const bool shares = decision.moves.empty() && result->local().is_alias_of(source->local());
-  if (shares && source->copied_view().use_count() <= 1) return;
-  auto token = source->copied_view() ? source->copied_view() : std::make_shared<int>(0);
-  source->set_copied_view(token);
-  result->set_copied_view(token);
 }
 
 void tie_views(const Decision& decision, const c10::IValue& base, const c10::IValue& value, size_t first) {
@@ -156,6 +133,28 @@ void wrap_results(Stack& stack, size_t begin, const Decision& decision, const st
 }
 
 }  // namespace
+
+// A pending reduction is done once: its result stays.
+at::Tensor moved(const at::Tensor& tensor, const Move& move) {
+  auto* impl = as_dtensor(tensor);
+  const bool keep = impl && move.settles && impl->owns_local_alone();
+  auto part = move_local(impl ? impl->local() : tensor, move.from, move.to).get();
+  // Kernels read saved state (the statistics of a norm) as contiguous where one device would have it so; a chunk may be a view.
+  if (move.row_major && !part.is_contiguous()) part = part.contiguous();
+  if (keep) impl->relay(part, move.to);
+  return part;
+}
+
+void tie_copied_view(const Decision& decision, const c10::IValue& base, const at::Tensor& view) {
+  auto* source = base.isTensor() ? as_dtensor(base.toTensor()) : nullptr;
+  auto* result = as_dtensor(view);
+  if (!source || !result) return;
+  const bool shares = decision.moves.empty() && result->local().is_alias_of(source->local());
+  if (shares && source->copied_view().use_count() <= 1) return;
+  auto token = source->copied_view() ? source->copied_view() : std::make_shared<int>(0);
+  source->set_copied_view(token);
+  result->set_copied_view(token);
+}
 
 void check_writable(const OpInfo& info, const Stack& stack, size_t begin) {
   for (const int argument : info.written) {

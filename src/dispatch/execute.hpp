@@ -5,6 +5,9 @@
 
 namespace dtensor::dispatch {
 
+// The part of `tensor` under the layout that the move asks for.
+at::Tensor moved(const at::Tensor& tensor, const Move& move);
+
 // Replaces the arguments (stack[begin..]) by the operator's distributed results.
 void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision);
 
@@ -16,6 +19,10 @@ bool is_factory(const OpInfo& info);
 
 // Throws when a tensor about to be written has a view that had to be copied.
 void check_writable(const OpInfo& info, const Stack& stack, size_t begin);
+
+// A view is a copy when its operand was moved or the local memory order allows no view: writing to either would silently part
+// them. A view of a tensor that is so tied is tied as well.
+void tie_copied_view(const Decision& decision, const c10::IValue& base, const at::Tensor& view);
 
 // Gives a view (output `index`) its place in the memory that its base would have on one device.
 inline void set_view_offset(const Decision& decision, size_t index, int64_t base_offset, const at::Tensor& view) {

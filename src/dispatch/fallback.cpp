@@ -2,12 +2,13 @@
 //
 // Hit: the call's key finds a decision; distributed arguments are replaced by their local parts, the operator runs, the results
 // are wrapped. Miss: decide.cpp makes the decision from global metadata, the same on every rank.
-#include "src/dispatch/cache.hpp"
+#include "src/dispatch/fallback.hpp"
+
 #include "src/dispatch/decide.hpp"
 #include "src/dispatch/execute.hpp"
 #include "src/dispatch/guard.hpp"
 
-#include <dtensor/spmd.hpp>
+#include <dtensor/comm/record.hpp>
 
 #include <torch/library.h>
 
@@ -34,12 +35,14 @@ bool any_tensor(const Stack& stack, size_t begin, bool distributed) {
   return false;
 }
 
-// The common case: tensors in, tensors out, nothing moves, the operator runs as it is.
+// The common case: tensors in, tensors out, nothing moves.
 void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision) {
   const auto& info = *decision.info;
+  c10::SmallVector<c10::IValue, 6> originals;
   c10::IValue self;
   std::shared_ptr<int> copied_view;
   const int64_t base_offset = info.is_view && stack[begin].isTensor() ? stack[begin].unsafeToTensorImpl()->storage_offset() : 0;
+  if (decision.lowering) originals.append(stack.begin() + static_cast<int64_t>(begin), stack.end());
   if (!info.written.empty()) {
     check_writable(info, stack, begin);
     self = stack[begin + info.written[0]];
@@ -53,7 +56,12 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     if (distributed->copied_view().use_count() > 1) [[unlikely]] copied_view = distributed->copied_view();
     value = c10::IValue(distributed->local());
   }
-  {
+  if (decision.lowering) {
+    comm::Cause cause(info.name, true);
+    LocalMode local;
+    rules::LocalCall call{op, stack, begin, originals};
+    decision.lowering(call);
+  } else {
     LocalMode local;
     op.callBoxed(&stack);
   }
@@ -63,8 +71,9 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
   }
   for (size_t i = 0; i < decision.outputs.size(); ++i) {
     if (!decision.outputs[i]) continue;
-    auto result = wrap(std::move(stack[begin + i]).toTensor(), decision.outputs[i]);
+    auto result = wrap(std::move(stack[begin + i]).toTensor(), *decision.outputs[i]);
     if (info.is_view) {
+      if (decision.lowering) tie_copied_view(decision, originals[0], result);
       if (copied_view) [[unlikely]] as_dtensor(result)->set_copied_view(copied_view);
       set_view_offset(decision, i, base_offset, result);
     }
@@ -72,7 +81,20 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
   }
 }
 
-void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Key& key, uint64_t hash) {
+void remember(Key& key, std::shared_ptr<const Decision> decision) {
+  auto& cache = DecisionCache::of_this_thread();
+  const auto* rule = decision->info->rule;
+  if (rule && rule->data_dependent()) return;
+  if (key.has_numbers() && (!rule || rule->reads_numbers())) {
+    auto by_numbers = std::make_shared<Decision>(Decision{decision->info, decision->mesh});
+    by_numbers->reads_numbers = true;
+    cache.insert(key, key.hash(), std::move(by_numbers));
+    key.add_numbers();
+  }
+  cache.insert(key, key.hash(), std::move(decision));
+}
+
+void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, Key& key) {
   const auto& info = info_of(op);
   const bool distributed = any_tensor(stack, begin, true);
   if (!distributed && (any_tensor(stack, begin, false) || !Spmd::current() || !is_factory(info))) {
@@ -80,23 +102,26 @@ void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, const K
   }
   auto decision = decide(op, info, c10::ArrayRef<c10::IValue>(stack).slice(begin));
   run_general(op, stack, begin, *decision);
-  if (info.rule == nullptr || !info.rule->data_dependent()) {
-    DecisionCache::of_this_thread().insert(key, hash, std::move(decision));
+  for (size_t i = 0; decision->simple && i < decision->outputs.size(); ++i) {  // a rule may have been wrong about the dtype
+    auto& output = decision->outputs[i];
+    if (!output) continue;
+    const auto& layout = as_dtensor(stack[begin + i].toTensor())->layout();
+    if (layout != output->layout()) output = c10::make_intrusive<DTensorImpl>(layout);
   }
+  remember(key, std::move(decision));
 }
+
+}  // namespace
 
 void fallback(const c10::OperatorHandle& op, c10::Stack* stack_pointer) {
   auto& stack = *stack_pointer;
-  const auto& schema = op.schema();
-  const size_t begin = stack.size() - schema.arguments().size();
+  const size_t begin = stack.size() - op.schema().arguments().size();
   Key key;
-  key.push(static_cast<const void*>(&schema));
-  key.push(static_cast<const void*>(Spmd::current() ? Spmd::current()->id() : nullptr));
+  begin_key(key, op);
   for (size_t i = begin; i < stack.size(); ++i) key.push(stack[i]);
-  const auto hash = key.hash();
-  const auto decision = DecisionCache::of_this_thread().find(key, hash);
-  if (!decision) return run_miss(op, stack, begin, key, hash);
-  if ((*decision)->simple) [[likely]] return run_simple(op, stack, begin, **decision);
+  const auto* decision = find_decision(key);
+  if (!decision) return run_miss(op, stack, begin, key);
+  if ((*decision)->simple && (*decision)->moves.empty()) [[likely]] return run_simple(op, stack, begin, **decision);
   const auto keep = *decision;
   run_general(op, stack, begin, *keep);
 }
@@ -106,5 +131,4 @@ TORCH_LIBRARY_IMPL(_, Fake, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
-}  // namespace
 }  // namespace dtensor::dispatch

@@ -1,5 +1,7 @@
 #include "src/dispatch/key.hpp"
 
+#include "src/dispatch/cache.hpp"
+
 #include <functional>
 #include <string>
 
@@ -41,6 +43,14 @@ void Key::push_list(const c10::IValue& value) {
   } else {
     push(kOpaque);  // generators, streams: nothing that a layout depends on
   }
+}
+
+DTENSOR_FAST_THREAD_LOCAL DecisionCache* DecisionCache::current_ = nullptr;
+
+DecisionCache& DecisionCache::make() {
+  static thread_local DecisionCache cache;
+  current_ = &cache;
+  return cache;
 }
 
 }  // namespace dtensor::dispatch

@@ -15,6 +15,18 @@ class Key {
   void push(uint64_t word) { words_.push_back(word); }
   void push(const void* pointer) { words_.push_back(reinterpret_cast<uint64_t>(pointer)); }
   void push(const c10::IValue& value);
+  void push(const at::Tensor& tensor);
+  void push(c10::IntArrayRef numbers);
+  void push_number(int64_t number) { push(kNumber), push(static_cast<uint64_t>(number)); }
+  void push_none() { push(kNone); }
+
+  // Floating-point arguments are kept apart: most decisions hold whatever their values are. Where one does not, the key is
+  // completed by them and looked up again.
+  bool has_numbers() const { return !numbers_.empty(); }
+  void add_numbers() {
+    words_.append(numbers_.begin(), numbers_.end());
+    numbers_.clear();
+  }
 
   uint64_t hash() const {
     uint64_t h = 0x9e3779b97f4a7c15ull;
@@ -24,43 +36,47 @@ class Key {
   c10::ArrayRef<uint64_t> words() const { return words_; }
 
  private:
+  // Marks what follows, so that no two different argument lists give the same words. Odd, unlike the address of a layout, which
+  // stands for a distributed tensor.
+  enum Tag : uint64_t { kPlain = 1, kUndefined = 3, kNone = 5, kNumber = 7, kList = 9, kText = 11, kOpaque = 13 };
+
   void push_plain(const at::Tensor& tensor);
   void push_list(const c10::IValue& value);
 
-  c10::SmallVector<uint64_t, 48> words_;
+  c10::SmallVector<uint64_t, 32> words_;
+  c10::SmallVector<uint64_t, 4> numbers_;
 };
-
-// Marks what follows, so that no two different argument lists give the same words.
-enum Tag : uint64_t { kDistributed = 1, kPlain, kUndefined, kNone, kNumber, kList, kText, kOpaque };
 
 // Gives leaves the hook that keeps their gradient in their layout; see leaf_gradients.cpp.
 void check_leaf(DTensorImpl* impl);
 
+inline void Key::push(const at::Tensor& tensor) {
+  auto* distributed = as_dtensor(tensor);
+  if (!distributed) return push_plain(tensor);
+  if (!distributed->leaf_checked && distributed->autograd_meta()) check_leaf(distributed);
+  push(distributed->layout().get());
+}
+
+inline void Key::push(c10::IntArrayRef numbers) {
+  push(kList | static_cast<uint64_t>(numbers.size()) << 8);
+  for (const auto number : numbers) push_number(number);
+}
+
 inline void Key::push(const c10::IValue& value) {
   if (value.isTensor()) {
-    const auto* impl = value.unsafeToTensorImpl();
-    if (is_dtensor_impl(impl)) [[likely]] {
-      auto* distributed = static_cast<DTensorImpl*>(const_cast<c10::TensorImpl*>(impl));
-      if (!distributed->leaf_checked && distributed->autograd_meta()) check_leaf(distributed);
-      push(kDistributed);
-      push(distributed->layout().get());
-    } else {
-      push_plain(value.toTensor());
-    }
+    push(value.toTensor());
   } else if (value.isInt()) {
-    push(kNumber);
-    push(static_cast<uint64_t>(value.toInt()));
+    push_number(value.toInt());
   } else if (value.isNone()) {
-    push(kNone);
+    push_none();
   } else if (value.isBool()) {
-    push(kNumber);
-    push(static_cast<uint64_t>(value.toBool()));
+    push_number(value.toBool());
   } else if (value.isDouble()) {
     const double number = value.toDouble();
     uint64_t word;
     std::memcpy(&word, &number, sizeof(word));
     push(kNumber + 64);
-    push(word);
+    numbers_.push_back(word);
   } else {
     push_list(value);
   }

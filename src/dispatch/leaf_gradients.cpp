@@ -17,9 +17,9 @@ namespace {
 thread_local int no_sync_depth = 0;
 
 at::Tensor in_layout(const at::Tensor& gradient, const LayoutPtr& like) {
-  auto* impl = as_dtensor(gradient);
-  const auto target = impl->layout()->with(like->placements());
-  if (impl->layout() == target) return gradient;
+  const auto& layout = as_dtensor(gradient)->layout();
+  if (layout->placements() == like->placements()) return gradient;
+  const auto target = layout->with(like->placements());
   comm::Cause cause("gradient", true);
   return move_tensor(gradient, target);
 }

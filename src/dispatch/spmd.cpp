@@ -1,6 +1,7 @@
 #include <dtensor/spmd.hpp>
 
 #include "src/dispatch/decide.hpp"
+#include "src/dispatch/fast_thread_local.hpp"
 #include "src/dispatch/guard.hpp"
 
 #include <dtensor/comm/record.hpp>
@@ -19,7 +20,7 @@ namespace dtensor {
 
 namespace {
 
-thread_local const DeviceMesh* current_mesh = nullptr;
+DTENSOR_FAST_THREAD_LOCAL const DeviceMesh* current_mesh = nullptr;
 
 bool check_by_default() {
   const char* value = std::getenv("DTENSOR_CHECK_REPLICATED");

@@ -5,9 +5,7 @@ namespace dtensor::redistribute {
 
 comm::Async all_reduce(const at::Tensor& local, const Step& step) {
   const auto op = step.from.op;
-  auto reduced = group_of(step).all_reduce(flat(before_reduction(local, op)), wire_op(op));
-  reduced.tensor = reduced.tensor.view(local.sizes());
-  return after_reduction(std::move(reduced), op);
+  return after_reduction(group_of(step).all_reduce(dense(before_reduction(local, op)), wire_op(op)), op);
 }
 
 }  // namespace dtensor::redistribute

@@ -1,5 +1,6 @@
 // R -> S(d): every rank keeps its part. Nothing is communicated. The part is a view of the whole unless a split makes
 // it several pieces.
+#include "src/core/alias.hpp"
 #include "src/redistribute/transition.hpp"
 
 namespace dtensor::redistribute {
@@ -10,8 +11,8 @@ comm::Async chunk(const at::Tensor& local, const Step& step) {
   const auto& mesh = step.after->mesh();
   const int64_t length = local.size(p.dim);
   const auto parts = cut(length, p, mesh.sizes()[i], mesh.coordinate(i));
-  if (parts.empty()) return {local.narrow(p.dim, 0, 0), {}};
-  if (parts.size() == 1) return {local.narrow(p.dim, parts[0].begin, parts[0].length()), {}};
+  if (parts.empty()) return {detail::narrow(local, p.dim, 0, 0), {}};
+  if (parts.size() == 1) return {detail::narrow(local, p.dim, parts[0].begin, parts[0].length()), {}};
   auto sizes = local.sizes().vec();
   sizes[p.dim] = length / p.split;
   sizes.insert(sizes.begin() + p.dim, p.split);

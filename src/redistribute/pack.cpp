@@ -58,11 +58,13 @@ void for_each_block(const at::Tensor& list, const at::Tensor& tensor, int64_t di
 
 }  // namespace
 
-at::Tensor flat(const at::Tensor& tensor) {
-  auto plain = tensor.contiguous();
+at::Tensor dense(const at::Tensor& tensor) {
+  auto plain = tensor.is_contiguous() ? tensor : tensor.contiguous();
   if (plain.is_conj() || plain.is_neg()) plain = plain.resolve_conj().resolve_neg();
-  return plain.view(-1);
+  return plain;
 }
+
+at::Tensor flat(const at::Tensor& tensor) { return dense(tensor).view(-1); }
 
 std::vector<int64_t> piece_lengths(const Layout& layout, c10::IntArrayRef mesh_dims, int64_t dim) {
   const auto& mesh = layout.mesh();

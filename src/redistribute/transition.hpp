@@ -46,7 +46,10 @@ std::vector<int64_t> piece_counts(c10::IntArrayRef sizes, int64_t dim, c10::IntA
 // The inverse of pack, on the result of a collective that may be under way: a tensor of `sizes`.
 comm::Async unpack(comm::Async flat, c10::IntArrayRef sizes, int64_t dim, int64_t split, c10::IntArrayRef lengths);
 
-// `tensor` as contiguous, plain memory of one dimension; a view where it can be.
+// `tensor` as contiguous memory without lazy bits; itself where it is that.
+at::Tensor dense(const at::Tensor& tensor);
+
+// The same, of one dimension; a view where it can be.
 at::Tensor flat(const at::Tensor& tensor);
 
 // `result` once `pending` has ended and `finish` has run. `finish` runs at most once, at the first wait, under the

@@ -111,6 +111,10 @@ class Rule {
 
   // True: the outputs' sizes cannot be known from metadata, and operands stay replicated.
   virtual bool data_dependent() const { return false; }
+
+  // Whether a decision may depend on the values of floating-point arguments (a norm's order, a dropout's probability). False: one
+  // decision serves all values, so that a factor which changes every step is no new call.
+  virtual bool reads_numbers() const { return true; }
 };
 using RulePtr = std::shared_ptr<const Rule>;
 

@@ -5,6 +5,9 @@
 #include "src/comm/describe.hpp"
 #include "src/comm/reduce.hpp"
 
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -23,16 +26,26 @@ void repeat(char* target, int64_t target_bytes, const char* source, int64_t sour
   }
 }
 
-// The reduction of `times` equal inputs, by repeated doubling: x op x, (x op x) op (x op x), ...
-void reduce_equal(c10::ScalarType dtype, ReduceOp op, void* out, const void* in, int64_t count, int64_t bytes, int times) {
-  if (count == 0) return;
-  std::memcpy(out, in, bytes);
-  if (op != ReduceOp::sum && op != ReduceOp::product) return;  // avg, min and max of equal values
+// The product of `times` equal inputs, by repeated squaring.
+void multiply_equal(c10::ScalarType dtype, void* out, const void* in, int64_t count, int64_t bytes, int times) {
   std::vector<char> power(static_cast<const char*>(in), static_cast<const char*>(in) + bytes);
   for (int rest = times - 1; rest > 0; rest /= 2) {
-    if (rest % 2 == 1) reduce(dtype, op, out, {out, power.data()}, count);
-    reduce(dtype, op, power.data(), {power.data(), power.data()}, count);
+    if (rest % 2 == 1) reduce(dtype, ReduceOp::product, out, {out, power.data()}, count);
+    reduce(dtype, ReduceOp::product, power.data(), {power.data(), power.data()}, count);
   }
+}
+
+// The reduction of `times` equal inputs, in a time that does not grow with their number.
+void reduce_equal(c10::ScalarType dtype, ReduceOp op, void* out, const void* in, int64_t count, int64_t bytes, int times) {
+  if (count == 0) return;
+  std::memcpy(out, in, bytes);  // avg, min and max of equal values
+  if (op == ReduceOp::product) return multiply_equal(dtype, out, in, count, bytes, times);
+  if (op != ReduceOp::sum || dtype == c10::ScalarType::Bool) return;
+  AT_DISPATCH_ALL_TYPES_AND_COMPLEX_AND2(at::kHalf, at::kBFloat16, dtype, "reduce", [&] {
+    using Wide = at::opmath_type<scalar_t>;
+    auto* values = static_cast<scalar_t*>(out);
+    for (int64_t i = 0; i < count; ++i) values[i] = static_cast<scalar_t>(static_cast<Wide>(values[i]) * static_cast<Wide>(times));
+  });
 }
 
 class FakeCommunicator final : public Communicator {

@@ -1,0 +1,168 @@
+// Kernels of their own for the operators that training calls most: the arguments stay on the machine's stack and the local call is
+// direct, where the boxed fallback would build a list of IValues and take it apart again. What is not simple goes to the fallback.
+#include "src/dispatch/execute.hpp"
+#include "src/dispatch/explicit.hpp"
+#include "src/dispatch/fallback.hpp"
+#include "src/dispatch/guard.hpp"
+
+#include <dtensor/comm/record.hpp>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_softmax_ops.h>
+#include <ATen/ops/add_ops.h>
+#include <ATen/ops/addcdiv_ops.h>
+#include <ATen/ops/addcmul_ops.h>
+#include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/detach_ops.h>
+#include <ATen/ops/div_ops.h>
+#include <ATen/ops/expand_ops.h>
+#include <ATen/ops/gelu_backward_ops.h>
+#include <ATen/ops/gelu_ops.h>
+#include <ATen/ops/mm_ops.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/ones_like_ops.h>
+#include <ATen/ops/relu_ops.h>
+#include <ATen/ops/silu_ops.h>
+#include <ATen/ops/sqrt_ops.h>
+#include <ATen/ops/sub_ops.h>
+#include <ATen/ops/sum_ops.h>
+#include <ATen/ops/t_ops.h>
+#include <ATen/ops/threshold_backward_ops.h>
+#include <ATen/ops/transpose_ops.h>
+#include <ATen/ops/zero_ops.h>
+#include <torch/library.h>
+
+namespace dtensor::dispatch {
+
+namespace {
+
+// -- One argument ------------------------------------------------------------------------------------------------------------
+
+// The words that the argument would give as an IValue, so that boxed and typed calls share decisions.
+template <class T>
+void push(Key& key, const T& value) {
+  if constexpr (std::is_same_v<T, bool> || std::is_same_v<T, int64_t>) {
+    key.push_number(value);
+  } else if constexpr (std::is_same_v<T, at::OptionalIntArrayRef>) {
+    value ? key.push(*value) : key.push_none();
+  } else if constexpr (std::is_same_v<T, c10::optional<at::ScalarType>>) {
+    value ? key.push_number(static_cast<int64_t>(*value)) : key.push_none();
+  } else if constexpr (std::is_same_v<T, c10::SymIntArrayRef>) {
+    const auto numbers = c10::asIntArrayRefSlowOpt(value);
+    numbers ? key.push(*numbers) : key.push(c10::IValue(value));
+  } else if constexpr (std::is_same_v<T, at::Tensor> || std::is_same_v<T, c10::IntArrayRef>) {
+    key.push(value);
+  } else {
+    key.push(c10::IValue(value));
+  }
+}
+
+// The argument of the local call: tensors by their part, others as they are.
+template <class T>
+T&& local(T&& value) {
+  return std::forward<T>(value);
+}
+const at::Tensor& local(const at::Tensor& tensor) {
+  auto* impl = as_dtensor(tensor);
+  return impl ? impl->local() : tensor;
+}
+at::Tensor& local(at::Tensor& tensor) { return const_cast<at::Tensor&>(local(std::as_const(tensor))); }
+
+// The same, where a decision may move it. A tensor that is written stays.
+template <class T>
+T& moved_argument(const Decision&, int, T& value) {
+  return local(value);
+}
+at::Tensor moved_argument(const Decision& decision, int argument, const at::Tensor& tensor) {
+  for (const auto& move : decision.moves) {
+    if (move.argument == argument) return moved(tensor, move);
+  }
+  return local(tensor);
+}
+
+template <class First, class... Rest>
+First& first(First& value, Rest&...) {
+  return value;
+}
+
+// -- One operator ------------------------------------------------------------------------------------------------------------
+
+template <class Op, class Schema = typename Op::schema>
+struct Typed;
+
+template <class Op, class Result, class... Args>
+struct Typed<Op, Result(Args...)> {
+  static constexpr bool in_place = std::is_same_v<Result, at::Tensor&>;
+
+  static Result run(Args... args) {
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+    Key key;
+    begin_key(key, op);
+    (push(key, args), ...);
+    const auto* found = find_decision(key);
+    if (!found || !(*found)->simple || (*found)->lowering) [[unlikely]] return boxed(op, args...);
+    const auto& decision = **found;
+    auto& self = first(args...);
+    auto* impl = as_dtensor(self);
+    if (!impl || impl->copied_view() || (decision.info->is_view && !decision.moves.empty())) [[unlikely]] {
+      return boxed(op, args...);
+    }
+    const auto base_offset = impl->storage_offset();
+    if constexpr (in_place) {
+      call_local(decision, args...);
+      return self;
+    } else {
+      auto result = wrap(call_local(decision, args...), *decision.outputs[0]);
+      if (decision.info->is_view) set_view_offset(decision, 0, base_offset, result);
+      return result;
+    }
+  }
+
+ private:
+  static Result call_local(const Decision& decision, Args... args) {
+    LocalMode local_mode;
+    if (decision.moves.empty()) [[likely]] return Op::call(local(args)...);
+    check_explicit(decision);
+    comm::Cause cause(decision.info->name, true);
+    return call_moved(decision, std::index_sequence_for<Args...>(), args...);
+  }
+
+  template <size_t... I>
+  static Result call_moved(const Decision& decision, std::index_sequence<I...>, Args... args) {
+    return Op::call(moved_argument(decision, I, args)...);
+  }
+
+  static Result boxed(const c10::OperatorHandle& op, Args... args) {
+    Stack stack;
+    stack.reserve(sizeof...(args));
+    (stack.emplace_back(args), ...);
+    fallback(op, &stack);
+    if constexpr (in_place) {
+      return first(args...);
+    } else {
+      return std::move(stack.back()).toTensor();
+    }
+  }
+};
+
+template <class... Ops>
+void add_kernels(torch::Library& library) {
+  const auto add = [&]<class Op>(Op*) {
+    const std::string name = std::string(Op::name) + (*Op::overload_name ? "." : "") + Op::overload_name;
+    library.impl(name.c_str(), TORCH_FN((&Typed<Op>::run)));
+  };
+  (add(static_cast<Ops*>(nullptr)), ...);
+}
+
+TORCH_LIBRARY_IMPL(aten, Fake, library) {
+  namespace o = at::_ops;
+  add_kernels<o::add_Tensor, o::add__Tensor, o::sub_Tensor, o::mul_Tensor, o::mul__Tensor, o::mul_Scalar, o::mul__Scalar, o::div_Tensor,
+              o::div__Tensor, o::div_Scalar, o::addcmul_, o::addcdiv_, o::sqrt, o::zero_,
+              o::mm, o::bmm, o::addmm, o::t, o::transpose_int, o::expand, o::detach, o::ones_like,
+              o::relu, o::threshold_backward, o::gelu, o::gelu_backward, o::silu, o::_softmax,
+              o::sum, o::sum_dim_IntList>(library);
+}
+
+}  // namespace
+}  // namespace dtensor::dispatch
