@@ -21,7 +21,7 @@ done
 # job PROGRAM ARGUMENTS...: fails when either host does. Output of host 1 is kept apart.
 job() {
   local status=0
-  host() { ip netns exec "$1" env -u GLOO_SOCKET_IFNAME -u MASTER_ADDR "$run" -n 2 --nnodes 2 --node-rank "$2" --master-addr 10.77.0.1 "${@:3}"; }
+  host() { nsenter --net="/run/netns/$1" env -u GLOO_SOCKET_IFNAME -u MASTER_ADDR "$run" -n 2 --nnodes 2 --node-rank "$2" --master-addr 10.77.0.1 "${@:3}"; }
   host "$b" 1 "$@" >"${TMPDIR:-/tmp}/host1" 2>&1 &
   host "$a" 0 "$@" || status=$?
   wait $! || status=$?
