@@ -80,6 +80,10 @@ void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, const K
   }
   auto decision = decide(op, info, c10::ArrayRef<c10::IValue>(stack).slice(begin));
   run_general(op, stack, begin, *decision);
+  for (size_t i = 0; decision->simple && i < decision->outputs.size(); ++i) {  // a rule may have been wrong about the dtype
+    auto& layout = decision->outputs[i];
+    if (layout) layout = as_dtensor(stack[begin + i].toTensor())->layout();
+  }
   if (info.rule == nullptr || !info.rule->data_dependent()) {
     DecisionCache::of_this_thread().insert(key, hash, std::move(decision));
   }
