@@ -2,6 +2,9 @@
 // key.
 #include "ops/family.hpp"
 
+#include <dtensor/compat.hpp>
+
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/zeros.h>
 
 namespace dtensor::rules {
@@ -67,10 +70,18 @@ Sizes heads_inside(const Dims& dims) {
   return strides;
 }
 
+// The output's strides: since libtorch 2.5 its memory order is the query's.
+Sizes output_strides(const Call& call, const Attention& attention) {
+  if constexpr (!DTENSOR_TORCH_AT_LEAST(2, 5)) return heads_inside(attention.out);
+  const auto& query = *call.operand(call.argument_index("query"));
+  const auto strides = at::infer_dense_strides(query.sizes(), query.layout->strides());
+  return Sizes(strides.begin(), strides.end());
+}
+
 Structure forward(const Call& call) {
   const Attention attention(call);
   Structure structure{operands(call, attention), {attention.out, attention.statistics}};
-  for (const auto& dims : structure.out) structure.strides.push_back(heads_inside(dims));
+  structure.strides = {output_strides(call, attention), heads_inside(attention.statistics)};
   return structure;
 }
 

@@ -25,7 +25,7 @@ std::set<std::pair<int32_t, int64_t>> cuts(const Call& call, int64_t mesh_dim, c
   return found;
 }
 
-class Pointwise final : public Rule {
+class Pointwise : public Rule {
  public:
   explicit Pointwise(KeepsPartial keeps) : keeps_(std::move(keeps)) {}
 
@@ -105,6 +105,28 @@ const auto kAdditive = pointwise({kSums, {{0, 1}}});                // in both t
 const auto kBilinear = pointwise({kSums, {{0}, {1}}});              // in each alone
 const auto kIncreasing = pointwise({kExtremes, {{0}}});
 
+// self + number. Written in place, a pending sum stays one: the number goes to one of its parts.
+class AddNumber final : public Pointwise {
+ public:
+  AddNumber() : Pointwise({kExtremes, {{0}}}) {}
+
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
+    auto result = Pointwise::candidates(call, mesh_dim);
+    const auto& now = call.operands[0].placements()[mesh_dim];
+    if (call.in_place && (now.is_partial(ReduceOp::sum) || now.is_partial(ReduceOp::avg))) result.push_back({{now}, {now}});
+    return result;
+  }
+
+  Lowering lower(const Call&, const Resolution& resolution) const override {
+    const auto& layout = *resolution.in[0];
+    for (int64_t m = 0; m < layout.mesh().ndim(); ++m) {
+      if (!layout.placements()[m].is_partial(ReduceOp::sum) || layout.mesh().coordinate(m) == 0) continue;
+      return [](LocalCall& local) { local.replace({local.arg(0)}); };
+    }
+    return {};
+  }
+};
+
 const Register additive("aten::add.Tensor aten::sub.Tensor aten::rsub.Tensor aten::add.out aten::sub.out aten::add_.Tensor "
                         "aten::sub_.Tensor",
                         kAdditive, "f(a + a', b + b') = f(a, b) + f(a', b')");
@@ -119,9 +141,11 @@ const Register addcdiv("aten::addcdiv aten::addcdiv_", pointwise({kSums, {{0, 1}
 const Register where("aten::where.self aten::where.ScalarSelf aten::where.ScalarOther aten::where.Scalar",
                      pointwise({kSums, {{1, 2}}}), "the condition is whole; selecting is linear in both values");
 const Register increasing("aten::relu aten::exp aten::sigmoid aten::tanh aten::ceil aten::floor aten::round aten::trunc "
-                          "aten::erf aten::expm1 aten::atan aten::sinh aten::asinh aten::hardtanh aten::sign aten::add.Scalar aten::sub.Scalar aten::clamp aten::clamp_min "
-                          "aten::clamp_max",
+                          "aten::erf aten::expm1 aten::atan aten::sinh aten::asinh aten::hardtanh aten::sign aten::clamp "
+                          "aten::clamp_min aten::clamp_max",
                           kIncreasing, "increasing: f(max(a, b)) = max(f(a), f(b))");
+const Register number("aten::add.Scalar aten::sub.Scalar", std::make_shared<AddNumber>(),
+                      "increasing; in place, (a + c) + a' = (a + a') + c");
 const Register maximum("aten::maximum", pointwise({{ReduceOp::max}, {{0, 1}}}), "max(max, max) = max");
 const Register minimum("aten::minimum", pointwise({{ReduceOp::min}, {{0, 1}}}), "min(min, min) = min");
 

@@ -61,6 +61,19 @@ TEST_CASE("dispatch: pointwise and mm on shards", "[dispatch]") {
   }
 }
 
+TEST_CASE("dispatch: later calls give the dtype of the first", "[dispatch]") {
+  REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+    auto mesh = line(world);
+    const auto x = counting({4, 4});
+    auto X = dt::distribute_tensor(x, mesh, {dt::shard(0)}), mask = dt::distribute_tensor(x > 0, mesh, {dt::shard(0)});
+    for (int i = 0; i < 3; ++i) {
+      const auto got = torch::where(mask, X, torch::mul(X, 2));
+      same(got, torch::where(x > 0, x, x * 2), "where");
+      dt::require(dt::DTensor(got).layout().dtype() == torch::kDouble, "test", "the layout is {}", dt::DTensor(got).layout().str());
+    }
+  }));
+}
+
 TEST_CASE("dispatch: a pending reduction is done once", "[dispatch]") {
   REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
     auto mesh = line(world);

@@ -40,7 +40,7 @@ void same_values(const dt::DTensor& got, const torch::Tensor& expected) {
 }  // namespace
 
 TEST_CASE("errors: operators", "[errors]") {
-  REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+  REQUIRE_NOTHROW(on_ranks(2, [](dt::World&) {
     auto mesh = dt::init_device_mesh(torch::kCPU, {2}, {"tp"}), other = dt::init_device_mesh(torch::kCPU, {1, 2}, {"a", "b"});
     auto x = dt::distribute_tensor(torch::ones({4, 4}), mesh, {dt::shard(0)});
     auto y = dt::distribute_tensor(torch::ones({4, 4}), other, {dt::replicate(), dt::shard(0)});
@@ -101,7 +101,7 @@ TEST_CASE("errors: a plain tensor that differs between ranks", "[errors]") {
 }
 
 TEST_CASE("errors: plans", "[errors]") {
-  REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+  REQUIRE_NOTHROW(on_ranks(2, [](dt::World&) {
     auto mesh = dt::init_device_mesh(torch::kCPU, {2}, {"tp"});
     torch::nn::Linear plain(4, 4), linear(nullptr);
     throws("plain module", {"parallelize_module", "'weight'", "Spmd"}, [&] { dt::parallelize_module(*plain, mesh, {}); });

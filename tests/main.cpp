@@ -63,5 +63,5 @@ CATCH_REGISTER_LISTENER(Events)
 int main(int argc, char** argv) {
   Catch::Session session;
   if (argc == 2 && std::string_view(argv[1]) == "--names") return list_names(session);
-  return session.run(argc, argv);
+  return session.run(argc, argv) == 0 ? 0 : 1;  // the versions of Catch2 have different numbers for failures
 }

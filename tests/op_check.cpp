@@ -1,5 +1,7 @@
 #include "op_check.hpp"
 
+#include <fmt/ranges.h>
+
 #include <numeric>
 
 namespace dtensor::test {

@@ -36,6 +36,12 @@ TEST_CASE("ops: RMS norm", "[ops][normalization]") {
          {x, weight},
          [](const Tensors& in) { return Tensors{in[0] * torch::rsqrt(in[0].pow(2).mean(-1, true) + 1e-5) * in[1]}; },
          1e-5});
+  check({"rms norm by hand with a sum in place",
+         {x, weight},
+         [](const Tensors& in) {
+           return Tensors{in[0] * torch::rsqrt(in[0].pow(2).mean(-1, true).add_(1.5).sub_(0.5)) * in[1]};
+         },
+         1e-5});
 #if __has_include(<ATen/ops/rms_norm.h>)
   check({"rms_norm",
          {x, weight},

@@ -9,19 +9,20 @@ cleanup() { ip netns del "$a" 2>/dev/null || true; ip netns del "$b" 2>/dev/null
 trap cleanup EXIT
 ip netns add "$a" 2>/dev/null && ip netns add "$b" 2>/dev/null || { echo "network namespaces are not permitted here"; exit 77; }
 ip link add "va$$" netns "$a" type veth peer name "vb$$" netns "$b" || { echo "virtual network cables are not permitted here"; exit 77; }
-ip -n "$a" addr add 10.77.0.1/24 dev "va$$"
-ip -n "$b" addr add 10.77.0.2/24 dev "vb$$"
+inside() { nsenter --net="/run/netns/$1" "${@:2}"; }  # ip's own way remounts /, which a chroot does not allow
+inside "$a" ip addr add 10.77.0.1/24 dev "va$$"
+inside "$b" ip addr add 10.77.0.2/24 dev "vb$$"
 for end in "$a va$$" "$b vb$$"; do
   set -- $end "$@"
-  ip -n "$1" link set lo up
-  ip -n "$1" link set "$2" up
+  inside "$1" ip link set lo up
+  inside "$1" ip link set "$2" up
   shift 2
 done
 
 # job PROGRAM ARGUMENTS...: fails when either host does. Output of host 1 is kept apart.
 job() {
   local status=0
-  host() { ip netns exec "$1" env -u GLOO_SOCKET_IFNAME -u MASTER_ADDR "$run" -n 2 --nnodes 2 --node-rank "$2" --master-addr 10.77.0.1 "${@:3}"; }
+  host() { inside "$1" env -u GLOO_SOCKET_IFNAME -u MASTER_ADDR "$run" -n 2 --nnodes 2 --node-rank "$2" --master-addr 10.77.0.1 "${@:3}"; }
   host "$b" 1 "$@" >"${TMPDIR:-/tmp}/host1" 2>&1 &
   host "$a" 0 "$@" || status=$?
   wait $! || status=$?
