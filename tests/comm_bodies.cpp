@@ -44,7 +44,11 @@ at::Tensor reduced(int ranks, int64_t count, at::ScalarType dtype, ReduceOp op) 
     if (op == ReduceOp::min) total = at::minimum(total, next);
     if (op == ReduceOp::max) total = at::maximum(total, next);
   }
-  if (op == ReduceOp::avg) total = at::isIntegralType(dtype, false) ? at::div(total, ranks, "trunc") : total / ranks;
+  if (op == ReduceOp::avg && at::isComplexType(dtype)) {  // ATen's own division of complex numbers is not always exact
+    total = at::view_as_complex(at::view_as_real(total) / ranks);
+  } else if (op == ReduceOp::avg) {
+    total = at::isIntegralType(dtype, false) ? at::div(total, ranks, "trunc") : total / ranks;
+  }
   return total.to(dtype);
 }
 

@@ -40,7 +40,8 @@ template <class T, class F>
 void reduce_blocks(T* out, c10::ArrayRef<const void*> inputs, int64_t count, F combine, bool average) {
   using A = typename Accumulator<T>::type;
   std::array<A, kBlock> sum;
-  const auto divisor = static_cast<A>(static_cast<int>(inputs.size()));
+  // A real number: complex division rounds more than once.
+  const auto divisor = static_cast<typename c10::scalar_value_type<A>::type>(inputs.size());
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t length = std::min(kBlock, count - begin);
     const T* first = static_cast<const T*>(inputs[0]) + begin;
