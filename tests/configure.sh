@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Configuring finds a libtorch laid out as its zip is (-Dtorch_root), and says what is missing and where to get it.
+set -euo pipefail
+lib=$(dirname "$(find /usr/lib -name libtorch_cpu.so | head -n 1)")
+[ -e "$lib/libtorch_cpu.so" ] || { echo "no libtorch in /usr/lib"; exit 77; }
+zip=$TMPDIR/libtorch
+mkdir -p "$zip/include" "$zip/lib"
+for folder in torch ATen c10 caffe2; do [ ! -e "/usr/include/$folder" ] || ln -s "/usr/include/$folder" "$zip/include/"; done
+ln -s "$lib"/lib{torch,c10}*.so* "$zip/lib/"
+
+setup() { CCACHE_DISABLE=1 meson setup "$@" >"$TMPDIR/log" 2>&1; }
+says() { grep -Eq "$1" "$TMPDIR/log" || { echo "configuring does not say: $1"; cat "$TMPDIR/log"; exit 1; }; }
+
+setup "$TMPDIR/build" -Dtorch_root="$zip" -Dtests=disabled -Dbench=disabled || { cat "$TMPDIR/log"; exit 1; }
+says "libtorch *: [0-9.]+ in $zip"
+ninja -C "$TMPDIR/build" libdtensor.so.p/src_core_error.cpp.o
+grep -Fq -- "$zip/lib/libtorch_cpu.so" "$TMPDIR/build/build.ninja"
+
+! setup "$TMPDIR/nowhere" -Dtorch_root="$TMPDIR" || { echo "an empty torch_root was taken"; exit 1; }
+says "torch_root=$TMPDIR must hold .*lib/libtorch_cpu.so"
+! PKG_CONFIG_LIBDIR=$TMPDIR CMAKE=/nowhere setup "$TMPDIR/bare" || { echo "fmt is not needed?"; exit 1; }
+says 'fmt was not found; on Debian: apt-get install libfmt-dev'
