@@ -5,6 +5,7 @@
 #include <dtensor/compat.hpp>
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/OpMathType.h>
 #include <ATen/ops/zeros.h>
 
 namespace dtensor::rules {
@@ -101,14 +102,6 @@ Sizes local_sizes(const Resolution& resolution, int operand) {
 }
 
 // The kernels do not take empty tensors; a rank without queries returns nothing, or gradients of zero.
-Lowering nothing(std::vector<Sizes> results) {
-  return [results = std::move(results)](LocalCall& local) {
-    const auto options = local.arg(0).toTensor().options();
-    std::vector<c10::IValue> zeros;
-    for (const auto& sizes : results) zeros.emplace_back(at::zeros(sizes, options));
-    local.replace(std::move(zeros));
-  };
-}
 
 bool is_empty(const Sizes& sizes) { return std::find(sizes.begin(), sizes.end(), 0) != sizes.end(); }
 
@@ -117,12 +110,20 @@ Lowering forward_of_nothing(const Call& call, const Resolution& resolution) {
   if (!is_empty(out)) return {};
   const Sizes statistics(out.begin(), out.begin() + 3);
   out[3] = call.operands[2].sizes()[3];
-  return nothing({out, statistics});
+  return [out, statistics](LocalCall& local) {
+    const auto options = local.arg(0).toTensor().options();
+    const auto wide = at::toOpMathType(c10::typeMetaToScalarType(options.dtype()));
+    local.replace({at::zeros(out, options), at::zeros(statistics, options.dtype(wide))});
+  };
 }
 
 Lowering backward_of_nothing(const Call&, const Resolution& resolution) {
   if (!is_empty(local_sizes(resolution, 1))) return {};
-  return nothing({local_sizes(resolution, 1), local_sizes(resolution, 2), local_sizes(resolution, 3)});
+  const std::vector<Sizes> gradients{local_sizes(resolution, 1), local_sizes(resolution, 2), local_sizes(resolution, 3)};
+  return [gradients](LocalCall& local) {
+    const auto options = local.arg(0).toTensor().options();
+    local.replace({at::zeros(gradients[0], options), at::zeros(gradients[1], options), at::zeros(gradients[2], options)});
+  };
 }
 
 const Register attention("aten::_scaled_dot_product_flash_attention_for_cpu", family(forward, forward_of_nothing),
