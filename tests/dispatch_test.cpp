@@ -74,6 +74,23 @@ TEST_CASE("dispatch: later calls give the dtype of the first", "[dispatch]") {
   }));
 }
 
+TEST_CASE("dispatch: a pending operand may occur twice in a call", "[dispatch]") {
+  for (const auto* transport : {"threads", "gloo"}) {
+    REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+      auto mesh = line(world);
+      const auto x = torch::arange(9, torch::kDouble).reshape({3, 3}), part = x + world.rank();
+      const auto whole = 2 * x + 1;
+      auto pending = [&] { return dt::from_local(part.clone(), mesh, {dt::partial()}, {3, 3}).tensor(); };
+      for (int round = 0; round < 3; ++round) {
+        auto a = pending(), b = pending(), c = pending();
+        same(torch::mul(a, a), whole * whole, "mul");
+        same(torch::maximum(b, b), whole, "maximum");
+        same(torch::cat({c, c.t(), c}), torch::cat({whole, whole.t(), whole}), "cat");
+      }
+    }, transport));
+  }
+}
+
 TEST_CASE("dispatch: a pending reduction is done once", "[dispatch]") {
   REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
     auto mesh = line(world);

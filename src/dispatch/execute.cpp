@@ -57,13 +57,22 @@ const Move* move_of(const Decision& decision, int argument, int element) {
   return nullptr;
 }
 
+void add_operands(const c10::IValue& value, Operands& operands) {
+  if (value.isTensor() && is_dtensor_impl(value.unsafeToTensorImpl())) operands.push_back(value.unsafeToTensorImpl());
+  if (!value.isList()) return;
+  for (const auto& element : value.toListRef()) add_operands(element, operands);
+}
+
 void replace_by_locals(Stack& stack, size_t begin, const Decision& decision) {
+  Operands operands;
+  for (size_t i = begin; !decision.moves.empty() && i < stack.size(); ++i) add_operands(stack[i], operands);
+  const bool may_settle = all_distinct(operands);
   for (size_t i = begin; i < stack.size(); ++i) {
     auto& value = stack[i];
     const int argument = static_cast<int>(i - begin);
     auto local = [&](const at::Tensor& tensor, int element) {
       const auto* move = tensor.defined() ? move_of(decision, argument, element) : nullptr;
-      return move ? moved(tensor, *move) : local_of(tensor);
+      return move ? moved(tensor, *move, may_settle) : local_of(tensor);
     };
     if (value.isTensor()) {
       value = local(value.toTensor(), -1);
@@ -134,10 +143,9 @@ void wrap_results(Stack& stack, size_t begin, const Decision& decision, const st
 
 }  // namespace
 
-// A pending reduction is done once: its result stays.
-at::Tensor moved(const at::Tensor& tensor, const Move& move) {
+at::Tensor moved(const at::Tensor& tensor, const Move& move, bool may_settle) {
   auto* impl = as_dtensor(tensor);
-  const bool keep = impl && move.settles && impl->owns_local_alone();
+  const bool keep = may_settle && impl && move.settles && impl->owns_local_alone();
   auto part = move_local(impl ? impl->local() : tensor, move.from, move.to).get();
   // Kernels read saved state (the statistics of a norm) as contiguous where one device would have it so; a chunk may be a view.
   if (move.row_major && !part.is_contiguous()) part = part.contiguous();

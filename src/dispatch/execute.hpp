@@ -3,10 +3,20 @@
 
 #include "src/dispatch/decision.hpp"
 
+#include <algorithm>
+
 namespace dtensor::dispatch {
 
-// The part of `tensor` under the layout that the move asks for.
-at::Tensor moved(const at::Tensor& tensor, const Move& move);
+// The tensors of a call. A tensor that occurs twice may be wanted both as it is and moved.
+using Operands = c10::SmallVector<const c10::TensorImpl*, 4>;
+inline bool all_distinct(Operands& operands) {
+  std::sort(operands.begin(), operands.end());
+  return std::adjacent_find(operands.begin(), operands.end()) == operands.end();
+}
+
+// The part of `tensor` under the layout that the move asks for. `may_settle`: a pending reduction that this does stays done in
+// `tensor`, so that it is done once.
+at::Tensor moved(const at::Tensor& tensor, const Move& move, bool may_settle);
 
 // Replaces the arguments (stack[begin..]) by the operator's distributed results.
 void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision);

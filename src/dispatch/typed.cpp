@@ -71,14 +71,21 @@ at::Tensor& local(at::Tensor& tensor) { return const_cast<at::Tensor&>(local(std
 
 // The same, where a decision may move it. A tensor that is written stays.
 template <class T>
-T& moved_argument(const Decision&, int, T& value) {
+T& moved_argument(const Decision&, int, T& value, bool) {
   return local(value);
 }
-at::Tensor moved_argument(const Decision& decision, int argument, const at::Tensor& tensor) {
+at::Tensor moved_argument(const Decision& decision, int argument, const at::Tensor& tensor, bool may_settle) {
   for (const auto& move : decision.moves) {
-    if (move.argument == argument) return moved(tensor, move);
+    if (move.argument == argument) return moved(tensor, move, may_settle);
   }
   return local(tensor);
+}
+
+template <class T>
+void add_operand(Operands& operands, const T& value) {
+  if constexpr (std::is_same_v<T, at::Tensor>) {
+    if (auto* impl = as_dtensor(value)) operands.push_back(impl);
+  }
 }
 
 template <class First, class... Rest>
@@ -130,7 +137,10 @@ struct Typed<Op, Result(Args...)> {
 
   template <size_t... I>
   static Result call_moved(const Decision& decision, std::index_sequence<I...>, Args... args) {
-    return Op::call(moved_argument(decision, I, args)...);
+    Operands operands;
+    (add_operand(operands, args), ...);
+    const bool may_settle = all_distinct(operands);
+    return Op::call(moved_argument(decision, I, args, may_settle)...);
   }
 
   static Result boxed(const c10::OperatorHandle& op, Args... args) {
