@@ -300,6 +300,46 @@ TEST_CASE("a view that had to be copied refuses writes instead of losing them", 
   }));
 }
 
+TEST_CASE("a write through views of views reaches the base or is refused", "[ops][view]") {
+  for (const auto* transport : {"threads", "gloo"}) {
+    REQUIRE_NOTHROW(on_ranks(2, [] {
+      const std::vector<std::function<at::Tensor(const at::Tensor&)>> chains{
+          [](const at::Tensor& t) { return t.select(0, 2).slice(0, 1, 8, 3); },
+          [](const at::Tensor& t) { return t.transpose(0, 1).select(0, 3); },
+          [](const at::Tensor& t) { return t.view({-1}).slice(0, 3, 9); },
+          [](const at::Tensor& t) { return t.slice(1, 0, 4).t()[1]; }};
+      for (const auto& chain : chains) {
+        for (const auto& placement : {dt::replicate(), shard(0), shard(1), dt::partial()}) {
+          auto plain = numbers({6, 9});
+          auto x = dt::distribute_tensor(plain, mesh_of({2}), {placement}).tensor();
+          bool refused = false;
+          auto view = chain(x);
+          try {
+            view.zero_();
+          } catch (const c10::Error&) {
+            refused = true;
+          }
+          if (!refused) chain(plain).zero_();
+          dt::require(dt::full_tensor(x).equal(plain), "test", "the base of {} differs", str(placement));
+          dt::require(dt::full_tensor(view).equal(chain(plain)), "test", "the view of {} differs", str(placement));
+          if (!refused) continue;
+          bool base_refused = false;
+          try {
+            x.zero_();
+          } catch (const c10::Error&) {
+            base_refused = true;
+          }
+          dt::require(base_refused, "test", "a write to the base of {} was lost to its view", str(placement));
+          view = at::Tensor();
+          if (placement.is_partial()) continue;
+          x.zero_();  // nobody would miss it now
+          dt::require(dt::full_tensor(x).equal(plain * 0), "test", "zero_ of {}", str(placement));
+        }
+      }
+    }, transport));
+  }
+}
+
 TEST_CASE("as_strided reads what one device would and refuses what lies outside of the tensor", "[ops][view]") {
   REQUIRE_NOTHROW(on_ranks(2, [] {
     const auto full = numbers({4, 6});

@@ -112,6 +112,9 @@ bool returns_tensors_only(const c10::FunctionSchema& schema) {
 }  // namespace
 
 std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  require(info.schema->name() != "aten::set_", info.name,
+          "a distributed tensor has no storage to set; hint: torch::load outside of dt::Spmd, into a plain module or tensor, and copy_ "
+          "that into the distributed one under torch::NoGradGuard, inside dt::Spmd");
   require(!info.changes_metadata, info.name,
           "would change the shape of a distributed tensor in place, which would part its layout from its local part; "
           "hint: use the out-of-place form and assign the result");
@@ -121,7 +124,7 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
 
   const auto* rule = info.rule;
   if (rule && rule->data_dependent()) rule = nullptr;
-  if (info.written.empty() && !call.operands.empty() && info.rule == rule) call.outputs = meta_outputs(op, call);
+  if (rule && info.written.empty() && !call.operands.empty()) call.outputs = meta_outputs(op, call);
   if (rule && call.outputs.empty() && info.written.empty()) {
     call.outputs = rule->output_metas(call);
     if (call.outputs.empty() && returns_tensors_only(*info.schema) && !info.schema->returns().empty()) rule = nullptr;

@@ -39,10 +39,6 @@ class DTensorImpl final : public c10::TensorImpl {
   // Whether nothing else shares the local memory, so that relay() cannot part a view from its base.
   bool owns_local_alone() const { return local_.use_count() == 1 && local_.storage().use_count() == 1; }
 
-  // A view that had to be copied shares this token with its base: writing to either would part them.
-  const std::shared_ptr<int>& copied_view() const { return copied_view_; }
-  void set_copied_view(std::shared_ptr<int> token) { copied_view_ = std::move(token); }
-
   bool leaf_checked = false;  // see leaf_gradients.cpp
 
   // Every operator makes one: the memory of those that are gone is kept for the next, a little per thread.
@@ -70,7 +66,6 @@ class DTensorImpl final : public c10::TensorImpl {
   at::Tensor local_;
   LayoutPtr layout_;
   comm::WorkPtr work_;
-  std::shared_ptr<int> copied_view_;
 };
 
 inline bool is_dtensor_impl(const c10::TensorImpl* impl) { return impl->key_set().has(kDTensorKey); }

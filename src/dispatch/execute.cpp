@@ -114,10 +114,10 @@ c10::IValue distributed(const Decision& decision, const c10::IValue& value, size
   });
 }
 
-void tie_views(const Decision& decision, const c10::IValue& base, const c10::IValue& value, size_t first) {
+void part_copied_views(const Decision& decision, const c10::IValue& base, const c10::IValue& value, size_t first) {
   if (!base.isTensor()) return;
   auto tie = [&](const at::Tensor& view, size_t index) {
-    tie_copied_view(decision, base, view);
+    part_copied_view(decision, base, view);
     set_view_offset(decision, index, base.unsafeToTensorImpl()->storage_offset(), view);
   };
   if (value.isTensor()) tie(value.toTensor(), first);
@@ -136,7 +136,7 @@ void wrap_results(Stack& stack, size_t begin, const Decision& decision, const st
     } else {
       const size_t first = index;
       value = distributed(decision, value, index);
-      if (info.is_view) tie_views(decision, originals[0], value, first);
+      if (info.is_view) part_copied_views(decision, originals[0], value, first);
     }
   }
 }
@@ -153,15 +153,17 @@ at::Tensor moved(const at::Tensor& tensor, const Move& move, bool may_settle) {
   return part;
 }
 
-void tie_copied_view(const Decision& decision, const c10::IValue& base, const at::Tensor& view) {
+void part_copied_view(const Decision& decision, const c10::IValue& base, const at::Tensor& view) {
   auto* source = base.isTensor() ? as_dtensor(base.toTensor()) : nullptr;
   auto* result = as_dtensor(view);
   if (!source || !result) return;
-  const bool shares = decision.moves.empty() && result->local().is_alias_of(source->local());
-  if (shares && source->copied_view().use_count() <= 1) return;
-  auto token = source->copied_view() ? source->copied_view() : std::make_shared<int>(0);
-  source->set_copied_view(token);
-  result->set_copied_view(token);
+  if (result->local().is_alias_of(source->local())) {
+    const bool moved = !decision.moves.empty() && source->layout() != decision.moves[0].to;
+    if (!moved) return;
+    LocalMode local;  // the chunk of a whole tensor is one of its views, but a write to it would not reach the other ranks
+    result->relay(result->local().clone(), result->layout());
+  }
+  part(source->local(), result->local());
 }
 
 void check_writable(const OpInfo& info, const Stack& stack, size_t begin) {
@@ -170,8 +172,8 @@ void check_writable(const OpInfo& info, const Stack& stack, size_t begin) {
     if (!value.isTensor()) continue;
     auto* impl = const_cast<c10::TensorImpl*>(value.unsafeToTensorImpl());
     if (!is_dtensor_impl(impl)) continue;
-    const auto* distributed = static_cast<DTensorImpl*>(impl);
-    if (!distributed->copied_view() || distributed->copied_view().use_count() == 1) [[likely]] continue;
+    auto* distributed = static_cast<DTensorImpl*>(impl);
+    if (!is_parted(distributed->local())) [[likely]] continue;
     fail(info.name,
          "writes to {}, of which a view exists that had to be copied because no placement expresses it; the write would not "
          "reach the other; hint: write before taking the view, or redistribute first so that the view needs no move",

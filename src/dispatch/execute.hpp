@@ -2,6 +2,7 @@
 #pragma once
 
 #include "src/dispatch/decision.hpp"
+#include "src/dispatch/parted.hpp"
 
 #include <algorithm>
 
@@ -30,9 +31,8 @@ bool is_factory(const OpInfo& info);
 // Throws when a tensor about to be written has a view that had to be copied.
 void check_writable(const OpInfo& info, const Stack& stack, size_t begin);
 
-// A view is a copy when its operand was moved or the local memory order allows no view: writing to either would silently part
-// them. A view of a tensor that is so tied is tied as well.
-void tie_copied_view(const Decision& decision, const c10::IValue& base, const at::Tensor& view);
+// A view is a copy when its operand was moved or the local memory order allows no view.
+void part_copied_view(const Decision& decision, const c10::IValue& base, const at::Tensor& view);
 
 // Gives a view (output `index`) its place in the memory that its base would have on one device.
 inline void set_view_offset(const Decision& decision, size_t index, int64_t base_offset, const at::Tensor& view) {

@@ -40,7 +40,6 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
   const auto& info = *decision.info;
   c10::SmallVector<c10::IValue, 6> originals;
   c10::IValue self;
-  std::shared_ptr<int> copied_view;
   const int64_t base_offset = info.is_view && stack[begin].isTensor() ? stack[begin].unsafeToTensorImpl()->storage_offset() : 0;
   if (decision.lowering) originals.append(stack.begin() + static_cast<int64_t>(begin), stack.end());
   if (!info.written.empty()) {
@@ -52,9 +51,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     if (!value.isTensor()) continue;
     auto* impl = const_cast<c10::TensorImpl*>(value.unsafeToTensorImpl());
     if (!is_dtensor_impl(impl)) continue;
-    auto* distributed = static_cast<DTensorImpl*>(impl);
-    if (distributed->copied_view().use_count() > 1) [[unlikely]] copied_view = distributed->copied_view();
-    value = c10::IValue(distributed->local());
+    value = c10::IValue(static_cast<DTensorImpl*>(impl)->local());
   }
   if (decision.lowering) {
     comm::Cause cause(info.name, true);
@@ -73,8 +70,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     if (!decision.outputs[i]) continue;
     auto result = wrap(std::move(stack[begin + i]).toTensor(), *decision.outputs[i]);
     if (info.is_view) {
-      if (decision.lowering) tie_copied_view(decision, originals[0], result);
-      if (copied_view) [[unlikely]] as_dtensor(result)->set_copied_view(copied_view);
+      if (decision.lowering) part_copied_view(decision, originals[0], result);
       set_view_offset(decision, i, base_offset, result);
     }
     stack[begin + i] = std::move(result);

@@ -28,10 +28,12 @@ class Key {
     numbers_.clear();
   }
 
+  // A sum of products, which do not wait for each other, mixed once.
   uint64_t hash() const {
-    uint64_t h = 0x9e3779b97f4a7c15ull;
-    for (const auto word : words_) h = (h ^ word) * 0xff51afd7ed558ccdull, h ^= h >> 32;
-    return h;
+    uint64_t sum = 0, factor = 0x9e3779b97f4a7c15ull;
+    for (const auto word : words_) sum += (word ^ word >> 32) * factor, factor += 0xff51afd7ed558ccaull;
+    sum = (sum ^ sum >> 29) * 0xff51afd7ed558ccdull;
+    return sum ^ sum >> 32;
   }
   c10::ArrayRef<uint64_t> words() const { return words_; }
 

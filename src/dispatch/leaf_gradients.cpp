@@ -16,16 +16,22 @@ namespace {
 
 thread_local int no_sync_depth = 0;
 
-at::Tensor in_layout(const at::Tensor& gradient, const LayoutPtr& like) {
+// The last move of a leaf's gradient: the next is the same, as a rule.
+struct LastMove {
+  LayoutPtr from, to;
+};
+
+at::Tensor in_layout(const at::Tensor& gradient, const LayoutPtr& like, LastMove& last) {
   const auto& layout = as_dtensor(gradient)->layout();
   if (layout->placements() == like->placements()) return gradient;
-  const auto target = layout->with(like->placements());
+  if (layout != last.from || last.to->placements() != like->placements()) last = {layout, layout->with(like->placements())};
+  const auto target = last.to;
   comm::Cause cause("gradient", true);
   return move_tensor(gradient, target);
 }
 
 // Runs before the engine accumulates `gradient` into the leaf.
-at::Tensor on_gradient(const c10::weak_intrusive_ptr<c10::TensorImpl>& weak_leaf, const at::Tensor& gradient) {
+at::Tensor on_gradient(const c10::weak_intrusive_ptr<c10::TensorImpl>& weak_leaf, const at::Tensor& gradient, LastMove& last) {
   auto leaf_impl = weak_leaf.lock();
   if (!leaf_impl || no_sync_depth > 0 || !gradient.defined() || !as_dtensor(gradient)) return at::Tensor();
   const at::Tensor leaf(std::move(leaf_impl));
@@ -33,9 +39,9 @@ at::Tensor on_gradient(const c10::weak_intrusive_ptr<c10::TensorImpl>& weak_leaf
   auto& accumulated = leaf.mutable_grad();
   if (accumulated.defined() && as_dtensor(accumulated) && as_dtensor(accumulated)->layout()->has_partial()) {
     const auto deferred = std::exchange(accumulated, at::Tensor());
-    return in_layout(at::add(deferred, gradient), layout);
+    return in_layout(at::add(deferred, gradient), layout, last);
   }
-  return in_layout(gradient, layout);
+  return in_layout(gradient, layout, last);
 }
 
 }  // namespace
@@ -47,7 +53,8 @@ void sync_gradients(c10::ArrayRef<at::Tensor> parameters) {
   for (const auto& parameter : parameters) {
     auto* impl = as_dtensor(parameter);
     auto& gradient = parameter.mutable_grad();
-    if (impl && gradient.defined() && as_dtensor(gradient)) gradient = in_layout(gradient, impl->layout());
+    LastMove last;
+    if (impl && gradient.defined() && as_dtensor(gradient)) gradient = in_layout(gradient, impl->layout(), last);
   }
 }
 
@@ -59,7 +66,8 @@ void check_leaf(DTensorImpl* impl) {
   const auto tensor = at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(impl));
   if (!tensor.is_leaf()) return;
   const c10::weak_intrusive_ptr<c10::TensorImpl> leaf(tensor.getIntrusivePtr());
-  tensor.register_hook([leaf](const at::Tensor& gradient) { return on_gradient(leaf, gradient); });
+  const auto last = std::make_shared<LastMove>();
+  tensor.register_hook([leaf, last](const at::Tensor& gradient) { return on_gradient(leaf, gradient, *last); });
 }
 
 }  // namespace dispatch

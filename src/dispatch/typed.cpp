@@ -112,7 +112,7 @@ struct Typed<Op, Result(Args...)> {
     const auto& decision = **found;
     auto& self = first(args...);
     auto* impl = as_dtensor(self);
-    if (!impl || impl->copied_view() || (decision.info->is_view && !decision.moves.empty())) [[unlikely]] {
+    if (!impl || (in_place && is_parted(impl->local())) || (decision.info->is_view && !decision.moves.empty())) [[unlikely]] {
       return boxed(op, args...);
     }
     const auto base_offset = impl->storage_offset();
