@@ -94,6 +94,7 @@ TEST_CASE("errors: a plain tensor that differs between ranks", "[errors]") {
     auto x = torch::ones({4});
     const auto mine = dt::DTensor(x).to_local() * (world.rank() == 2 ? 2 : 1);
     throws("differing plain tensor", {"aten::mul", "ranks 2", "from_local"}, [&] { torch::mul(x, mine); });
+    throws("differing data", {"distribute_tensor", "ranks 2"}, [&] { dt::distribute_tensor(mine, mesh, {dt::shard(0)}); });
     dt::set_replication_check(false);
     torch::sub(x, mine);
     dt::set_replication_check(true);

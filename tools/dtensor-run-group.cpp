@@ -252,7 +252,7 @@ std::optional<int> Group::culprit() const {
     if (!reported(local)) return local;
   }
   for (int local : reported_) {
-    if (local >= 0 && local < job_.ranks && ranks_[local].status && failed(*ranks_[local].status)) return local;
+    if (std::find(deaths_.begin(), deaths_.end(), local) != deaths_.end()) return local;  // else it ended by our own signal
   }
   if (deaths_.empty()) return std::nullopt;
   return deaths_.front();

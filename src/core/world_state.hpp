@@ -80,6 +80,7 @@ struct WorldState {
   std::map<std::pair<std::string, std::vector<int>>, std::shared_ptr<comm::Communicator>> communicators;
   std::shared_ptr<LayoutTable> layouts = std::make_shared<LayoutTable>();
   PlanCache plans;
+  std::unordered_map<const void*, int> distributed;  // by mesh: plain tensors that distribute_tensor has laid out
 };
 
 }  // namespace detail

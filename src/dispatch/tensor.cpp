@@ -1,11 +1,15 @@
 // The DTensor handle and what makes and opens one, with gradients.
 #include <dtensor/tensor.hpp>
 
+#include "src/core/world_state.hpp"
+#include "src/dispatch/decide.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/guard.hpp"
 
 #include <dtensor/error.hpp>
 #include <dtensor/redistribute.hpp>
+#include <dtensor/spmd.hpp>
+#include <dtensor/world.hpp>
 
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -19,6 +23,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
+
+constexpr int kChecked = 16;  // the first tensors that a mesh distributes are compared between ranks
 
 Placements to_vector(PlacementsRef placements) { return {placements.begin(), placements.end()}; }
 
@@ -139,6 +145,9 @@ DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, Placem
             "the tensor is already distributed, on another mesh; got {}; expected {}; hint: take full_tensor() first",
             DTensor(full).mesh().str(), mesh.str());
     return DTensor(full).redistribute(placements);
+  }
+  if (Spmd::current() && replication_check() && mesh.world().state().distributed[mesh.id()]++ < kChecked) {
+    dispatch::check_replicated("distribute_tensor", full, mesh);
   }
   const DTensor whole(replicated(full, mesh));
   const auto result = whole.redistribute(placements);
