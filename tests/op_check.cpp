@@ -171,7 +171,11 @@ at::Tensor placed(const at::Tensor& full, const DeviceMesh& mesh, PlacementsRef 
         r == last ? part - static_cast<double>(last * (last - 1) / 2) : at::zeros_like(part) + static_cast<double>(r);
     cut[m] = replicate();
   }
+  // Parts differ between ranks, as data to distribute must not.
+  const bool checks = replication_check();
+  set_replication_check(false);
   const auto cut_part = distribute_tensor(part, mesh, cut);
+  set_replication_check(checks);
   if (PlacementsRef(cut) == placements) return cut_part.tensor();
   return from_local(cut_part.to_local().detach().clone(), mesh, placements, full.sizes()).tensor();
 }
