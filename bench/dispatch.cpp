@@ -22,7 +22,7 @@ double microseconds(const Body& body, int calls) {
   return elapsed.count() / calls;
 }
 
-// Plain and distributed run in turns, so that a slow moment of the machine hits both; the fastest of each is what they cost.
+// Plain and distributed run in short turns, so that a slow moment of the machine hits both; the fastest of each is what they cost.
 void compare(benchmark::State& state, const Body& plain, const Body& distributed, int calls) {
   double best_plain = 1e9, best_distributed = 1e9;
   microseconds(plain, calls), microseconds(distributed, calls);
@@ -56,14 +56,14 @@ template <class Plain, class Distributed>
 void op(benchmark::State& state, Plain plain, Distributed distributed) {
   torch::NoGradGuard no_grad;
   Tensors t(state.range(0));
-  compare(state, [&] { plain(t); }, [&] { distributed(t); }, 2000);
+  compare(state, [&] { plain(t); }, [&] { distributed(t); }, 500);
 }
 
 #define DTENSOR_BENCH(name, plain, distributed)                                                       \
   void name(benchmark::State& state) {                                                                \
     op(state, [](Tensors& t) { benchmark::DoNotOptimize(plain); }, [](Tensors& t) { benchmark::DoNotOptimize(distributed); }); \
   }                                                                                                   \
-  BENCHMARK(name)->Arg(2)->Arg(64)->Arg(4096)->UseManualTime()->Iterations(30)
+  BENCHMARK(name)->Arg(2)->Arg(64)->Arg(4096)->UseManualTime()->Iterations(200)
 
 DTENSOR_BENCH(add, torch::add(t.a, t.b), torch::add(t.A, t.B));
 DTENSOR_BENCH(mm, torch::mm(t.a, t.b), torch::mm(t.A, t.W));
@@ -83,9 +83,9 @@ void linear_forward_backward(benchmark::State& state) {
     module(x).sum().backward();
     module->zero_grad();
   };
-  compare(state, [&] { step(plain, t.a); }, [&] { step(distributed, t.A); }, 300);
+  compare(state, [&] { step(plain, t.a); }, [&] { step(distributed, t.A); }, 50);
 }
-BENCHMARK(linear_forward_backward)->Arg(2)->Arg(64)->Arg(4096)->UseManualTime()->Iterations(30);
+BENCHMARK(linear_forward_backward)->Arg(2)->Arg(64)->Arg(4096)->UseManualTime()->Iterations(200);
 
 }  // namespace
 
