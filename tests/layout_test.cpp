@@ -176,6 +176,8 @@ TEST_CASE("placements that do not fit say why", "[layout]") {
            "range for 2 dimensions; expected -2 to 1"));
   REQUIRE_THROWS_WITH(layout(mesh, {shard(-3), replicate()}, {8, 6}), says("shard dim -3"));
   REQUIRE_THROWS_WITH(layout(mesh, {shard(0), replicate()}, {}), says("out of range for 0 dimensions"));
+  REQUIRE_THROWS_WITH(layout(mesh, {shard(65536), replicate()}, {4}), says("out of range for 1 dimensions"));
+  REQUIRE_THROWS_WITH(layout(mesh, {shard(-65536), replicate()}, {4}), says("out of range for 1 dimensions"));
   REQUIRE_THROWS_WITH(layout(mesh, {shard(0)}, {8}), says("got 1 placements (S(0)); expected 2"));
   REQUIRE_THROWS_WITH(layout(mesh, {strided_shard(0, 3), replicate()}, {8}),
                       says("split*unit = 3 does not divide the length 8"));

@@ -126,7 +126,9 @@ TEST_CASE("every pair of placements over gloo where collectives are under way wh
     on_ranks(
         1, [](World&) {}, "gloo");
   } catch (const Error& error) {
-    DTENSOR_SKIP(error.what_without_backtrace());
+    const std::string why = error.what_without_backtrace();
+    if (why.find("no gloo transport") == std::string::npos) throw;
+    DTENSOR_SKIP(why);
   }
   REQUIRE_NOTHROW(
       check_all_pairs({3}, {{12, 3}, {13, 3}, {1, 5}}, at::kFloat, with(kCuts, {sum, avg, max, norm2}), "gloo"));

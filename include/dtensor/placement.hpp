@@ -4,8 +4,10 @@
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <iosfwd>
+#include <limits>
 #include <string>
 
 namespace dtensor {
@@ -48,10 +50,18 @@ struct Placement {
 
 std::ostream& operator<<(std::ostream& out, const Placement& placement);
 
+namespace detail {
+// The nearest number that T holds: one that is out of range stays so, and is refused where the tensor is known.
+template <class T>
+T saturate(int64_t value) {
+  return static_cast<T>(std::clamp<int64_t>(value, std::numeric_limits<T>::min(), std::numeric_limits<T>::max()));
+}
+}  // namespace detail
+
 inline Placement replicate() { return {}; }
-inline Placement shard(int64_t dim) { return {PlacementKind::shard, ReduceOp::sum, static_cast<int16_t>(dim)}; }
+inline Placement shard(int64_t dim) { return {PlacementKind::shard, ReduceOp::sum, detail::saturate<int16_t>(dim)}; }
 inline Placement strided_shard(int64_t dim, int64_t split, int64_t unit = 1) {
-  return {PlacementKind::shard, ReduceOp::sum, static_cast<int16_t>(dim), static_cast<int32_t>(split), unit};
+  return {PlacementKind::shard, ReduceOp::sum, detail::saturate<int16_t>(dim), detail::saturate<int32_t>(split), unit};
 }
 inline Placement partial(ReduceOp op = ReduceOp::sum) { return {PlacementKind::partial, op}; }
 
