@@ -84,14 +84,11 @@ class Family final : public Rule {
 
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     Candidates result;
-    if (lower_ && has_out(call)) return result;
     const auto structure = structure_(call);
     for (const int letter : letters_of(structure)) add_cuts(call, mesh_dim, structure, letter, result);
     add_partials(call, mesh_dim, structure, result);
     for (auto& candidate : result) {
       for (const int i : structure.unread) candidate.in[i] = call.operands[i].placements()[mesh_dim];
-      for (size_t i = candidate.in.size(), o = 0; i < call.operands.size(); ++i, ++o)
-        candidate.in.push_back(candidate.out[o]);
     }
     return result;
   }
@@ -214,8 +211,6 @@ void check_positions(std::string_view op, const at::Tensor& positions, int64_t l
           lowest, highest, length - 1);
 }
 
-bool has_out(const Call& call) { return !call.schema.arguments().empty() && call.schema.arguments().back().is_out(); }
-
 RulePtr sliced(std::function<std::vector<int64_t>(const Call&)> along, KeepsPartial keeps) {
   return family([along = std::move(along), keeps = std::move(keeps)](const Call& call) {
     auto dims = lettered(call.operands[0].sizes());
@@ -223,9 +218,7 @@ RulePtr sliced(std::function<std::vector<int64_t>(const Call&)> along, KeepsPart
       if (dim < static_cast<int64_t>(dims.size())) dims[dim].letter = kWhole;
     }
     Structure structure{{}, std::vector<Dims>(call.schema.returns().size(), dims), {}, keeps};
-    for (const auto& operand : call.operands) {
-      if (!call.schema.arguments()[operand.argument].is_out()) structure.in.push_back(dims);
-    }
+    structure.in.assign(call.operands.size(), dims);
     return structure;
   });
 }

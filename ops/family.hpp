@@ -25,7 +25,7 @@ using Dims = c10::SmallVector<Dim, 6>;
 
 // How the dims of operands and outputs correspond.
 struct Structure {
-  std::vector<Dims> in;   // per operand (out= operands are laid out as the outputs)
+  std::vector<Dims> in;   // per operand
   std::vector<Dims> out;  // per output
   // Per output, its placement where a letter that it lacks is cut; empty: such letters are not cut.
   Placements lacking = {};
@@ -40,8 +40,7 @@ struct Structure {
 using StructureOf = std::function<Structure(const Call&)>;
 using LoweringOf = std::function<Lowering(const Call&, const Resolution&)>;
 
-// The rule that offers every cut of every letter, and what `keeps` says. An operator with a lowering has no out= form
-// on shards.
+// The rule that offers every cut of every letter, and what `keeps` says.
 RulePtr family(StructureOf structure, LoweringOf lower = {});
 
 // Whole operands, whole results.
@@ -80,9 +79,6 @@ at::Tensor own_rows(const at::Tensor& positions, const Intervals& held, int64_t 
 
 // Throws unless all positions are in [0, length). Not checked on accelerators, where it would have to wait.
 void check_positions(std::string_view op, const at::Tensor& positions, int64_t length);
-
-// Whether the call is of an out= form.
-bool has_out(const Call& call);
 
 // Operators that treat every slice along some dims by itself: the dims that `along` names are whole, others are free,
 // and outputs have the shape of the operands.

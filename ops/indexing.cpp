@@ -263,7 +263,7 @@ class MaskedScatter final : public Rule {
  public:
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     const auto& now = call.operands[0].placements()[mesh_dim];
-    if (!now.is_shard() || has_out(call)) return {};
+    if (!now.is_shard()) return {};
     return {{{now, replicate(), replicate()}, {now}}};
   }
 

@@ -34,7 +34,7 @@ class Concatenation final : public Rule {
  public:
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     auto result = beside_->candidates(call, mesh_dim);
-    if (has_out(call) || call.operands.empty()) return result;
+    if (call.operands.empty()) return result;
     const auto ndim = call.operands[0].ndim();
     int64_t common = 0;
     for (const auto& operand : call.operands) {

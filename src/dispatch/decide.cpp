@@ -123,7 +123,8 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   check_plain_operands(info, call);
 
   const auto* rule = info.rule;
-  if (rule && rule->data_dependent()) rule = nullptr;
+  const bool out_form = !info.in_place && !info.written.empty();  // of which no functional form is known
+  if (rule && (rule->data_dependent() || out_form)) rule = nullptr;
   if (rule && info.written.empty() && !call.operands.empty()) call.outputs = meta_outputs(op, call);
   if (rule && call.outputs.empty() && info.written.empty()) {
     call.outputs = rule->output_metas(call);

@@ -7,6 +7,7 @@
 #include "src/dispatch/decide.hpp"
 #include "src/dispatch/execute.hpp"
 #include "src/dispatch/guard.hpp"
+#include "src/dispatch/out_form.hpp"
 
 #include <dtensor/comm/record.hpp>
 
@@ -96,6 +97,7 @@ void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, Key& ke
   if (!distributed && (any_tensor(stack, begin, false) || !Spmd::current() || !is_factory(info))) {
     return run_plain(op, stack);
   }
+  if (has_functional(info)) return run_out_form(info, stack, begin);
   auto decision = decide(op, info, c10::ArrayRef<c10::IValue>(stack).slice(begin));
   run_general(op, stack, begin, *decision);
   for (size_t i = 0; decision->simple && i < decision->outputs.size(); ++i) {  // a rule may have been wrong about the dtype

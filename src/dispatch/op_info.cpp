@@ -22,6 +22,31 @@ const std::unordered_set<c10::Symbol>& alias_sets(const c10::AliasInfo& info) {
   return info.containedTypes().empty() ? info.beforeSets() : info.containedTypes()[0].beforeSets();
 }
 
+bool same_inputs(const c10::FunctionSchema& out_form, const c10::FunctionSchema& other) {
+  const auto& a = out_form.arguments();
+  const auto& b = other.arguments();
+  const auto inputs = std::find_if(a.begin(), a.end(), [](const c10::Argument& argument) { return argument.is_out(); }) - a.begin();
+  const auto same = [](const c10::Argument& x, const c10::Argument& y) {
+    return x.name() == y.name() && *x.type() == *y.type() && !(y.alias_info() && y.alias_info()->isWrite());
+  };
+  return static_cast<size_t>(inputs) == b.size() && std::equal(b.begin(), b.end(), a.begin(), [&](const auto& y, const auto& x) { return same(x, y); });
+}
+
+// The overload that takes what `schema`, an out= form, takes, and returns the result.
+std::optional<c10::OperatorHandle> functional_of(const c10::FunctionSchema& schema) {
+  static const auto by_name = [] {
+    std::unordered_multimap<std::string, c10::OperatorName> names;
+    for (auto& name : c10::Dispatcher::singleton().getAllOpNames()) names.emplace(name.name, name);
+    return names;
+  }();
+  const auto [first, last] = by_name.equal_range(schema.name());
+  for (auto it = first; it != last; ++it) {
+    const auto handle = c10::Dispatcher::singleton().findSchema(it->second);
+    if (handle && same_inputs(schema, handle->schema())) return *handle;
+  }
+  return {};
+}
+
 OpInfo read_schema(const c10::FunctionSchema& schema) {
   OpInfo info;
   info.schema = &schema;
@@ -48,6 +73,7 @@ OpInfo read_schema(const c10::FunctionSchema& schema) {
   }
   const bool out_form = !info.written.empty() && arguments[info.written[0]].is_out();
   info.in_place = !info.written.empty() && !out_form;
+  if (out_form) info.functional = functional_of(schema);
   info.changes_metadata = info.in_place && kChangesMetadata.count(schema.name()) > 0;
   info.rule = rules::find(schema);
   return info;

@@ -5,6 +5,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct OpInfo {
   bool changes_metadata = false;    // squeeze_, t_, resize_, ...: would part layout and local tensor
   bool is_view = false;             // returns an alias of an argument
   bool has_tensor_argument = false; // false: a factory
+  std::optional<c10::OperatorHandle> functional = {};  // of an out= form: what returns the result instead
 };
 
 const OpInfo& info_of(const c10::OperatorHandle& op);

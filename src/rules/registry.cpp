@@ -8,11 +8,6 @@ namespace dtensor::rules {
 
 namespace {
 
-struct Entry {
-  RulePtr rule;
-  std::string why;
-};
-
 struct Table {
   std::mutex mutex;
   std::map<std::string, Entry, std::less<>> entries;
@@ -23,9 +18,15 @@ Table& table() {
   return instance;
 }
 
-const Rule* lookup(const std::string& name) {
+const Entry* lookup(const std::string& name) {
   const auto it = table().entries.find(name);
-  return it == table().entries.end() ? nullptr : it->second.rule.get();
+  return it == table().entries.end() ? nullptr : &it->second;
+}
+
+// "ops/pointwise.cpp" -> "pointwise"
+std::string stem(std::string_view file) {
+  file.remove_prefix(file.find_last_of('/') + 1);
+  return std::string(file.substr(0, file.find('.')));
 }
 
 // "aten::add_" -> "aten::add"; not "aten::__and__".
@@ -36,29 +37,35 @@ std::string without_underscore(const std::string& name) {
 
 }  // namespace
 
-Register::Register(std::string_view names, RulePtr rule, std::string_view why) {
+Register::Register(std::string_view names, RulePtr rule, std::string_view why, std::source_location where) {
   std::lock_guard<std::mutex> lock(table().mutex);
   while (!names.empty()) {
     const auto end = std::min(names.find(' '), names.size());
-    if (end > 0) table().entries[std::string(names.substr(0, end))] = {rule, std::string(why)};
+    const std::string name(names.substr(0, end));
+    if (end > 0) table().entries[name] = {name, rule, std::string(why), stem(where.file_name())};
     names.remove_prefix(std::min(end + 1, names.size()));
   }
 }
 
-const Rule* find(const c10::FunctionSchema& schema) {
+const Entry* find_entry(const c10::FunctionSchema& schema) {
   std::lock_guard<std::mutex> lock(table().mutex);
   const auto& name = schema.name();
   const auto full = name + "." + schema.overload_name();
   for (const auto& candidate : {full, name, without_underscore(name) + "." + schema.overload_name(), without_underscore(name)}) {
-    if (const auto* rule = lookup(candidate)) return rule;
+    if (const auto* entry = lookup(candidate)) return entry;
   }
   return nullptr;
 }
 
-std::vector<std::pair<std::string, std::string>> all() {
+const Rule* find(const c10::FunctionSchema& schema) {
+  const auto* entry = find_entry(schema);
+  return entry ? entry->rule.get() : nullptr;
+}
+
+std::vector<Entry> all() {
   std::lock_guard<std::mutex> lock(table().mutex);
-  std::vector<std::pair<std::string, std::string>> list;
-  for (const auto& [name, entry] : table().entries) list.emplace_back(name, entry.why);
+  std::vector<Entry> list;
+  for (const auto& [name, entry] : table().entries) list.push_back(entry);
   return list;
 }
 

@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <memory>
+#include <source_location>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -121,14 +122,26 @@ using RulePtr = std::shared_ptr<const Rule>;
 // Registers a rule under a full operator name with overload ("aten::add.Tensor") or for all overloads ("aten::add"); the
 // in-place form (add_) and the out= form use the same rule. The overload's own entry wins. `why` is the one-line reason.
 struct Register {
-  Register(std::string_view names, RulePtr rule, std::string_view why);  // names separated by spaces
+  Register(std::string_view names, RulePtr rule, std::string_view why,  // names separated by spaces
+           std::source_location table = std::source_location::current());
 };
+
+// A line of a table.
+struct Entry {
+  std::string name;    // as it was registered
+  RulePtr rule;
+  std::string why;
+  std::string family;  // the file that holds the line: "pointwise"
+};
+
+// The line for an operator, or null. It lives as long as the program.
+const Entry* find_entry(const c10::FunctionSchema& schema);
 
 // The rule for an operator, or null.
 const Rule* find(const c10::FunctionSchema& schema);
 
-// Every registered (name, why), sorted: for listings.
-std::vector<std::pair<std::string, std::string>> all();
+// Every line, sorted by name: for listings.
+std::vector<Entry> all();
 
 // -- Rules from notation -------------------------------------------------------------------------------------------------
 

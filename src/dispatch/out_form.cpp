@@ -1,0 +1,44 @@
+#include "src/dispatch/out_form.hpp"
+
+#include <dtensor/error.hpp>
+
+#include <fmt/ranges.h>
+
+namespace dtensor::dispatch {
+
+namespace {
+
+void append_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
+  if (value.isTensor()) tensors.push_back(value.toTensor());
+  if (value.isTensorList()) {
+    for (const auto& element : value.toListRef()) tensors.push_back(element.toTensor());
+  }
+}
+
+void copy_result(const OpInfo& info, const at::Tensor& out, const at::Tensor& result) {
+  require(c10::canCast(result.scalar_type(), out.scalar_type()), info.name,
+          "result type {} can't be cast to the desired output type {}", c10::toString(result.scalar_type()),
+          c10::toString(out.scalar_type()));
+  require(out.sizes() == result.sizes(), info.name,
+          "out= has sizes [{}]; expected [{}]; hint: a distributed tensor cannot be resized; give one of the result's sizes, or use "
+          "the form that returns a new tensor",
+          fmt::join(out.sizes(), ", "), fmt::join(result.sizes(), ", "));
+  out.copy_(result);
+}
+
+}  // namespace
+
+void run_out_form(const OpInfo& info, Stack& stack, size_t begin) {
+  const auto inputs = begin + static_cast<size_t>(info.written.front());
+  std::vector<at::Tensor> outs, results;
+  for (size_t i = inputs; i < stack.size(); ++i) append_tensors(stack[i], outs);
+  Stack functional(stack.begin() + static_cast<int64_t>(begin), stack.begin() + static_cast<int64_t>(inputs));
+  std::vector<c10::IValue> returned(stack.begin() + static_cast<int64_t>(inputs), stack.end());
+  info.functional->callBoxed(&functional);
+  for (const auto& value : functional) append_tensors(value, results);
+  for (size_t i = 0; i < outs.size() && i < results.size(); ++i) copy_result(info, outs[i], results[i]);
+  stack.resize(begin);
+  if (!info.schema->returns().empty()) stack.insert(stack.end(), returned.begin(), returned.end());
+}
+
+}  // namespace dtensor::dispatch

@@ -1,0 +1,15 @@
+// out= forms: the functional form, then a copy to where `out` lies.
+#pragma once
+
+#include "src/dispatch/decision.hpp"
+
+namespace dtensor::dispatch {
+
+// Whether `info` is an out= form whose functional form is known.
+inline bool has_functional(const OpInfo& info) { return info.functional.has_value(); }
+
+// Replaces the arguments (stack[begin..]) by the results, which are the out= tensors. They keep their layout; like libtorch's
+// kernels, throws for a result that their dtype cannot hold, and, since a layout cannot be resized, for one of another size.
+void run_out_form(const OpInfo& info, Stack& stack, size_t begin);
+
+}  // namespace dtensor::dispatch

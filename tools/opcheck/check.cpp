@@ -1,0 +1,284 @@
+#include "tools/opcheck/check.hpp"
+
+#include <dtensor/dtensor.hpp>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/torch.h>
+
+#include <mutex>
+#include <sstream>
+
+namespace dtensor::opcheck {
+
+namespace {
+
+// A failure of a rank that lost another one says nothing; the first failure counts.
+struct Failures {
+  std::mutex mutex;
+  int64_t failed = -1;
+};
+
+double tolerance(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble: case at::kComplexDouble: return 1e-9;
+    case at::kFloat: case at::kComplexFloat: return 2e-4;
+    default: return 3e-2;
+  }
+}
+
+std::string text(const at::Tensor& tensor) {
+  std::ostringstream stream;
+  if (tensor.numel() <= 48) stream << tensor;
+  auto result = stream.str();
+  std::replace(result.begin(), result.end(), '\n', ' ');
+  return result;
+}
+
+// One operand on the mesh. A transposed one is transposed there too, so that both have the same strides.
+at::Tensor placed(const at::Tensor& part, const at::Tensor& whole, const DeviceMesh& mesh, PlacementsRef placements) {
+  const bool turned = whole.dim() >= 2 && !whole.is_contiguous() && whole.transpose(-1, -2).is_contiguous();
+  if (!turned) return from_local(part.clone(), mesh, placements, whole.sizes()).tensor();
+  Placements swapped(placements.begin(), placements.end());
+  const auto last = whole.dim() - 1;
+  for (auto& p : swapped) {
+    if (p.is_shard() && p.dim >= last - 1) p.dim = static_cast<int16_t>(p.dim == last ? last - 1 : last);
+  }
+  return from_local(part.transpose(-1, -2).contiguous(), mesh, swapped, whole.transpose(-1, -2).sizes()).tensor().transpose(-1, -2);
+}
+
+Stack place_all(const Stack& arguments, const std::vector<std::vector<at::Tensor>>& parts, const DeviceMesh& mesh,
+                const Case& placements, int rank) {
+  size_t next = 0;
+  const auto place = [&](const at::Tensor& whole) -> at::Tensor {
+    if (!whole.defined()) return whole;
+    const auto i = next++;
+    return placed(parts[i][rank], whole, mesh, placements[i]);
+  };
+  Stack result;
+  for (const auto& value : arguments) {
+    if (value.isTensor()) {
+      result.push_back(place(value.toTensor()));
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const auto& element : value.toListRef()) list.push_back(place(element.toTensor()));
+      result.push_back(list);
+    } else if (value.isList() && !value.toListRef().empty() && (value.toListRef()[0].isTensor() || value.toListRef()[0].isNone())) {
+      c10::List<c10::optional<at::Tensor>> list;
+      for (const auto& element : value.toListRef()) {
+        list.push_back(element.isTensor() ? c10::optional<at::Tensor>(place(element.toTensor())) : c10::optional<at::Tensor>());
+      }
+      result.push_back(list);
+    } else {
+      result.push_back(value);
+    }
+  }
+  return result;
+}
+
+std::string compare(const at::Tensor& got, const at::Tensor& expected, bool values) {
+  if (got.defined() != expected.defined()) return fmt::format("is {}defined", got.defined() ? "" : "un");
+  if (!got.defined()) return "";
+  if (got.sizes() != expected.sizes() || got.scalar_type() != expected.scalar_type()) {
+    return fmt::format("is {} [{}], expected {} [{}]", c10::toString(got.scalar_type()), fmt::join(got.sizes(), ","),
+                       c10::toString(expected.scalar_type()), fmt::join(expected.sizes(), ","));
+  }
+  if (!values) return "";
+  const auto full = full_tensor(got.detach());
+  if (close(full, expected)) return "";
+  return fmt::format("{} is {} expected {}", is_dtensor(got) ? dtensor::str(DTensor(got).placements()) : "plain", text(full), text(expected));
+}
+
+std::string compare_values(const c10::IValue& got, const c10::IValue& expected) {
+  if (got.isTensor() || got.isTensorList()) return "";
+  if (got.isBool() && got.toBool() != expected.toBool()) return "another truth value";
+  if (got.isInt() && got.toInt() != expected.toInt()) return "another number";
+  return "";
+}
+
+// Gradients of random cotangents with respect to the floating operands; empty when the operator has no derivative.
+std::vector<at::Tensor> gradients(const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& operands) {
+  std::vector<at::Tensor> roots, seeds, leaves;
+  for (const auto& operand : operands) {
+    if (operand.requires_grad()) leaves.push_back(operand);
+  }
+  torch::manual_seed(3);
+  for (const auto& result : results) {
+    if (!result.requires_grad()) continue;
+    roots.push_back(result);
+    at::Tensor seed;
+    {
+      auto options = at::TensorOptions(result.scalar_type());
+      seed = torch::randn(result.sizes(), options);
+    }
+    seeds.push_back(seed);
+  }
+  if (roots.empty() || leaves.empty()) return {};
+  return torch::autograd::grad(roots, leaves, seeds, false, false, true);
+}
+
+bool differentiable(const Operator& op, const Sample& sample) {
+  return sample.dtype == at::kDouble && written_arguments(op.schema()).empty();
+}
+
+void require_gradients(const Stack& arguments) {
+  for (auto& tensor : tensors_in(arguments)) {
+    if (tensor.is_floating_point() || tensor.is_complex()) tensor.requires_grad_();
+  }
+}
+
+// One device's gradients; empty where there are none.
+std::vector<at::Tensor> expected_gradients(const Operator& op, const Sample& sample) {
+  if (!differentiable(op, sample)) return {};
+  try {
+    const auto arguments = deep_copy(sample.arguments);
+    require_gradients(arguments);
+    auto stack = arguments;
+    torch::manual_seed(0);
+    op.handle.callBoxed(&stack);
+    return gradients(tensors_in(stack), tensors_in(arguments));
+  } catch (const std::exception&) {
+    return {};
+  }
+}
+
+bool is_refusal(const std::string& message) {
+  return message.find("writes an operand that would have to be moved") != std::string::npos ||
+         message.find("would change the shape of a distributed tensor in place") != std::string::npos ||
+         message.find("the operator writes a tensor that") != std::string::npos;
+}
+
+class Runner {
+ public:
+  Runner(const Operator& op, const Sample& sample) : op_(op), sample_(sample), gradients_(expected_gradients(op, sample)) {}
+
+  Outcome run(const DeviceMesh& mesh, const Case& placements, const std::vector<std::vector<at::Tensor>>& parts) const {
+    Outcome outcome{Verdict::right};
+    Spmd spmd(mesh);
+    const auto arguments = place_all(sample_.arguments, parts, mesh, placements, World::current().rank());
+    if (!gradients_.empty()) require_gradients(arguments);
+    auto stack = arguments;
+    torch::manual_seed(0);
+    {
+      CommDebugMode comm;
+      try {
+        c10::AutoGradMode mode(!gradients_.empty());
+        op_.handle.callBoxed(&stack);
+      } catch (const c10::Error& error) {
+        if (!is_refusal(error.what_without_backtrace()) || comm.count() > 0) throw;
+        outcome.verdict = Verdict::refused;
+        return outcome;
+      }
+      outcome.collectives = comm.count();
+    }
+    note(outcome, check_forward(stack, arguments, outcome.results));
+    if (!gradients_.empty()) note(outcome, check_backward(stack, arguments));
+    return outcome;
+  }
+
+ private:
+  static void note(Outcome& outcome, const std::string& message) {
+    if (message.empty() || outcome.verdict == Verdict::wrong) return;
+    outcome.verdict = Verdict::wrong;
+    outcome.message = message;
+  }
+
+  std::string check_forward(const Stack& results, const Stack& arguments, std::string& lie) const {
+    const bool values = !is_uninitialized(op_);
+    if (results.size() != sample_.results.size()) return "another number of results";
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (const auto m = compare_values(results[i], sample_.results[i]); !m.empty()) return fmt::format("result {}: {}", i, m);
+    }
+    const auto got = tensors_in(results, true), expected = tensors_in(sample_.results, true);
+    if (got.size() != expected.size()) return fmt::format("{} results, expected {}", got.size(), expected.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      if (got[i].defined()) lie += (lie.empty() ? "" : ", ") + (is_dtensor(got[i]) ? dtensor::str(DTensor(got[i]).placements()) : "plain");
+      if (const auto m = compare(got[i], expected[i], values); !m.empty()) return fmt::format("result {} {}", i, m);
+    }
+    for (const auto i : written_arguments(op_.schema())) {
+      const auto now = tensors_in({arguments[i]}), then = tensors_in({sample_.after[i]});
+      for (size_t k = 0; k < now.size(); ++k) {
+        if (const auto m = compare(now[k], then[k], values); !m.empty()) return fmt::format("written argument {} {}", i, m);
+      }
+    }
+    return "";
+  }
+
+  std::string check_backward(const Stack& results, const Stack& arguments) const {
+    const auto got = gradients(tensors_in(results), tensors_in(arguments));
+    if (got.size() != gradients_.size()) return fmt::format("{} gradients, expected {}", got.size(), gradients_.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      if (const auto m = compare(got[i], gradients_[i], true); !m.empty()) return fmt::format("gradient {} {}", i, m);
+    }
+    return "";
+  }
+
+  const Operator& op_;
+  const Sample& sample_;
+  std::vector<at::Tensor> gradients_;
+};
+
+}  // namespace
+
+bool close(const at::Tensor& got, const at::Tensor& expected) {
+  if (got.sizes() != expected.sizes() || got.scalar_type() != expected.scalar_type()) return false;
+  if (!got.is_floating_point() && !got.is_complex()) return got.equal(expected);
+  if (got.numel() == 0) return true;
+  const auto finite = at::abs(expected.to(got.is_complex() ? at::kComplexDouble : at::kDouble));
+  const double scale = finite.nan_to_num(0, 0, 0).max().item<double>();
+  const double bound = tolerance(got.scalar_type()) * (1 + scale);
+  return at::allclose(got, expected, tolerance(got.scalar_type()), bound, true);
+}
+
+std::vector<Outcome> check(const Operator& op, const Sample& sample, const std::vector<Case>& cases, std::vector<int64_t> sizes) {
+  std::vector<Outcome> outcomes(cases.size());
+  std::vector<bool> done(cases.size());
+  const auto operands = tensors_in(sample.arguments);
+  std::vector<std::vector<std::vector<at::Tensor>>> parts(cases.size());
+  torch::manual_seed(1);
+  for (size_t i = 0; i < cases.size(); ++i) {
+    for (size_t k = 0; k < operands.size(); ++k) {
+      if (!fits(operands[k], cases[i][k], sizes)) done[i] = true;
+    }
+    for (size_t k = 0; !done[i] && k < operands.size(); ++k) parts[i].push_back(parts_of(operands[k], cases[i][k], sizes));
+  }
+  const Runner runner(op, sample);
+  LaunchOptions options;
+  options.transport = "threads";
+  options.ranks = static_cast<int>(c10::multiply_integers(sizes));
+  options.deadline = std::chrono::seconds(20);
+  while (std::find(done.begin(), done.end(), false) != done.end()) {
+    Failures failures;
+    const auto todo = done;
+    try {
+      launch(options, [&](World& world) {
+        const auto mesh = init_device_mesh(torch::kCPU, sizes);
+        set_replication_check(false);
+        for (size_t i = 0; i < cases.size(); ++i) {
+          if (todo[i]) continue;
+          try {
+            auto outcome = runner.run(mesh, cases[i], parts[i]);
+            std::lock_guard<std::mutex> lock(failures.mutex);
+            if (world.rank() == 0) done[i] = true;
+            if (outcome.verdict == Verdict::wrong) outcomes[i] = std::move(outcome);
+            else if (world.rank() == 0 && outcomes[i].verdict != Verdict::wrong) outcomes[i] = std::move(outcome);
+          } catch (const std::exception& error) {
+            std::lock_guard<std::mutex> lock(failures.mutex);
+            if (failures.failed < 0) {
+              failures.failed = static_cast<int64_t>(i);
+              const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+              outcomes[i] = {Verdict::wrong, 0, "", torch_error ? torch_error->what_without_backtrace() : error.what()};
+              done[i] = true;
+            }
+            throw;
+          }
+        }
+        world.barrier();
+      });
+    } catch (const std::exception&) {
+      if (failures.failed < 0) throw;
+    }
+  }
+  return outcomes;
+}
+
+}  // namespace dtensor::opcheck

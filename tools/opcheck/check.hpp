@@ -1,0 +1,30 @@
+// Running samples on ranks that are threads, and comparing with one device.
+#pragma once
+
+#include "tools/opcheck/shards.hpp"
+
+#include <string>
+#include <vector>
+
+namespace dtensor::opcheck {
+
+enum class Verdict { skipped, right, refused, wrong };  // skipped: the mesh allows no such parts
+
+struct Outcome {
+  Verdict verdict = Verdict::skipped;
+  int64_t collectives = 0;    // of the forward call
+  std::string results;        // how the results lie
+  std::string message;        // of what is wrong
+};
+
+// Runs every case of a sample on a mesh, forward and (where libtorch differentiates the operator) backward.
+std::vector<Outcome> check(const Operator& op, const Sample& sample, const std::vector<Case>& cases, std::vector<int64_t> mesh);
+
+// Whether two tensors hold the same values up to the rounding of another order of summation.
+bool close(const at::Tensor& got, const at::Tensor& expected);
+
+// Which placements of the results (one per result; an index into `names`) the raw operator on the parts gives: the truth about
+// what is legal. An empty list: none.
+std::string legal_results(const Operator& op, const Sample& sample, const Case& placements, c10::ArrayRef<int64_t> ranks);
+
+}  // namespace dtensor::opcheck

@@ -1,0 +1,109 @@
+#include "tools/opcheck/examine.hpp"
+
+#include <fmt/format.h>
+
+#include <set>
+
+namespace dtensor::opcheck {
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr at::ScalarType kDtypes[] = {at::kDouble, at::kFloat, at::kBFloat16, at::kLong, at::kBool};
+
+bool is_replicated(const Case& placements) {
+  return std::all_of(placements.begin(), placements.end(), [](const auto& ps) {
+    return std::all_of(ps.begin(), ps.end(), [](const auto& p) { return p.is_replicate(); });
+  });
+}
+
+std::string place_of(const Sample& sample, c10::IntArrayRef mesh, const Case& placements) {
+  std::string ranks;
+  for (const auto size : mesh) ranks += (ranks.empty() ? "" : "x") + std::to_string(size);
+  return fmt::format("{} ({}), {} on {} ranks", sample.text, c10::toString(sample.dtype), str(placements), ranks);
+}
+
+class Examination {
+ public:
+  Examination(const Operator& op, const Effort& effort) : op_(op), effort_(effort) {}
+
+  Json run() {
+    bool first = true;
+    for (const auto dtype : kDtypes) {
+      for (const auto& sample : samples_of(op_, dtype)) {
+        ++samples_;
+        first ? thoroughly(sample) : briefly(sample);
+      }
+      if (samples_ > 0) first = false;
+      if (!first && effort_.quick) break;
+    }
+    return {{"name", op_.name}, {"family", op_.family}, {"why", op_.why}, {"samples", samples_}, {"cases", cases_},
+            {"refused", refused_}, {"wrong", wrong_}, {"missed", missed_}, {"rows", rows_}};
+  }
+
+ private:
+  void thoroughly(const Sample& sample) {
+    const auto cases = cases_1d(sample, effort_.cases, true);
+    std::vector<Outcome> on_three;
+    for (const int64_t ranks : {2, 3, 4}) {
+      if (effort_.quick && ranks != 3) continue;
+      auto outcomes = checked(sample, cases, {ranks});
+      if (ranks == 3) on_three = std::move(outcomes);
+    }
+    if (!effort_.quick) checked(sample, cases_2d(sample, effort_.drawn, true), {2, 2});
+    if (effort_.missed) find_missed(sample, cases, on_three);
+  }
+
+  void briefly(const Sample& sample) { checked(sample, cases_1d(sample, 24, sample.dtype == at::kFloat || sample.dtype == at::kLong), {3}); }
+
+  std::vector<Outcome> checked(const Sample& sample, const std::vector<Case>& cases, const std::vector<int64_t>& mesh) {
+    auto outcomes = check(op_, sample, cases, mesh);
+    for (size_t i = 0; i < outcomes.size(); ++i) {
+      const auto verdict = outcomes[i].verdict;
+      cases_ += verdict != Verdict::skipped;
+      refused_ += verdict == Verdict::refused;
+      if (verdict == Verdict::wrong && wrong_.size() < 40) {
+        wrong_.push_back({{"case", place_of(sample, mesh, cases[i])}, {"message", outcomes[i].message.substr(0, 600)}});
+      }
+    }
+    return outcomes;
+  }
+
+  // The truth is asked on 2, 3 and 4 ranks: what is legal on all is legal.
+  void find_missed(const Sample& sample, const std::vector<Case>& cases, const std::vector<Outcome>& outcomes) {
+    const bool fair = !sample.by_chance && !is_random(op_) && !is_uninitialized(op_) && op_.has_rule();
+    const auto operands = tensors_in(sample.arguments);
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const auto& outcome = outcomes[i];
+      if (outcome.verdict == Verdict::skipped) continue;
+      bool possible = !is_replicated(cases[i]);
+      for (size_t k = 0; k < operands.size(); ++k) {
+        for (const int64_t ranks : {2, 3, 4}) possible = possible && fits(operands[k], cases[i][k], {ranks});
+      }
+      const auto legal = fair && possible ? legal_results(op_, sample, cases[i], {2, 3, 4}) : std::string();
+      const bool moved = outcome.collectives > 0 || outcome.verdict == Verdict::refused;
+      if (!legal.empty() && moved && seen_.insert(str(cases[i]) + legal).second) {
+        missed_.push_back({{"sample", sample.text}, {"placements", str(cases[i])}, {"legal", legal},
+                           {"reason", reason_for(op_.base, str(cases[i]), legal)}});
+      }
+      if (effort_.table) {
+        rows_.push_back({{"sample", sample.text}, {"placements", str(cases[i])}, {"results", outcome.results},
+                         {"collectives", outcome.collectives}, {"legal", legal},
+                         {"verdict", outcome.verdict == Verdict::wrong ? "WRONG" : outcome.verdict == Verdict::refused ? "refused" : "right"}});
+      }
+    }
+  }
+
+  const Operator& op_;
+  const Effort& effort_;
+  int64_t samples_ = 0, cases_ = 0, refused_ = 0;
+  Json wrong_ = Json::array(), missed_ = Json::array(), rows_ = Json::array();
+  std::set<std::string> seen_;
+};
+
+}  // namespace
+
+Json examine(const Operator& op, const Effort& effort) { return Examination(op, effort).run(); }
+
+}  // namespace dtensor::opcheck

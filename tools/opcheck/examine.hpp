@@ -1,0 +1,27 @@
+// One operator under everything: samples, dtypes, meshes and placements.
+#pragma once
+
+#include "tools/opcheck/check.hpp"
+
+#include <nlohmann/json.hpp>
+
+namespace dtensor::opcheck {
+
+struct Effort {
+  size_t cases = 250;     // combinations of placements per sample and mesh, at most
+  size_t drawn = 24;      // on a mesh of two dimensions
+  bool missed = true;     // look for legal placements that the rule moves
+  bool quick = false;     // 3 ranks only, one dtype
+  bool table = false;     // keep what every case did
+};
+
+// What was found, as JSON: samples, cases, refused, wrong [..], missed [..], and for a table: rows [..].
+nlohmann::json examine(const Operator& op, const Effort& effort);
+
+// The same in a process of its own, which may crash or hang.
+nlohmann::json examine_apart(const Operator& op, const Effort& effort);
+
+// Why the rule moves what need not be moved; empty: no reason is known.
+std::string reason_for(const std::string& base, const std::string& placements, const std::string& legal);
+
+}  // namespace dtensor::opcheck

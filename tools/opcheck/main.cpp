@@ -1,0 +1,168 @@
+// opcheck: proves the sharding rules against one device.
+#include "tools/opcheck/examine.hpp"
+
+#include <CLI/CLI.hpp>
+#include <c10/util/Logging.h>
+#include <fmt/format.h>
+#include <torch/version.h>
+
+#include <chrono>
+#include <fstream>
+#include <mutex>
+#include <thread>
+
+#include <unistd.h>
+
+using namespace dtensor::opcheck;
+using Json = nlohmann::json;
+
+namespace {
+
+void list(const std::vector<Operator>& operators) {
+  int count = 0;
+  for (const auto& op : operators) {
+    if (!op.has_rule()) continue;
+    fmt::print("{:<64} {:<14} {}\n", op.name, op.family, op.why);
+    ++count;
+  }
+  fmt::print("{} operator overloads with a rule on libtorch {}\n", count, TORCH_VERSION);
+}
+
+void list_without(const std::vector<Operator>& operators) {
+  int count = 0;
+  for (const auto& op : operators) {
+    if (op.has_rule() || op.composite) continue;
+    fmt::print("{}\n", op.name);
+    ++count;
+  }
+  fmt::print("{} operator overloads without a rule: computed on replicated operands\n", count);
+}
+
+// Examines the operators, `jobs` at a time, in processes of their own.
+std::vector<Json> examine_all(const std::vector<Operator>& operators, const Effort& effort, int jobs) {
+  std::vector<Json> results(operators.size());
+  std::mutex mutex;
+  size_t next = 0, done = 0;
+  const bool terminal = isatty(STDERR_FILENO);
+  const auto work = [&] {
+    for (;;) {
+      size_t mine;
+      {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (next == operators.size()) return;
+        mine = next++;
+      }
+      auto result = examine_apart(operators[mine], effort);
+      std::lock_guard<std::mutex> lock(mutex);
+      results[mine] = std::move(result);
+      ++done;
+      if (terminal) fmt::print(stderr, "\r[{}/{}] {:<60}", done, operators.size(), operators[mine].name.substr(0, 60));
+      else if (done % 100 == 0) fmt::print(stderr, "[{}/{}]\n", done, operators.size());
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < jobs; ++i) threads.emplace_back(work);
+  for (auto& thread : threads) thread.join();
+  if (terminal) fmt::print(stderr, "\n");
+  return results;
+}
+
+struct Totals {
+  int64_t operators = 0, unsampled = 0, cases = 0, wrong = 0, missed = 0, unexplained = 0, failed = 0;
+};
+
+Totals report(const std::vector<Json>& results, bool missed) {
+  Totals totals;
+  for (const auto& r : results) {
+    const auto name = r["name"].get<std::string>();
+    if (r.contains("failed")) {
+      fmt::print("FAILED {}: {}\n", name, r["failed"].get<std::string>());
+      ++totals.failed;
+      continue;
+    }
+    ++totals.operators;
+    totals.unsampled += r["samples"].get<int64_t>() == 0;
+    totals.cases += r["cases"].get<int64_t>();
+    totals.wrong += static_cast<int64_t>(r["wrong"].size());
+    for (const auto& w : r["wrong"]) fmt::print("WRONG {} {}\n      {}\n", name, w["case"].get<std::string>(), w["message"].get<std::string>());
+    for (const auto& m : r["missed"]) {
+      const auto reason = m["reason"].get<std::string>();
+      ++totals.missed;
+      totals.unexplained += reason.empty();
+      if (missed && reason.empty()) {
+        fmt::print("missed {} {}: {} -> {}\n", name, m["sample"].get<std::string>(), m["placements"].get<std::string>(), m["legal"].get<std::string>());
+      }
+    }
+  }
+  return totals;
+}
+
+void print_table(const Json& result) {
+  if (result.contains("failed")) return;
+  fmt::print("{}  [{}]  {}\n", result["name"].get<std::string>(), result["family"].get<std::string>(), result["why"].get<std::string>());
+  std::string sample;
+  for (const auto& row : result["rows"]) {
+    if (row["sample"] != sample) fmt::print("  {}\n", sample = row["sample"].get<std::string>());
+    const auto collectives = row["collectives"].get<int64_t>();
+    const auto legal = row["legal"].get<std::string>();
+    const auto verdict = row["verdict"].get<std::string>();
+    fmt::print("    {:<44} -> {:<24} {}{}{}\n", row["placements"].get<std::string>(), row["results"].get<std::string>(),
+               verdict == "right" ? "" : verdict + " ", collectives ? fmt::format("{} collective{}", collectives, collectives > 1 ? "s" : "") : "free",
+               collectives && !legal.empty() ? ", though " + legal + " is legal" : "");
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{
+      "Runs operators of libtorch on 2, 3 and 4 ranks (threads) under every combination of operand placements and compares results\n"
+      "and gradients with one device. Reports what is wrong, and legal placements for which the rule moves data (missed), found by\n"
+      "running the raw operator on the parts."};
+  std::vector<std::string> names;
+  std::string json_file;
+  bool all = false, registry = false, listing = false, without = false, missed = false, verbose = false;
+  int jobs = 2;
+  Effort effort;
+  app.add_option("operators", names, "operators or overloads to check, with their tables (mm, aten::add.Tensor)");
+  app.add_flag("--all", all, "every operator that has a rule");
+  app.add_flag("--registry", registry, "every operator in libtorch's registry that takes a tensor, with a rule or without");
+  app.add_flag("--list", listing, "list the operators that have a rule");
+  app.add_flag("--without-rule", without, "list the operators that are computed on replicated operands");
+  app.add_flag("--missed", missed, "print missed placements that have no known reason");
+  app.add_flag("--quick", effort.quick, "3 ranks and one dtype only");
+  app.add_option("--cases", effort.cases, "combinations of placements per sample and mesh")->capture_default_str();
+  app.add_option("--json", json_file, "write everything found to this file");
+  app.add_option("--jobs", jobs, "operators at once")->capture_default_str()->check(CLI::Range(1, 64));
+  app.add_flag("--verbose", verbose, "print the samples too");
+  CLI11_PARSE(app, argc, argv);
+
+  setenv("OMP_NUM_THREADS", "1", 0);
+  c10::SetStackTraceFetcher([] { return std::string(); });  // many samples are refused; to collect a trace of each takes long
+  const auto operators = all_operators();
+  if (listing) return list(operators), 0;
+  if (without) return list_without(operators), 0;
+  std::vector<Operator> chosen;
+  for (const auto& op : operators) {
+    const auto short_name = op.name.substr(op.name.find("::") + 2);
+    const bool named = std::any_of(names.begin(), names.end(), [&](const auto& n) {
+      return n == op.name || n == short_name || n == op.base || n == op.schema().name();
+    });
+    if (named || (all && op.has_rule()) || (registry && op.name.rfind("aten::", 0) == 0)) chosen.push_back(op);
+  }
+  if (chosen.empty()) {
+    fmt::print(stderr, "opcheck: {}; see --help\n", names.empty() ? "nothing to do" : "no such operator: " + names[0]);
+    return 2;
+  }
+  effort.table = !all && !registry;
+  effort.missed = !registry;
+  const auto results = examine_all(chosen, effort, jobs);
+  if (effort.table) {
+    for (const auto& result : results) print_table(result);
+  }
+  const auto totals = report(results, missed || effort.table);
+  if (!json_file.empty()) std::ofstream(json_file) << Json{{"libtorch", TORCH_VERSION}, {"operators", results}}.dump(1) << "\n";
+  if (totals.unsampled > 0) fmt::print("{} operators took no sample\n", totals.unsampled);
+  fmt::print("rules {}, cases {}, wrong {}, missed {}\n", totals.operators, totals.cases, totals.wrong + totals.failed, totals.missed);
+  return totals.wrong + totals.failed > 0 ? 1 : 0;
+}

@@ -1,0 +1,160 @@
+#include "tools/opcheck/shards.hpp"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <random>
+
+namespace dtensor::opcheck {
+
+namespace {
+
+bool sums_exactly(at::ScalarType dtype) {
+  return dtype == at::kDouble || dtype == at::kFloat || dtype == at::kLong || dtype == at::kInt;
+}
+
+std::vector<Placement> choices(const at::Tensor& tensor, bool partials) {
+  std::vector<Placement> all{replicate()};
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    all.push_back(shard(d));
+    if (tensor.size(d) % 2 == 0 && tensor.size(d) > 2) all.push_back(strided_shard(d, 2));
+  }
+  if (!partials || !sums_exactly(tensor.scalar_type())) return all;
+  all.push_back(partial(ReduceOp::sum));
+  if (c10::isFloatingType(tensor.scalar_type())) {
+    for (const auto op : {ReduceOp::avg, ReduceOp::max, ReduceOp::min}) all.push_back(partial(op));
+  }
+  return all;
+}
+
+std::vector<std::vector<Placement>> all_choices(const Sample& sample, bool partials) {
+  std::vector<std::vector<Placement>> all;
+  for (const auto& tensor : tensors_in(sample.arguments)) all.push_back(choices(tensor, partials));
+  return all;
+}
+
+// The number-th combination, counting in mixed base.
+Case combination(const std::vector<std::vector<Placement>>& choices, size_t number) {
+  Case result;
+  for (const auto& some : choices) {
+    result.push_back({some[number % some.size()]});
+    number /= some.size();
+  }
+  return result;
+}
+
+std::vector<at::Tensor> partial_parts(const at::Tensor& tensor, ReduceOp op, int64_t parts) {
+  const bool whole = !c10::isFloatingType(tensor.scalar_type());
+  const auto drawn = [&] { return whole ? torch::randint_like(tensor, -4, 5) : torch::randn_like(tensor); };
+  std::vector<at::Tensor> result;
+  if (op == ReduceOp::max || op == ReduceOp::min) {
+    const auto owner = torch::randint(0, parts, tensor.sizes(), at::kLong);
+    for (int64_t r = 0; r < parts; ++r) {
+      const auto worse = op == ReduceOp::max ? tensor - drawn().abs() : tensor + drawn().abs();
+      result.push_back(torch::where(owner == r, tensor, worse));
+    }
+    return result;
+  }
+  auto rest = op == ReduceOp::avg ? tensor * parts : tensor.clone();
+  for (int64_t r = 0; r + 1 < parts; ++r) {
+    result.push_back(whole ? drawn() : drawn() + 0.6 * tensor);
+    rest = rest - result.back();
+  }
+  result.push_back(rest);
+  return result;
+}
+
+at::Tensor cut_part(const at::Tensor& tensor, const Placement& placement, int64_t parts, int64_t index) {
+  std::vector<at::Tensor> pieces;
+  for (const auto& interval : cut(tensor.size(placement.dim), placement, parts, index)) {
+    pieces.push_back(tensor.narrow(placement.dim, interval.begin, interval.length()));
+  }
+  return pieces.empty() ? tensor.narrow(placement.dim, 0, 0).clone() : torch::cat(pieces, placement.dim);
+}
+
+std::vector<at::Tensor> split_once(const at::Tensor& tensor, const Placement& placement, int64_t parts) {
+  if (placement.is_partial()) return partial_parts(tensor, placement.op, parts);
+  std::vector<at::Tensor> result;
+  for (int64_t r = 0; r < parts; ++r) result.push_back(placement.is_shard() ? cut_part(tensor, placement, parts, r) : tensor.clone());
+  return result;
+}
+
+}  // namespace
+
+bool fits(const at::Tensor& tensor, PlacementsRef placements, c10::IntArrayRef mesh) {
+  auto sizes = tensor.sizes().vec();
+  for (size_t m = 0; m < placements.size(); ++m) {
+    const auto& p = placements[m];
+    if (!p.is_shard()) continue;
+    for (int64_t r = 0; r < mesh[m]; ++r) {
+      if (sizes[p.dim] % (p.split * p.unit) != 0) return false;
+    }
+    if (m + 1 < placements.size() && p.split > 1) return false;  // later cuts of the parts may not divide
+    sizes[p.dim] = cut_length(sizes[p.dim], p, mesh[m], 0);
+  }
+  return true;
+}
+
+std::vector<Case> cases_1d(const Sample& sample, size_t limit, bool partials) {
+  const auto choices = all_choices(sample, partials);
+  double count = 1;
+  for (const auto& some : choices) count *= static_cast<double>(some.size());
+  std::vector<Case> cases;
+  if (count <= static_cast<double>(limit)) {
+    for (size_t i = 0; i < static_cast<size_t>(count); ++i) cases.push_back(combination(choices, i));
+    return cases;
+  }
+  std::mt19937_64 random(7);
+  // Each operand alone under every placement, then drawn ones.
+  for (size_t i = 0; i < choices.size(); ++i) {
+    for (const auto& choice : choices[i]) {
+      Case alone(choices.size(), Placements{replicate()});
+      alone[i] = {choice};
+      cases.push_back(std::move(alone));
+    }
+  }
+  // All operands alike, as far as they can be.
+  for (int64_t d = 0; d < 5; ++d) {
+    Case alike;
+    for (const auto& some : choices) {
+      const auto found = std::find(some.begin(), some.end(), shard(d));
+      alike.push_back({found == some.end() ? replicate() : *found});
+    }
+    cases.push_back(std::move(alike));
+  }
+  while (cases.size() < limit) cases.push_back(combination(choices, random()));
+  return cases;
+}
+
+std::vector<Case> cases_2d(const Sample& sample, size_t count, bool partials) {
+  const auto choices = all_choices(sample, partials);
+  std::mt19937_64 random(11);
+  std::vector<Case> cases;
+  for (size_t i = 0; i < count; ++i) {
+    auto first = combination(choices, random());
+    const auto second = combination(choices, random());
+    for (size_t k = 0; k < first.size(); ++k) first[k].push_back(second[k][0]);
+    cases.push_back(std::move(first));
+  }
+  return cases;
+}
+
+std::vector<at::Tensor> parts_of(const at::Tensor& tensor, PlacementsRef placements, c10::IntArrayRef mesh) {
+  std::vector<at::Tensor> parts{tensor};
+  for (size_t m = 0; m < placements.size(); ++m) {
+    std::vector<at::Tensor> finer;
+    for (const auto& part : parts) {
+      for (auto& piece : split_once(part, placements[m], mesh[m])) finer.push_back(std::move(piece));
+    }
+    parts = std::move(finer);
+  }
+  return parts;
+}
+
+std::string str(const Case& placements) {
+  std::string text;
+  for (const auto& p : placements) text += (text.empty() ? "" : ", ") + dtensor::str(p);
+  return text;
+}
+
+}  // namespace dtensor::opcheck
