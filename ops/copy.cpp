@@ -28,6 +28,36 @@ Structure copy_into(const Call& call) {
   return {std::move(in), {shape}, {}, {kept, {{0, 1}}}};
 }
 
+// A pending reduction of self takes on a whole source too: its parts are made as R -> P makes them.
+class CopyInto final : public Rule {
+ public:
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
+    auto result = pointwise_->candidates(call, mesh_dim);
+    const auto& now = call.operands[0].placements()[mesh_dim];
+    if (now.is_partial()) result.push_back({{now, replicate()}, {now}});
+    return result;
+  }
+
+  Lowering lower(const Call& call, const Resolution& resolution) const override {
+    const auto& self = *resolution.in[0];
+    bool keeps = true;
+    double elsewhere = 0;
+    for (int64_t m = 0; m < self.mesh().ndim(); ++m) {
+      const auto& p = self.placements()[m];
+      if (!p.is_partial() || resolution.in[1]->placements()[m].is_partial()) continue;
+      const bool same_on_all = p.op == ReduceOp::avg || p.op == ReduceOp::min || p.op == ReduceOp::max;
+      if (same_on_all || call.mesh.coordinate(m) == 0) continue;
+      keeps = false;
+      elsewhere = p.op == ReduceOp::product ? 1 : 0;
+    }
+    if (keeps) return {};
+    return [elsewhere](LocalCall& local) { local.replace({local.arg(0).toTensor().fill_(elsewhere)}); };
+  }
+
+ private:
+  RulePtr pointwise_ = family(copy_into);
+};
+
 // Fills only write. A value v everywhere is the average, minimum and maximum of v's, but not their sum; 0 is that too.
 RulePtr fill(std::vector<ReduceOp> keeps) {
   return family([keeps = std::move(keeps)](const Call& call) {
@@ -49,7 +79,7 @@ Structure masked_fill(const Call& call) {
 
 const Register copies("aten::clone aten::_to_copy", family(copy),
                       "elements stay where they are; a conversion between floats is linear");
-const Register copy_("aten::copy_ aten::copy", family(copy_into),
+const Register copy_("aten::copy_ aten::copy", std::make_shared<CopyInto>(),
                      "the source is brought to where the destination lies");
 const Register fill_("aten::fill_ aten::fill", fill({ReduceOp::avg, ReduceOp::min, ReduceOp::max}),
                      "the average, minimum and maximum of equal values is that value");

@@ -4,7 +4,9 @@
 #include <dtensor/error.hpp>
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
 
 namespace dtensor::rules {
 namespace {
@@ -257,6 +259,47 @@ Structure take(const Call& call) {
   return {{without_letters(call.operands[0].sizes()), index}, {index}, {}, kMoves};
 }
 
+// self.put_(index, source): positions in self as one row of elements. Every rank has all of them and writes those that it holds.
+class Put final : public Rule {
+ public:
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
+    const auto& now = call.operands[0].placements()[mesh_dim];
+    if (!now.is_shard()) return {};
+    return {{{now, replicate(), replicate()}, {now}}};
+  }
+
+  std::vector<Sizes> output_sizes(const Call& call) const override { return {Sizes(call.operands[0].sizes())}; }
+
+  Lowering lower(const Call&, const Resolution& resolution) const override {
+    if (resolution.in[0]->is_replicated()) return {};
+    return [layout = resolution.in[0]](LocalCall& local) {
+      const auto [own, positions] = local_positions(local.arg(1).toTensor().reshape({-1}), *layout);
+      local.arg(1) = positions.index_select(0, own);
+      local.arg(2) = local.arg(2).toTensor().reshape({-1}).index_select(0, own);
+      local.call();
+    };
+  }
+
+ private:
+  // Which of the indices this rank holds, and where in its part all of them would be.
+  static std::pair<at::Tensor, at::Tensor> local_positions(const at::Tensor& index, const Layout& layout) {
+    const auto strides = contiguous_strides(layout.sizes()), local_strides = contiguous_strides(layout.local_sizes());
+    int64_t count = 1;
+    for (const auto size : layout.sizes()) count *= size;
+    const auto from_start = at::where(index.lt(0), index.add(count), index);
+    check_positions("aten::put_", from_start, count);
+    auto held = at::ones_like(index, at::kBool);
+    auto positions = at::zeros_like(index);
+    for (int64_t d = 0; d < layout.ndim(); ++d) {
+      const auto here = from_start.div(strides[d], "floor").remainder(layout.sizes()[d]);
+      const auto rows = own_rows(here, layout.intervals(d, layout.mesh().coordinate()), -1);
+      held.logical_and_(rows.ge(0));
+      positions.add_(rows.mul(local_strides[d]));
+    }
+    return {held.nonzero().squeeze(1), positions};
+  }
+};
+
 // self.masked_scatter(mask, source): the n-th true element takes the n-th of source, so every rank needs the whole mask
 // and source, but writes its own part only.
 class MaskedScatter final : public Rule {
@@ -312,6 +355,7 @@ const Register indexing("aten::index.Tensor aten::_unsafe_index.Tensor", family(
                         "every index, and every other dim, by itself");
 const Register putting("aten::index_put aten::_index_put_impl aten::_unsafe_index_put", family(index_put, write_own),
                        "dims that are not indexed are independent; in those that are, each rank writes its part");
+const Register put("aten::put", std::make_shared<Put>(), "every index by itself; each rank writes what it holds");
 const Register masked_scatter("aten::masked_scatter", std::make_shared<MaskedScatter>(),
                               "which element of source goes where depends on the whole mask; writing it does not");
 const Register unknown_sizes(

@@ -101,14 +101,22 @@ bool any_cut(const Resolution& resolution) {
                      [](const LayoutPtr& l) { return !cutting(l).empty(); });
 }
 
+// What the terms are counted by: the loss has the broadcast shape, the gradient goes by its input, as ATen does.
+Sizes counted_sizes(const Call& call) {
+  if (call.has("grad_output")) return Sizes(call.operand(call.argument_index("self"))->sizes());
+  Dims result;
+  broadcast(call, from(0, call.operands.size()), result);
+  Sizes sizes;
+  for (const auto& dim : result) sizes.push_back(dim.size);
+  return sizes;
+}
+
 // A mean over parts: their sum over the global count. The same for the gradient, which is linear in the reduction's
 // weight.
 Lowering mean_of_parts(const Call& call, const Resolution& resolution) {
   if (call.int_arg("reduction") != kMean || !any_cut(resolution)) return {};
-  Dims result;
-  broadcast(call, from(0, call.operands.size()), result);
   int64_t count = 1;
-  for (const auto& dim : result) count *= dim.size;
+  for (const auto size : counted_sizes(call)) count *= size;
   return [count, reduction = call.argument_index("reduction")](LocalCall& local) {
     local.arg(reduction) = kSum;
     local.call();

@@ -170,8 +170,8 @@ const Register plain(
     "aten::special_entr aten::special_erfcx aten::special_i0e aten::special_i1 aten::special_i1e aten::special_log_ndtr "
     "aten::special_ndtri aten::special_xlog1py aten::special_zeta aten::sqrt aten::square aten::tan aten::threshold aten::where "
     "aten::xlogy aten::leaky_relu aten::elu aten::softplus "
-    "aten::__and__ aten::__or__ aten::__xor__ aten::__lshift__ aten::__rshift__ aten::float_power aten::prelu "
-    "aten::_prelu_kernel aten::prelu_backward aten::rrelu_with_noise_backward aten::ldexp aten::true_divide",
+    "aten::__and__ aten::__or__ aten::__xor__ aten::__lshift__ aten::__rshift__ aten::float_power "
+    "aten::_prelu_kernel aten::rrelu_with_noise_backward aten::ldexp aten::true_divide",
     kPlain, "each element depends on the elements at its position only");
 
 }  // namespace

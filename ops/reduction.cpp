@@ -120,7 +120,10 @@ Lowering lower_norm(const Call& call, const Resolution& resolution) {
 // -- The table --------------------------------------------------------------------------------------------------------
 
 RulePtr reduction(MaybeOp combines, std::vector<ReduceOp> keeps = {}, LoweringOf lower = {}) {
-  return family([=](const Call& call) { return reduce(call, combines, {keeps, {{0}}}); }, std::move(lower));
+  return family([=](const Call& call) {
+    const bool indexed = call.schema.returns().size() > 1;  // where the extreme is, only whole slices tell
+    return reduce(call, combines, indexed ? KeepsPartial() : KeepsPartial{keeps, {{0}}});
+  }, std::move(lower));
 }
 
 // An empty list of dims means no dim to the newer overloads of any and all, and every dim to all other reductions.

@@ -81,6 +81,17 @@ std::vector<Move> moves_for(const rules::Call& call, const rules::Resolution& re
   return moves;
 }
 
+std::vector<WriteBack> write_backs_for(const OpInfo& info, const rules::Call& call, const rules::Resolution& resolution) {
+  std::vector<WriteBack> backs;
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    const auto& operand = call.operands[i];
+    const bool written = std::find(info.written.begin(), info.written.end(), operand.argument) != info.written.end();
+    if (!written || (resolution.in[i] == operand.layout && resolution.written[i] == operand.layout)) continue;
+    backs.push_back({operand.argument, operand.element, resolution.written[i], operand.layout});
+  }
+  return backs;
+}
+
 // Layouts of the outputs, when they are known before the local call.
 bool set_outputs(Decision& decision, const rules::Call& call, const rules::Resolution& resolution) {
   if (call.outputs.empty() || call.outputs.size() != resolution.out.size()) return false;
@@ -135,12 +146,13 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   auto decision = std::make_shared<Decision>(Decision{&info, call.mesh});
   const auto resolution = resolve(call, info, rule);
   decision->moves = moves_for(call, resolution);
+  decision->write_backs = write_backs_for(info, call, resolution);
   decision->outputs_known = rule && info.written.empty() && set_outputs(*decision, call, resolution);
   if (rule) decision->lowering = rule->lower(call, resolution);
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
   decision->simple = !has_tensor_list(*info.schema) &&
                      returns_tensors_only(*info.schema) && (decision->outputs_known || !info.written.empty()) &&
-                     !call.operands.empty();
+                     !call.operands.empty() && decision->write_backs.empty();
   return decision;
 }
 

@@ -20,10 +20,18 @@ struct Move {
   bool row_major = false;  // the operand is, as a whole
 };
 
+// A written operand that lies otherwise while the operator runs: what was written is brought back to where it lies.
+struct WriteBack {
+  int argument = 0;
+  int element = -1;
+  LayoutPtr written, home;
+};
+
 struct Decision {
   const OpInfo* info = nullptr;
   DeviceMesh mesh;
   std::vector<Move> moves = {};
+  std::vector<WriteBack> write_backs = {};
   rules::Lowering lowering = {};         // empty: call the operator on the locals
   std::vector<c10::intrusive_ptr<DTensorImpl>> outputs = {};  // what each is like; flattened; null for no defined tensor
   std::vector<int64_t> offsets = {}; // of views, see DTensorImpl; empty when all are 0

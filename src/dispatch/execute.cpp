@@ -57,6 +57,11 @@ const Move* move_of(const Decision& decision, int argument, int element) {
   return nullptr;
 }
 
+bool is_brought_back(const Decision& decision, int argument, int element) {
+  return std::any_of(decision.write_backs.begin(), decision.write_backs.end(),
+                     [&](const WriteBack& back) { return back.argument == argument && back.element == element; });
+}
+
 void add_operands(const c10::IValue& value, Operands& operands) {
   if (value.isTensor() && is_dtensor_impl(value.unsafeToTensorImpl())) operands.push_back(value.unsafeToTensorImpl());
   if (!value.isList()) return;
@@ -72,13 +77,39 @@ void replace_by_locals(Stack& stack, size_t begin, const Decision& decision) {
     const int argument = static_cast<int>(i - begin);
     auto local = [&](const at::Tensor& tensor, int element) {
       const auto* move = tensor.defined() ? move_of(decision, argument, element) : nullptr;
-      return move ? moved(tensor, *move, may_settle) : local_of(tensor);
+      return move ? moved(tensor, *move, may_settle && !is_brought_back(decision, argument, element)) : local_of(tensor);
     };
     if (value.isTensor()) {
       value = local(value.toTensor(), -1);
     } else if (value.isList()) {
       value = map_list(value, local);
     }
+  }
+}
+
+// -- Written operands that do not stay as they lie ---------------------------------------------------------------------------
+
+at::Tensor tensor_at(const c10::IValue& value, int element) {
+  return element < 0 ? value.toTensor() : value.toListRef()[element].toTensor();
+}
+
+// What the operator writes to instead of the operands themselves. A moved part may be a view of the operand's own.
+std::vector<at::Tensor> separate_written(Stack& stack, size_t begin, const Decision& decision) {
+  std::vector<at::Tensor> separate;
+  for (const auto& back : decision.write_backs) {
+    auto& value = stack[begin + back.argument];
+    separate.push_back(tensor_at(value, back.element).clone());
+    value = back.element < 0 ? c10::IValue(separate.back()) : map_list(value, [&](const at::Tensor& tensor, int element) {
+      return element == back.element ? separate.back() : tensor;
+    });
+  }
+  return separate;
+}
+
+void write_back(const Decision& decision, const std::vector<c10::IValue>& originals, const std::vector<at::Tensor>& separate) {
+  for (size_t i = 0; i < separate.size(); ++i) {
+    const auto& back = decision.write_backs[i];
+    local_of(tensor_at(originals[back.argument], back.element)).copy_(move_local(separate[i], back.written, back.home).get());
   }
 }
 
@@ -190,12 +221,14 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
     comm::Cause cause(info.name, true);
     LocalMode local;
     replace_by_locals(stack, begin, decision);
+    const auto separate = separate_written(stack, begin, decision);
     rules::LocalCall call{op, stack, begin, originals};
     if (decision.lowering) {
       decision.lowering(call);
     } else {
       call.call();
     }
+    write_back(decision, originals, separate);
   }
   wrap_results(stack, begin, decision, originals);
 }

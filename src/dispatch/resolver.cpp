@@ -53,12 +53,28 @@ double expanded_seconds(const Candidate& candidate, int64_t parts, int64_t mesh_
   return bytes / CommCost().copy_bandwidth / (reduces ? static_cast<double>(parts) : 1);
 }
 
-Price price_of(const Call& call, const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
+bool is_written(const OpInfo& info, const rules::Operand& operand) {
+  return std::find(info.written.begin(), info.written.end(), operand.argument) != info.written.end();
+}
+
+// How a written operand lies when the operator has run.
+const Placement& placement_written(const Call& call, const OpInfo& info, const Candidate& candidate, size_t operand) {
+  for (size_t r = 0; r < info.returns_argument.size() && r < candidate.out.size(); ++r) {
+    if (info.returns_argument[r] == call.operands[operand].argument && call.operands[operand].element < 0) return candidate.out[r];
+  }
+  return candidate.in[operand];
+}
+
+Price price_of(const Call& call, const OpInfo& info, const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
   double seconds = expanded_seconds(candidate, call.mesh.size(mesh_dim), mesh_dim, now);
   int moves = 0;
   int64_t memory = 0;
   for (size_t i = 0; i < now.size(); ++i) {
     const auto next = with_one(now[i], mesh_dim, candidate.in[i]);
+    if (is_written(info, call.operands[i])) {
+      const auto written = with_one(now[i], mesh_dim, placement_written(call, info, candidate, i));
+      if (written != now[i]) seconds += move_seconds(written, now[i]), ++moves;
+    }
     if (next == now[i]) continue;
     seconds += move_seconds(now[i], next);
     ++moves;
@@ -68,20 +84,6 @@ Price price_of(const Call& call, const Candidate& candidate, int64_t mesh_dim, c
     memory += elements(call.outputs[i].sizes) / (candidate.out[i].is_shard() ? parts : 1);
   }
   return {seconds, moves, memory};
-}
-
-// Operands that are written stay as they are.
-bool keeps_written(const Call& call, const OpInfo& info, const Candidate& candidate, int64_t mesh_dim) {
-  for (const int argument : info.written) {
-    for (size_t i = 0; i < call.operands.size(); ++i) {
-      if (call.operands[i].argument == argument && candidate.in[i] != call.operands[i].placements()[mesh_dim]) return false;
-    }
-  }
-  for (size_t r = 0; r < info.returns_argument.size() && r < candidate.out.size(); ++r) {
-    const int i = info.returns_argument[r] < 0 ? -1 : call.operand_index(info.returns_argument[r]);
-    if (i >= 0 && candidate.out[r] != call.operands[i].placements()[mesh_dim]) return false;
-  }
-  return true;
 }
 
 // Whether the operands can be cut so: the splits of later mesh dimensions must still divide what this one leaves them.
@@ -109,6 +111,7 @@ rules::Resolution resolve(Call& call, const OpInfo& info, const rules::Rule* rul
   }
   rules::Resolution resolution;
   resolution.out.resize(output_count(call, info));
+  resolution.written = now;
 
   for (int64_t m = 0; m < call.mesh.ndim(); ++m) {
     Candidates candidates = rule ? rule->candidates(call, m) : Candidates();
@@ -116,15 +119,14 @@ rules::Resolution resolve(Call& call, const OpInfo& info, const rules::Rule* rul
     const Candidate* best = nullptr;
     Price lowest;
     for (const auto& candidate : candidates) {
-      if (!fits(call, candidate, m) || !keeps_written(call, info, candidate, m)) continue;
-      const auto price = price_of(call, candidate, m, now);
+      if (!fits(call, candidate, m)) continue;
+      const auto price = price_of(call, info, candidate, m, now);
       if (!best || price < lowest) best = &candidate, lowest = price;
     }
-    require(best, info.name,
-            "the operator writes an operand that would have to be moved first; got {}; hint: redistribute the written tensor "
-            "(a Partial one to Replicate or Shard) before, or use the out-of-place form",
-            describe(call));
     for (size_t i = 0; i < now.size(); ++i) {
+      if (is_written(info, call.operands[i])) {
+        resolution.written[i] = with_one(resolution.written[i], m, placement_written(call, info, *best, i));
+      }
       now[i] = with_one(now[i], m, best->in[i]);
       call.chosen[i][m] = best->in[i];
     }

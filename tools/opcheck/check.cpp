@@ -129,22 +129,27 @@ void require_gradients(const Stack& arguments) {
 // One device's gradients; empty where there are none.
 std::vector<at::Tensor> expected_gradients(const Operator& op, const Sample& sample) {
   if (!differentiable(op, sample)) return {};
-  try {
+  const auto once = [&] {
     const auto arguments = deep_copy(sample.arguments);
     require_gradients(arguments);
     auto stack = arguments;
     torch::manual_seed(0);
     op.handle.callBoxed(&stack);
     return gradients(tensors_in(stack), tensors_in(arguments));
+  };
+  try {
+    const auto first = once(), second = once();
+    for (size_t i = 0; i < first.size(); ++i) {  // some of libtorch's derivatives read memory that nobody wrote
+      if (first[i].defined() && !close(first[i], second[i])) return {};
+    }
+    return first;
   } catch (const std::exception&) {
     return {};
   }
 }
 
 bool is_refusal(const std::string& message) {
-  return message.find("writes an operand that would have to be moved") != std::string::npos ||
-         message.find("would change the shape of a distributed tensor in place") != std::string::npos ||
-         message.find("the operator writes a tensor that") != std::string::npos;
+  return message.find("would change the shape of a distributed tensor in place") != std::string::npos;
 }
 
 class Runner {
@@ -171,7 +176,12 @@ class Runner {
       outcome.collectives = comm.count();
     }
     note(outcome, check_forward(stack, arguments, outcome.results));
-    if (!gradients_.empty()) note(outcome, check_backward(stack, arguments));
+    try {
+      if (!gradients_.empty()) note(outcome, check_backward(stack, arguments));
+    } catch (const c10::Error& error) {  // some derivatives are made of operators that change a shape in place
+      if (!is_refusal(error.what_without_backtrace())) throw;
+      outcome.verdict = Verdict::refused;
+    }
     return outcome;
   }
 

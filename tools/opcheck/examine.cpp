@@ -44,18 +44,20 @@ class Examination {
 
  private:
   void thoroughly(const Sample& sample) {
-    const auto cases = cases_1d(sample, effort_.cases, true);
+    const bool partials = !is_random(op_);  // rounding would change how many numbers are drawn
+    const bool out_form = is_out_form(op_.schema());  // which is the functional form and a copy
+    const auto cases = cases_1d(sample, out_form ? effort_.cases / 5 : effort_.cases, partials);
     std::vector<Outcome> on_three;
     for (const int64_t ranks : {2, 3, 4}) {
       if (effort_.quick && ranks != 3) continue;
       auto outcomes = checked(sample, cases, {ranks});
       if (ranks == 3) on_three = std::move(outcomes);
     }
-    if (!effort_.quick) checked(sample, cases_2d(sample, effort_.drawn, true), {2, 2});
+    if (!effort_.quick) checked(sample, cases_2d(sample, effort_.drawn, partials), {2, 2});
     if (effort_.missed) find_missed(sample, cases, on_three);
   }
 
-  void briefly(const Sample& sample) { checked(sample, cases_1d(sample, 24, sample.dtype == at::kFloat || sample.dtype == at::kLong), {3}); }
+  void briefly(const Sample& sample) { checked(sample, cases_1d(sample, 24, !is_random(op_) && sample.dtype != at::kBFloat16), {3}); }
 
   std::vector<Outcome> checked(const Sample& sample, const std::vector<Case>& cases, const std::vector<int64_t>& mesh) {
     auto outcomes = check(op_, sample, cases, mesh);

@@ -1,5 +1,7 @@
 #include "tools/opcheck/sample.hpp"
 
+#include "src/dispatch/op_info.hpp"
+
 #include <dtensor/error.hpp>
 #include <fmt/format.h>
 #include <torch/torch.h>
@@ -218,6 +220,22 @@ Stack arguments_from(const c10::FunctionSchema& schema, const std::string& text,
   return arguments;
 }
 
+// Some of libtorch's out= forms do not do what the operator does otherwise.
+bool agrees_with_functional(const Operator& op, const Stack& arguments, const Stack& with_out) {
+  const auto& functional = dispatch::info_of(op.handle).functional;
+  if (!functional || is_random(op) || is_uninitialized(op)) return true;
+  const auto written = written_arguments(op.schema());
+  auto stack = deep_copy(Stack(arguments.begin(), arguments.begin() + written.front()));
+  functional->callBoxed(&stack);
+  const auto expected = tensors_in(stack);
+  for (size_t k = 0; k < written.size() && k < expected.size(); ++k) {
+    const auto got = with_out[written[k]].toTensor();
+    if (got.scalar_type() != expected[k].scalar_type() || got.sizes() != expected[k].sizes()) return false;
+    if (got.numel() > 0 && !got.equal(expected[k]) && !at::allclose(got.to(at::kComplexDouble), expected[k].to(at::kComplexDouble), 1e-3, 1e-3, true)) return false;
+  }
+  return true;
+}
+
 // out= tensors of the right shape and dtype, found by trying.
 void complete_out(const Operator& op, Stack& arguments) {
   if (!is_out_form(op.schema())) return;
@@ -233,6 +251,7 @@ void complete_out(const Operator& op, Stack& arguments) {
       } catch (const std::exception&) {
         continue;
       }
+      if (!agrees_with_functional(op, arguments, trial)) throw Misfit();
       for (const auto i : written) arguments[i] = at::full_like(trial[i].toTensor(), 3);
       return;
     }

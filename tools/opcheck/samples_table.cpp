@@ -106,7 +106,7 @@ native_batch_norm_backward: grad_out=[6,3,4] input=[6,3,4] weight=[3] running_me
 batch_norm instance_norm: input=[6,3,4] weight=[3] bias=[3] running_mean=[3] running_var=[3]+ training=true momentum=0.1 eps=0.001 cudnn_enabled=false | input=[6,3,4] weight=[3] bias=[3] running_mean=[3] running_var=[3]+ use_input_stats=true momentum=0.1 eps=0.001 cudnn_enabled=false
 batch_norm_update_stats: input=[6,3,4] running_mean=[3] running_var=[3]+ momentum=0.1
 # -- views
-view reshape _unsafe_view _reshape_copy view_copy _view_copy: self=[6,4] size=[24] | self=[6,4] size=[2,3,4] | self=[2,3,4] size=[6,4] | self=[6,4] size=[6,2,2] | self=[6,4] size=[3,8] | self=[6] size=[3,-1] | self=[6,4] dtype=long
+view reshape _unsafe_view _reshape_copy view_copy _view_copy: self=[6,4] size=[24] | self=[6,4] size=[2,3,4] | self=[2,3,4] size=[6,4] | self=[6,4] size=[6,2,2] | self=[6,4] size=[3,8] | self=[6] size=[3,-1] | self=[6,4]i dtype=double
 _reshape_alias _reshape_alias_copy: self=[6,4] size=[24] stride=[1] | self=[2,3,4] size=[6,4] stride=[4,1]
 flatten: self=[5,3,4] start_dim=0 end_dim=1
 unflatten: self=[6,4] dim=0 sizes=[2,3]
@@ -133,7 +133,8 @@ as_strided as_strided_copy: self=[6,4] size=[3,4] stride=[8,1] storage_offset=4 
 view_as_real view_as_real_copy _conj _conj_copy _neg_view _neg_view_copy resolve_conj resolve_neg conj: self=[5,3]c | self=[5,3]
 view_as_complex view_as_complex_copy: self=[5,3,2]
 real imag: self=[5,3]c
-detach detach_copy alias alias_copy lift lift_fresh lift_fresh_copy positive contiguous view_as: self=[5,3] | self=[5,4]t | self=[]
+detach: self=[5,3] | self=[]
+detach_copy alias alias_copy lift lift_fresh lift_fresh_copy positive contiguous view_as: self=[5,3] | self=[5,4]t | self=[]
 slice_backward: grad_output=[3,4] input_sizes=[6,4] dim=0 start=0 end=3 step=1 | grad_output=[6,2] input_sizes=[6,4] dim=1 start=2 end=4 step=1
 slice_scatter: self=[6,4] src=[3,4] dim=0 start=2 end=5 | self=[6,4] src=[6,2] dim=1 start=0 end=2
 slice_inverse: self=[3,4] src=[6,4] dim=0 start=2 end=5

@@ -77,6 +77,7 @@ using Candidates = std::vector<Candidate>;
 // The decision over all mesh dimensions: the layouts that the operands are moved to and the outputs' placements.
 struct Resolution {
   std::vector<LayoutPtr> in;
+  std::vector<LayoutPtr> written;  // how operands that the operator writes lie when it has run
   std::vector<Placements> out;
 };
 
