@@ -5,6 +5,7 @@
 #include <dtensor/redistribute.hpp>
 
 #include "src/core/cut_check.hpp"
+#include "src/redistribute/transition.hpp"
 
 #include <algorithm>
 #include <tuple>
@@ -55,6 +56,7 @@ double expanded_seconds(const Candidate& candidate, int64_t parts, int64_t mesh_
 
 Price price_of(const Call& call, const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
   double seconds = expanded_seconds(candidate, call.mesh.size(mesh_dim), mesh_dim, now);
+  if (candidate.lowering_bytes > 0) seconds += redistribute::all_reduce_seconds(call.mesh, mesh_dim, candidate.lowering_bytes);
   int moves = 0;
   int64_t memory = 0;
   for (size_t i = 0; i < now.size(); ++i) {
