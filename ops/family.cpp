@@ -248,7 +248,7 @@ RulePtr sliced(std::function<std::vector<int64_t>(const Call&)> along, KeepsPart
   return family([along = std::move(along), keeps = std::move(keeps)](const Call& call) {
     auto dims = lettered(call.operands[0].sizes());
     for (const auto dim : along(call)) {
-      if (dim < static_cast<int64_t>(dims.size())) dims[dim].letter = kWhole;
+      if (dim >= 0 && dim < static_cast<int64_t>(dims.size())) dims[dim].letter = kWhole;  // others are the operator's to refuse
     }
     Structure structure{{}, std::vector<Dims>(call.schema.returns().size(), dims), {}, keeps};
     for (const auto& operand : call.operands) {

@@ -97,13 +97,49 @@ bool fits(const Call& call, const Candidate& candidate, int64_t mesh_dim) {
   return true;
 }
 
+Explanation::Option option_of(const Candidate& candidate, const Price& price, const char* dropped) {
+  const auto& [seconds, moves, memory] = price;
+  return {candidate.in, candidate.out, seconds, moves, memory, candidate.lowering_bytes, false, dropped ? dropped : ""};
+}
+
 size_t output_count(const Call& call, const OpInfo& info) {
   return call.outputs.empty() ? info.schema->returns().size() : call.outputs.size();
 }
 
+// Whether a candidate leaves all operands as they are.
+bool moves_nothing(const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
+  for (size_t i = 0; i < now.size(); ++i) {
+    if (now[i]->placements()[mesh_dim] != candidate.in[i]) return false;
+  }
+  return true;
+}
+
+// The cheapest candidate on a mesh dimension, null when none is possible. Those that move nothing are tried first: when one of them
+// costs nothing, plans for the others, which take most of the time, need not be made.
+const Candidate* cheapest(const Call& call, const OpInfo& info, const Candidates& candidates, int64_t mesh_dim,
+                          const std::vector<LayoutPtr>& now, Trace* trace) {
+  const Candidate* best = nullptr;
+  Price lowest;
+  if (trace) trace->emplace_back(candidates.size());
+  for (const bool moving : {false, true}) {
+    if (moving && best && std::get<0>(lowest) == 0 && !trace) break;
+    for (const auto& candidate : candidates) {
+      if (moves_nothing(candidate, mesh_dim, now) == moving) continue;
+      const char* dropped = !fits(call, candidate, mesh_dim)                       ? "does not fit the sizes"
+                            : !keeps_written(call, info, candidate, mesh_dim) ? "an operand that is written would move"
+                                                                                    : nullptr;
+      const auto price = dropped ? Price() : price_of(call, candidate, mesh_dim, now);
+      if (trace) trace->back()[&candidate - candidates.data()] = option_of(candidate, price, dropped);
+      if (!dropped && (!best || price < lowest)) best = &candidate, lowest = price;
+    }
+  }
+  if (trace && best) trace->back()[best - candidates.data()].chosen = true;
+  return best;
+}
+
 }  // namespace
 
-rules::Resolution resolve(Call& call, const OpInfo& info, const rules::Rule* rule) {
+rules::Resolution resolve(Call& call, const OpInfo& info, const rules::Rule* rule, Trace* trace) {
   std::vector<LayoutPtr> now;
   for (const auto& operand : call.operands) {
     now.push_back(operand.layout);
@@ -115,17 +151,11 @@ rules::Resolution resolve(Call& call, const OpInfo& info, const rules::Rule* rul
   for (int64_t m = 0; m < call.mesh.ndim(); ++m) {
     Candidates candidates = rule ? rule->candidates(call, m) : Candidates();
     candidates.push_back({Placements(now.size(), replicate()), Placements(resolution.out.size(), replicate())});
-    const Candidate* best = nullptr;
-    Price lowest;
-    for (const auto& candidate : candidates) {
-      if (!fits(call, candidate, m) || !keeps_written(call, info, candidate, m)) continue;
-      const auto price = price_of(call, candidate, m, now);
-      if (!best || price < lowest) best = &candidate, lowest = price;
-    }
+    const auto* best = cheapest(call, info, candidates, m, now, trace);
     require(best, info.name,
             "the operator writes an operand that would have to be moved first; got {}; hint: redistribute the written tensor "
             "(a Partial one to Replicate or Shard) before, or use the out-of-place form",
-            describe(call));
+            best ? std::string() : describe(call));
     for (size_t i = 0; i < now.size(); ++i) {
       now[i] = with_one(now[i], m, best->in[i]);
       call.chosen[i][m] = best->in[i];

@@ -16,6 +16,7 @@ struct Entry {
 struct Table {
   std::mutex mutex;
   std::map<std::string, Entry, std::less<>> entries;
+  std::vector<RulePtr> replaced;  // somebody may still point to them
 };
 
 Table& table() {
@@ -23,9 +24,9 @@ Table& table() {
   return instance;
 }
 
-const Rule* lookup(const std::string& name) {
+const Entry* lookup(const std::string& name) {
   const auto it = table().entries.find(name);
-  return it == table().entries.end() ? nullptr : it->second.rule.get();
+  return it == table().entries.end() ? nullptr : &it->second;
 }
 
 // "aten::add_" -> "aten::add"; not "aten::__and__".
@@ -34,25 +35,41 @@ std::string without_underscore(const std::string& name) {
   return in_place ? name.substr(0, name.size() - 1) : name;
 }
 
+// The caller holds the mutex.
+const Entry* entry_of(const c10::FunctionSchema& schema) {
+  const auto& name = schema.name();
+  const auto full = name + "." + schema.overload_name();
+  for (const auto& candidate : {full, name, without_underscore(name) + "." + schema.overload_name(), without_underscore(name)}) {
+    if (const auto* entry = lookup(candidate)) return entry;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 Register::Register(std::string_view names, RulePtr rule, std::string_view why) {
   std::lock_guard<std::mutex> lock(table().mutex);
   while (!names.empty()) {
     const auto end = std::min(names.find(' '), names.size());
-    if (end > 0) table().entries[std::string(names.substr(0, end))] = {rule, std::string(why)};
+    if (end > 0) {
+      auto& entry = table().entries[std::string(names.substr(0, end))];
+      if (entry.rule) table().replaced.push_back(std::move(entry.rule));
+      entry = {rule, std::string(why)};
+    }
     names.remove_prefix(std::min(end + 1, names.size()));
   }
 }
 
 const Rule* find(const c10::FunctionSchema& schema) {
   std::lock_guard<std::mutex> lock(table().mutex);
-  const auto& name = schema.name();
-  const auto full = name + "." + schema.overload_name();
-  for (const auto& candidate : {full, name, without_underscore(name) + "." + schema.overload_name(), without_underscore(name)}) {
-    if (const auto* rule = lookup(candidate)) return rule;
-  }
-  return nullptr;
+  const auto* entry = entry_of(schema);
+  return entry ? entry->rule.get() : nullptr;
+}
+
+std::string reason(const c10::FunctionSchema& schema) {
+  std::lock_guard<std::mutex> lock(table().mutex);
+  const auto* entry = entry_of(schema);
+  return entry ? entry->why : "";
 }
 
 std::vector<std::pair<std::string, std::string>> all() {
