@@ -31,7 +31,7 @@ Lowering masked_lookup(const Call& call, const Resolution& resolution) {
   if (!is_cut(table, int64_t{0})) return {};
   return [held = table->intervals(0, call.mesh.coordinate()), rows = table->sizes()[0]](LocalCall& local) {
     const auto indices = local.arg(1).toTensor();
-    check_positions("aten::embedding", indices, rows);
+    check_positions("aten::embedding", indices, rows, "index out of range in self");
     local.replace({lookup(local.arg(0).toTensor(), indices, held)});
   };
 }

@@ -52,6 +52,7 @@ void add_cuts(const Call& call, int64_t mesh_dim, const Structure& structure, in
   if (structure.lacking.empty() && lacks(structure, letter)) return;
   for (const auto& [split, unit] : cuts_of(call, mesh_dim, structure, letter)) {
     Candidate candidate;
+    for (const auto& [costly, bytes] : structure.lowering_bytes) candidate.lowering_bytes += costly == letter ? bytes : 0;
     for (const auto& dims : structure.in) {
       const int dim = dim_with(dims, letter);
       candidate.in.push_back(dim < 0 ? replicate() : strided_shard(dim, split, unit));
@@ -185,6 +186,32 @@ bool is_cut(const LayoutPtr& layout, c10::ArrayRef<int64_t> dims) {
   return std::any_of(dims.begin(), dims.end(), [&](int64_t dim) { return is_cut(layout, dim); });
 }
 
+std::vector<int64_t> cutting(const LayoutPtr& layout) {
+  std::vector<int64_t> dims;
+  for (int64_t m = 0; m < layout->mesh().ndim(); ++m) {
+    if (layout->placements()[m].is_shard() && layout->mesh().size(m) > 1) dims.push_back(m);
+  }
+  return dims;
+}
+
+std::vector<int64_t> cutting(const LayoutPtr& layout, int64_t dim) {
+  auto dims = cutting(layout);
+  dims.erase(std::remove_if(dims.begin(), dims.end(), [&](int64_t m) { return layout->placements()[m].dim != dim; }), dims.end());
+  return dims;
+}
+
+int64_t slices(const Call& call, int operand, int64_t dim) {
+  const auto sizes = call.operands[operand].sizes();
+  Sizes local(sizes.begin(), sizes.end());
+  for (int64_t m = 0; m < call.mesh.ndim(); ++m) {
+    const auto& p = call.chosen[operand][m];
+    if (p.is_shard() && p.dim != dim) local[p.dim] = cut_length(local[p.dim], p, call.mesh.size(m), 0);
+  }
+  int64_t count = 1;
+  for (int64_t d = 0; d < static_cast<int64_t>(local.size()); ++d) count *= d == dim ? 1 : local[d];
+  return count;
+}
+
 at::Tensor own_part(const at::Tensor& whole, const Layout& layout) {
   const Placements replicated(layout.mesh().ndim(), replicate());
   const auto get = [&](PlacementsRef placements) {
@@ -204,18 +231,19 @@ at::Tensor own_rows(const at::Tensor& positions, const Intervals& held, int64_t 
   return rows;
 }
 
-void check_positions(std::string_view op, const at::Tensor& positions, int64_t length) {
+void check_positions(std::string_view op, const at::Tensor& positions, int64_t length, std::string_view words) {
   if (!positions.is_cpu() || positions.numel() == 0) return;
   const auto lowest = positions.min().item<int64_t>(), highest = positions.max().item<int64_t>();
-  require(lowest >= 0 && highest < length, op, "index out of range; got indices from {} to {}; expected 0 to {}",
-          lowest, highest, length - 1);
+  if (lowest >= 0 && highest < length) return;
+  fail(op, "{}; got indices from {} to {}; expected 0 to {}", fmt::format(fmt::runtime(words), lowest < 0 ? lowest : highest), lowest,
+       highest, length - 1);
 }
 
 RulePtr sliced(std::function<std::vector<int64_t>(const Call&)> along, KeepsPartial keeps) {
   return family([along = std::move(along), keeps = std::move(keeps)](const Call& call) {
     auto dims = lettered(call.operands[0].sizes());
     for (const auto dim : along(call)) {
-      if (dim < static_cast<int64_t>(dims.size())) dims[dim].letter = kWhole;
+      if (dim >= 0 && dim < static_cast<int64_t>(dims.size())) dims[dim].letter = kWhole;  // others are the operator's to refuse
     }
     Structure structure{{}, std::vector<Dims>(call.schema.returns().size(), dims), {}, keeps};
     structure.in.assign(call.operands.size(), dims);

@@ -35,6 +35,8 @@ struct Structure {
   // Of outputs that libtorch does not describe: strides where they are not row-major, and which are undefined.
   std::vector<Sizes> strides = {};
   std::vector<int> undefined = {};
+  // Letters whose cut makes the lowering communicate, and how many bytes per rank.
+  std::vector<std::pair<int, int64_t>> lowering_bytes = {};
 };
 
 using StructureOf = std::function<Structure(const Call&)>;
@@ -71,14 +73,22 @@ inline const std::vector<ReduceOp> kSums{ReduceOp::sum, ReduceOp::avg};
 bool is_cut(const LayoutPtr& layout, int64_t dim);
 bool is_cut(const LayoutPtr& layout, c10::ArrayRef<int64_t> dims);
 
+// The mesh dimensions of more than one rank that cut the dim, or any dim.
+std::vector<int64_t> cutting(const LayoutPtr& layout, int64_t dim);
+std::vector<int64_t> cutting(const LayoutPtr& layout);
+
+// Elements of an operand's largest local part as placements are chosen so far, not counting the cuts of `dim`, and `dim` itself.
+int64_t slices(const Call& call, int operand, int64_t dim);
+
 // This rank's part of a tensor that every rank has whole. Communicates nothing.
 at::Tensor own_part(const at::Tensor& whole, const Layout& layout);
 
 // Positions in this rank's part of a dim, of which it has the intervals `held`; `elsewhere` for those that it has not.
 at::Tensor own_rows(const at::Tensor& positions, const Intervals& held, int64_t elsewhere);
 
-// Throws unless all positions are in [0, length). Not checked on accelerators, where it would have to wait.
-void check_positions(std::string_view op, const at::Tensor& positions, int64_t length);
+// Throws unless all positions are in [0, length), in libtorch's `words` for it ("{}": one that is not). Not checked on accelerators,
+// where it would have to wait.
+void check_positions(std::string_view op, const at::Tensor& positions, int64_t length, std::string_view words = "index out of range");
 
 // Operators that treat every slice along some dims by itself: the dims that `along` names are whole, others are free,
 // and outputs have the shape of the operands.

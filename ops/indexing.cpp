@@ -224,9 +224,11 @@ bool is_masked_fill(const Call& call) {
 Structure index_put(const Call& call) {
   const auto& self = call.operands[0];
   auto indexed = look(call);
+  const int last = static_cast<int>(call.operands.size()) - 1;
+  const KeepsPartial keeps{call.bool_arg("accumulate") ? kSums : kAnyPartial, {{0, last}}};
   if (is_masked_fill(call)) {
     const auto dims = lettered(self.sizes());
-    return {{dims, Dims(dims.begin(), dims.begin() + call.operands[1].ndim()), {}}, {dims}, {}, {}};
+    return {{dims, Dims(dims.begin(), dims.begin() + call.operands[1].ndim()), {}}, {dims}, {}, keeps};
   }
   Structure structure{{}, {indexed.self}, {}, {}};
   if (!indexed.by_position) {
@@ -249,8 +251,7 @@ Structure index_put(const Call& call) {
     if (under.letter < kIndex && under.size == values[d].size) values[d].letter = under.letter;
   }
   structure.in.push_back(std::move(values));
-  const int last = static_cast<int>(call.operands.size()) - 1;
-  structure.keeps = {call.bool_arg("accumulate") ? kSums : kAnyPartial, {{0, last}}};
+  structure.keeps = keeps;
   return structure;
 }
 

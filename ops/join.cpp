@@ -93,7 +93,7 @@ Structure repeat(const Call& call) {
   return {{in}, {out}, {}, {kAnyPartial, {{0}}}};
 }
 
-const Register concatenation("aten::cat aten::_cat", std::make_shared<Concatenation>(),
+const Register concatenation("aten::cat", std::make_shared<Concatenation>(),
                              "dims that are not joined keep their cuts; so does a joined one whose parts are cut in equal blocks");
 const Register stacking("aten::stack aten::_stack", family(stack), "dims of the elements keep their cuts");
 const Register repetition("aten::repeat", family(repeat), "dims that are not repeated keep their cuts");

@@ -1,9 +1,12 @@
 // Losses: pointwise terms, then no reduction, a sum, or a mean over the global batch.
 #include "ops/family.hpp"
 
+#include <dtensor/error.hpp>
+
 #include <ATen/ops/div.h>
 #include <ATen/ops/sum.h>
 
+#include <algorithm>
 #include <numeric>
 
 namespace dtensor::rules {
@@ -13,44 +16,74 @@ enum : int64_t { kNone = 0, kMean = 1, kSum = 2 };  // at::Reduction
 
 // -- Negative log likelihood ------------------------------------------------------------------------------------------
 
+constexpr int kClass = 100;  // letter of the class dim; those of the others count from 0
+
 // Data is [batch, classes, ...]; target has no class dim, and neither has the loss where it is not reduced.
 struct Nll {
   explicit Nll(const Call& call) {
     const auto& input = *call.operand(call.argument_index("self"));
     data = lettered(input.sizes());
-    const int64_t classes = input.ndim() == 1 ? 0 : 1;
-    if (input.ndim() > 0) data[classes].letter = kWhole;
+    class_dim = input.ndim() == 1 ? 0 : 1;
+    if (input.ndim() > 0) data[class_dim].letter = kClass;
     target = data;
-    target.erase(target.begin() + classes);
+    target.erase(target.begin() + class_dim);
+    if (input.ndim() > 0) weight = {data[class_dim]};
   }
-  Dims data, target;
+  Dims data, target, weight;
+  int64_t class_dim;
 };
 
 Structure nll_forward(const Call& call) {
   const Nll nll(call);
   const bool reduced = call.int_arg("reduction") != kNone;
   Structure structure{{nll.data, nll.target}, {reduced ? Dims() : nll.target, Dims()}, {partial(), partial()}, {}};
-  if (call.int_arg("reduction") == kMean) structure.lacking[1] = replicate();
-  if (call.operands.size() > 2) structure.in.push_back(without_letters(call.operands[2].sizes()));
+  if (call.operands.size() > 2) structure.in.push_back(nll.weight);
+  if (call.int_arg("reduction") != kMean) return structure;
+  structure.lacking[1] = replicate();
+  const auto bytes = static_cast<int64_t>(c10::elementSize(call.operands[0].layout->dtype()));
+  for (const auto& dim : nll.data) structure.lowering_bytes.emplace_back(dim.letter, bytes);
   return structure;
 }
 
-// The mesh dimensions that cut `layout`.
-std::vector<int64_t> cutting(const LayoutPtr& layout) {
-  std::vector<int64_t> dims;
-  for (int64_t m = 0; m < layout->mesh().ndim(); ++m) {
-    if (layout->placements()[m].is_shard() && layout->mesh().size(m) > 1) dims.push_back(m);
-  }
+// What a rank that has some of the classes does first: targets of classes that it lacks are ignored, the others become its own
+// positions.
+using OwnTargets = std::function<void(LocalCall&)>;
+
+OwnTargets own_targets(const Call& call, const Resolution& resolution) {
+  const auto& data = resolution.in[call.operand_index(call.argument_index("self"))];
+  const auto class_dim = Nll(call).class_dim;
+  if (cutting(data, class_dim).empty()) return {};
+  return [held = data->intervals(class_dim, call.mesh.coordinate()), classes = data->sizes()[class_dim], op = call.schema.name(),
+          ignored = call.int_arg("ignore_index"), target = call.argument_index("target"),
+          ignore_index = call.argument_index("ignore_index")](LocalCall& local) {
+    const auto labels = local.arg(target).toTensor();
+    const auto is_ignored = labels.eq(ignored);
+    check_positions(op, labels.masked_select(is_ignored.logical_not()), classes, "Target {} is out of bounds.");
+    local.arg(target) = own_rows(labels, held, -1).masked_fill_(is_ignored, -1);
+    local.arg(ignore_index) = -1;
+  };
+}
+
+// The mean divides by the weight of the whole batch, which takes one reduction of one number over the mesh dimensions that have
+// different terms of it.
+std::vector<int64_t> summed_over(const Call& call, const Resolution& resolution) {
+  auto dims = cutting(resolution.in[1]);
+  const auto classes = cutting(resolution.in[0], Nll(call).class_dim);
+  dims.insert(dims.end(), classes.begin(), classes.end());
+  std::sort(dims.begin(), dims.end());
   return dims;
 }
 
-// The mean divides by the weight of the whole batch, which takes one reduction of one number.
-Lowering nll_mean(const Call& call, const Resolution& resolution) {
-  const auto dims = cutting(resolution.in[1]);
-  if (call.int_arg("reduction") != kMean || dims.empty()) return {};
-  return [mesh = call.mesh, dims, reduction = call.argument_index("reduction")](LocalCall& local) {
-    local.arg(reduction) = kSum;
+Lowering nll_parts(const Call& call, const Resolution& resolution) {
+  const auto own = own_targets(call, resolution);
+  const auto dims = summed_over(call, resolution);
+  const bool mean = call.int_arg("reduction") == kMean && !dims.empty();
+  if (!own && !mean) return {};
+  return [own, mean, mesh = call.mesh, dims, reduction = call.argument_index("reduction")](LocalCall& local) {
+    if (own) own(local);
+    if (mean) local.arg(reduction) = kSum;
     local.call();
+    if (!mean) return;
     const auto weight = mesh.communicator(dims).all_reduce(local.arg(1).toTensor(), ReduceOp::sum).get();
     local.arg(0) = local.arg(0).toTensor().div(weight);
     local.arg(1) = weight;
@@ -64,6 +97,8 @@ Structure nll_backward(const Call& call) {
     const auto& name = call.schema.arguments()[operand.argument].name();
     if (name == "self") {
       structure.in.push_back(nll.data);
+    } else if (name == "weight") {
+      structure.in.push_back(nll.weight);
     } else if (name == "target" || (name == "grad_output" && operand.ndim() > 0)) {
       structure.in.push_back(nll.target);
     } else {
@@ -73,6 +108,15 @@ Structure nll_backward(const Call& call) {
   structure.keeps = {kSums, {{0}}};
   if (call.int_arg("reduction") != kMean) structure.unread = {call.operand_index(call.argument_index("total_weight"))};
   return structure;
+}
+
+Lowering nll_backward_parts(const Call& call, const Resolution& resolution) {
+  const auto own = own_targets(call, resolution);
+  if (!own) return {};
+  return [own](LocalCall& local) {
+    own(local);
+    local.call();
+  };
 }
 
 // -- Pointwise losses -------------------------------------------------------------------------------------------------
@@ -124,10 +168,10 @@ Lowering mean_of_parts(const Call& call, const Resolution& resolution) {
   };
 }
 
-const Register nll("aten::nll_loss_forward aten::nll_loss2d_forward", family(nll_forward, nll_mean),
-                   "a sample's loss needs its row of classes; losses and weights of samples add up");
-const Register nll_grad("aten::nll_loss_backward aten::nll_loss2d_backward", family(nll_backward),
-                        "samples are independent given the total weight; linear in the incoming gradient");
+const Register nll("aten::nll_loss_forward aten::nll_loss2d_forward", family(nll_forward, nll_parts),
+                   "a sample's loss is on the rank of its target's class and 0 on others; losses and weights of samples add up");
+const Register nll_grad("aten::nll_loss_backward aten::nll_loss2d_backward", family(nll_backward, nll_backward_parts),
+                        "samples and classes are independent given the total weight; linear in the incoming gradient");
 const Register pointwise_loss(
     "aten::mse_loss aten::huber_loss aten::smooth_l1_loss aten::soft_margin_loss "
     "aten::binary_cross_entropy aten::binary_cross_entropy_with_logits",

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <dtensor/comm/communicator.hpp>
+#include <dtensor/custom_op.hpp>
 #include <dtensor/debug/comm_debug.hpp>
+#include <dtensor/debug/explain.hpp>
+#include <dtensor/debug/visualize.hpp>
 #include <dtensor/device_mesh.hpp>
 #include <dtensor/error.hpp>
 #include <dtensor/layout.hpp>

@@ -31,6 +31,9 @@ class DTensor {
   // This rank's part, a plain tensor that shares memory with the DTensor. Waits for a pending move. Differentiable: the
   // gradient is taken to lie as this tensor does (Partial as Replicate, since each rank sees the whole gradient).
   at::Tensor to_local() const;
+  // The same with the placements in which the ranks' gradients make up the whole one. Partial: they add up, where each rank goes
+  // on with different work on the same values.
+  at::Tensor to_local(PlacementsRef gradient) const;
 
   // The whole tensor, plain, on every rank: redistribute(replicate) and to_local. Differentiable.
   at::Tensor full_tensor() const;

@@ -15,7 +15,8 @@ namespace dtensor::dispatch {
 
 namespace {
 
-// The mesh of the distributed operands; all must share it.
+}  // namespace
+
 DeviceMesh common_mesh(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   const Layout* first = nullptr;
   auto visit = [&](const c10::IValue& value) {
@@ -39,7 +40,9 @@ DeviceMesh common_mesh(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments)
   return first ? first->mesh() : *Spmd::current();
 }
 
-void check_plain_operands(const OpInfo& info, const rules::Call& call) {
+namespace {
+
+void check_plain_operands(const OpInfo& info, const rules::Call& call, bool explaining) {
   for (const auto& operand : call.operands) {
     if (!operand.plain) continue;
     const auto& value = call.arguments[operand.argument];
@@ -50,7 +53,7 @@ void check_plain_operands(const OpInfo& info, const rules::Call& call) {
            "hint: distribute_tensor it, or run this code inside dt::Spmd, where plain tensors count as replicated",
            fmt::join(tensor.sizes(), ", "), operand.argument, describe(call));
     }
-    if (Spmd::current() && replication_check() && !tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    if (!explaining && Spmd::current() && replication_check() && !tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
       check_replicated(info.name, tensor, call.mesh);
     }
   }
@@ -108,21 +111,9 @@ bool set_outputs(Decision& decision, const rules::Call& call, const rules::Resol
   return true;
 }
 
-bool has_tensor_list(const c10::FunctionSchema& schema) {
-  auto is_list = [](const c10::Argument& a) { return a.type()->str().find("Tensor[]") != std::string::npos ||
-                                                     a.type()->str().find("Tensor?[]") != std::string::npos; };
-  return std::any_of(schema.arguments().begin(), schema.arguments().end(), is_list) ||
-         std::any_of(schema.returns().begin(), schema.returns().end(), is_list);
-}
-
-bool returns_tensors_only(const c10::FunctionSchema& schema) {
-  return std::all_of(schema.returns().begin(), schema.returns().end(),
-                     [](const c10::Argument& a) { return a.type()->str().find("Tensor") != std::string::npos; });
-}
-
 }  // namespace
 
-std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, Trace* trace) {
   require(info.schema->name() != "aten::set_", info.name,
           "a distributed tensor has no storage to set; hint: torch::load outside of dt::Spmd, into a plain module or tensor, and copy_ "
           "that into the distributed one under torch::NoGradGuard, inside dt::Spmd");
@@ -131,27 +122,31 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
           "hint: use the out-of-place form and assign the result");
   rules::Call call(*info.schema, arguments, common_mesh(info, arguments));
   call.in_place = info.in_place;
-  check_plain_operands(info, call);
+  check_plain_operands(info, call, trace != nullptr);
 
   const auto* rule = info.rule;
   const bool out_form = !info.in_place && !info.written.empty();  // of which no functional form is known
   if (rule && (rule->data_dependent() || out_form)) rule = nullptr;
-  if (rule && info.written.empty() && !call.operands.empty()) call.outputs = meta_outputs(op, call);
+  auto outputs = call.operands.empty() ? c10::nullopt : meta_outputs(op, call);
+  const bool rehearsed = !outputs && !call.operands.empty();
+  if (rehearsed) rehearse(op, call);
+  if (outputs && rule && info.written.empty()) call.outputs = std::move(*outputs);
   if (rule && call.outputs.empty() && info.written.empty()) {
     call.outputs = rule->output_metas(call);
-    if (call.outputs.empty() && returns_tensors_only(*info.schema) && !info.schema->returns().empty()) rule = nullptr;
+    if (call.outputs.empty() && info.returns_tensors_only && !info.schema->returns().empty()) rule = nullptr;
   }
-  if (!info.rule && !call.operands.empty() && info.name != "aten::_local_scalar_dense") warn_without_rule(info);
+  if (!trace && !info.rule && !call.operands.empty() && info.name != "aten::_local_scalar_dense") warn_without_rule(info);
 
   auto decision = std::make_shared<Decision>(Decision{&info, call.mesh});
-  const auto resolution = resolve(call, info, rule);
+  const auto resolution = resolve(call, info, rule, trace);
   decision->moves = moves_for(call, resolution);
   decision->write_backs = write_backs_for(info, call, resolution);
   decision->outputs_known = rule && info.written.empty() && set_outputs(*decision, call, resolution);
   if (rule) decision->lowering = rule->lower(call, resolution);
+  const bool communicates = std::any_of(decision->moves.begin(), decision->moves.end(), [](const Move& move) { return move.communicates; });
+  if (!rehearsed && (communicates || decision->lowering)) rehearse(op, call);  // what kernels refuse, as dtypes
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
-  decision->simple = !has_tensor_list(*info.schema) &&
-                     returns_tensors_only(*info.schema) && (decision->outputs_known || !info.written.empty()) &&
+  decision->simple = !info.has_tensor_list && info.returns_tensors_only && (decision->outputs_known || !info.written.empty()) &&
                      !call.operands.empty() && decision->write_backs.empty();
   return decision;
 }

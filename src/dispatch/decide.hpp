@@ -3,20 +3,35 @@
 
 #include "src/dispatch/decision.hpp"
 
+#include <dtensor/debug/explain.hpp>
+
 #include <memory>
 
 namespace dtensor::dispatch {
 
+// Per mesh dimension, every choice that the resolver had.
+using Trace = std::vector<std::vector<Explanation::Option>>;
+
 // Decides how the call on `arguments` (tensors still distributed) runs. Communicates nothing, except for the check of plain
 // tensors that are used as replicated inside Spmd. Throws for tensors of two meshes, plain tensors outside Spmd, an in-place
-// operator whose own operand would have to move.
-std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
+// operator whose own operand would have to move. With a `trace`, which gets all choices, for explaining only: nothing is checked
+// between ranks and no warning is given.
+std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
+                                 Trace* trace = nullptr);
+
+// The mesh of the distributed operands, else that of Spmd; all must share it.
+DeviceMesh common_mesh(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 
 // The cheapest legal placements for `call` (src/dispatch/resolver.cpp). `rule` may be null: everything replicated.
-rules::Resolution resolve(rules::Call& call, const OpInfo& info, const rules::Rule* rule);
+rules::Resolution resolve(rules::Call& call, const OpInfo& info, const rules::Rule* rule, Trace* trace);
 
-// The operator's outputs on one device, by running it on meta tensors; empty when libtorch has no meta kernel for it.
-std::vector<rules::OutputMeta> meta_outputs(const c10::OperatorHandle& op, const rules::Call& call);
+// The operator's outputs on one device, by running it on meta tensors; none when libtorch has no meta kernel for it. Throws what the
+// operator refuses, in its words.
+c10::optional<std::vector<rules::OutputMeta>> meta_outputs(const c10::OperatorHandle& op, const rules::Call& call);
+
+// Runs one of libtorch's operators on stand-ins of the global sizes and throws, in its words, when it refuses them whatever their
+// values. Does nothing for large tensors, random operators, and operators of others.
+void rehearse(const c10::OperatorHandle& op, const rules::Call& call);
 
 // Throws on every rank, naming operator and ranks, when a plain tensor that counts as replicated differs between ranks.
 void check_replicated(std::string_view op, const at::Tensor& tensor, const DeviceMesh& mesh);

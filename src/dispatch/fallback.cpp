@@ -99,6 +99,7 @@ void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, Key& ke
   }
   if (has_functional(info)) return run_out_form(info, stack, begin);
   auto decision = decide(op, info, c10::ArrayRef<c10::IValue>(stack).slice(begin));
+  info.decided = true;
   run_general(op, stack, begin, *decision);
   for (size_t i = 0; decision->simple && i < decision->outputs.size(); ++i) {  // a rule may have been wrong about the dtype
     auto& output = decision->outputs[i];

@@ -2,9 +2,12 @@
 #include "src/dispatch/decide.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/guard.hpp"
+#include "src/dispatch/stand_ins.hpp"
 
 #include <ATen/ops/empty_strided.h>
 #include <dtensor/error.hpp>
+
+#include <unordered_set>
 
 namespace dtensor::dispatch {
 
@@ -17,24 +20,6 @@ at::Tensor on_meta(const at::Tensor& tensor) {
   auto meta = at::empty_strided(tensor.sizes(), tensor.strides(), at::TensorOptions(tensor.scalar_type()).device(kMeta));
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) meta.unsafeGetTensorImpl()->set_wrapped_number(true);
   return meta;
-}
-
-c10::IValue on_meta(const c10::IValue& value) {
-  if (value.isTensor()) return on_meta(value.toTensor());
-  if (value.isDevice()) return kMeta;
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const auto& element : value.toListRef()) list.push_back(on_meta(element.toTensor()));
-    return list;
-  }
-  if (value.isList() && !value.toListRef().empty() && (value.toListRef()[0].isTensor() || value.toListRef()[0].isNone())) {
-    c10::List<c10::optional<at::Tensor>> list;
-    for (const auto& element : value.toListRef()) {
-      list.push_back(element.isNone() ? c10::optional<at::Tensor>() : c10::optional<at::Tensor>(on_meta(element.toTensor())));
-    }
-    return list;
-  }
-  return value;
 }
 
 void collect(const c10::IValue& value, std::vector<rules::OutputMeta>& outputs) {
@@ -51,6 +36,22 @@ void collect(const c10::IValue& value, std::vector<rules::OutputMeta>& outputs) 
   }
 }
 
+bool may_run_on_meta(const c10::OperatorHandle& op) {
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) return true;
+  // Kernels of others may read memory without asking where it is.
+  const bool custom = op.schema().name().compare(0, 6, "aten::") != 0;
+  return !custom && (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+                     op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) ||
+                     op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd));
+}
+
+// Operators that turned out to need a kernel which libtorch lacks: an exception costs milliseconds. By thread, so that what a rank
+// knows comes from its own calls, which are those of all ranks.
+std::unordered_set<const c10::FunctionSchema*>& without_kernel() {
+  static thread_local std::unordered_set<const c10::FunctionSchema*> schemas;
+  return schemas;
+}
+
 // A missing kernel, as opposed to operands that the operator refuses.
 bool is_missing_kernel(const c10::Error& error) {
   const std::string text = error.what_without_backtrace();
@@ -62,14 +63,21 @@ bool is_missing_kernel(const c10::Error& error) {
 
 }  // namespace
 
-std::vector<rules::OutputMeta> meta_outputs(const c10::OperatorHandle& op, const rules::Call& call) {
+c10::optional<std::vector<rules::OutputMeta>> meta_outputs(const c10::OperatorHandle& op, const rules::Call& call) {
+  if (!may_run_on_meta(op) || without_kernel().count(&call.schema)) return c10::nullopt;
   LocalMode local;
   Stack stack;
-  for (const auto& argument : call.arguments) stack.push_back(on_meta(argument));
+  stack.reserve(call.arguments.size());
+  for (const auto& argument : call.arguments) {
+    stack.push_back(argument.isDevice() ? c10::IValue(kMeta) : with_tensors(argument, on_meta));
+  }
   try {
     op.callBoxed(&stack);
   } catch (const c10::Error& error) {
-    if (is_missing_kernel(error)) return {};
+    if (is_missing_kernel(error)) {
+      if (std::string(error.what_without_backtrace()).find("Could not run") != std::string::npos) without_kernel().insert(&call.schema);
+      return c10::nullopt;
+    }
     fail(call.schema.name(), "{}; got {}", error.what_without_backtrace(), describe(call));
   }
   std::vector<rules::OutputMeta> outputs;

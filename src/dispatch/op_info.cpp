@@ -1,5 +1,6 @@
 #include "src/dispatch/op_info.hpp"
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
@@ -15,6 +16,11 @@ const std::unordered_set<std::string> kChangesMetadata{
 
 bool is_tensor_type(const c10::TypePtr& type) {
   return type->str().find("Tensor") != std::string::npos;
+}
+
+bool is_tensor_list(const c10::TypePtr& type) {
+  const auto text = type->str();
+  return text.find("Tensor[]") != std::string::npos || text.find("Tensor?[]") != std::string::npos;
 }
 
 // What an argument or result may alias; of a list, what its elements may.
@@ -47,8 +53,7 @@ std::optional<c10::OperatorHandle> functional_of(const c10::FunctionSchema& sche
   return {};
 }
 
-OpInfo read_schema(const c10::FunctionSchema& schema) {
-  OpInfo info;
+void read_schema(OpInfo& info, const c10::FunctionSchema& schema) {
   info.schema = &schema;
   info.name = schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
   const auto& arguments = schema.arguments();
@@ -57,7 +62,11 @@ OpInfo read_schema(const c10::FunctionSchema& schema) {
     info.has_tensor_argument |= is_tensor_type(argument.type());
     if (argument.alias_info() && argument.alias_info()->isWrite()) info.written.push_back(i);
   }
+  for (const auto* list : {&schema.arguments(), &schema.returns()}) {
+    info.has_tensor_list |= std::any_of(list->begin(), list->end(), [](const auto& a) { return is_tensor_list(a.type()); });
+  }
   for (const auto& result : schema.returns()) {
+    info.returns_tensors_only &= is_tensor_type(result.type());
     int source = -1;
     if (const auto* alias = result.alias_info()) {
       for (int i = 0; i < static_cast<int>(arguments.size()) && source < 0; ++i) {
@@ -76,19 +85,41 @@ OpInfo read_schema(const c10::FunctionSchema& schema) {
   if (out_form) info.functional = functional_of(schema);
   info.changes_metadata = info.in_place && kChangesMetadata.count(schema.name()) > 0;
   info.rule = rules::find(schema);
-  return info;
+}
+
+struct Table {
+  std::mutex mutex;
+  std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<OpInfo>> infos;
+};
+
+Table& table() {
+  static Table instance;
+  return instance;
 }
 
 }  // namespace
 
 const OpInfo& info_of(const c10::OperatorHandle& op) {
-  static std::mutex mutex;
-  static std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<OpInfo>> table;
   const auto* schema = &op.schema();
-  std::lock_guard<std::mutex> lock(mutex);
-  auto& slot = table[schema];
-  if (!slot) slot = std::make_unique<OpInfo>(read_schema(*schema));
+  std::lock_guard<std::mutex> lock(table().mutex);
+  auto& slot = table().infos[schema];
+  if (!slot) {
+    slot = std::make_unique<OpInfo>();
+    read_schema(*slot, *schema);
+  }
   return *slot;
+}
+
+bool is_decided(const c10::OperatorHandle& op) {
+  std::lock_guard<std::mutex> lock(table().mutex);
+  const auto it = table().infos.find(&op.schema());
+  return it != table().infos.end() && it->second->decided;
+}
+
+void find_rule_again(const c10::OperatorHandle& op) {
+  std::lock_guard<std::mutex> lock(table().mutex);
+  const auto it = table().infos.find(&op.schema());
+  if (it != table().infos.end()) it->second->rule = rules::find(op.schema());
 }
 
 }  // namespace dtensor::dispatch

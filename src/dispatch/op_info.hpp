@@ -5,6 +5,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <atomic>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,8 +23,17 @@ struct OpInfo {
   bool is_view = false;             // returns an alias of an argument
   bool has_tensor_argument = false; // false: a factory
   std::optional<c10::OperatorHandle> functional = {};  // of an out= form: what returns the result instead
+  bool has_tensor_list = false;     // among arguments or results
+  bool returns_tensors_only = true; // nothing but tensors and lists of them
+  mutable std::atomic<bool> decided = false;  // some call has been decided on by `rule`, and is remembered
 };
 
 const OpInfo& info_of(const c10::OperatorHandle& op);
+
+// Whether a call of the operator has been decided on, so that its rule can no longer change.
+bool is_decided(const c10::OperatorHandle& op);
+
+// Takes notice of a rule that was registered late.
+void find_rule_again(const c10::OperatorHandle& op);
 
 }  // namespace dtensor::dispatch

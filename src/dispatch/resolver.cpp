@@ -5,6 +5,7 @@
 #include <dtensor/redistribute.hpp>
 
 #include "src/core/cut_check.hpp"
+#include "src/redistribute/transition.hpp"
 
 #include <algorithm>
 #include <tuple>
@@ -67,6 +68,7 @@ const Placement& placement_written(const Call& call, const OpInfo& info, const C
 
 Price price_of(const Call& call, const OpInfo& info, const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
   double seconds = expanded_seconds(candidate, call.mesh.size(mesh_dim), mesh_dim, now);
+  if (candidate.lowering_bytes > 0) seconds += redistribute::all_reduce_seconds(call.mesh, mesh_dim, candidate.lowering_bytes);
   int moves = 0;
   int64_t memory = 0;
   for (size_t i = 0; i < now.size(); ++i) {
@@ -97,13 +99,47 @@ bool fits(const Call& call, const Candidate& candidate, int64_t mesh_dim) {
   return true;
 }
 
+Explanation::Option option_of(const Candidate& candidate, const Price& price, const char* dropped) {
+  const auto& [seconds, moves, memory] = price;
+  return {candidate.in, candidate.out, seconds, moves, memory, candidate.lowering_bytes, false, dropped ? dropped : ""};
+}
+
 size_t output_count(const Call& call, const OpInfo& info) {
   return call.outputs.empty() ? info.schema->returns().size() : call.outputs.size();
 }
 
+// Whether a candidate leaves all operands as they are.
+bool moves_nothing(const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
+  for (size_t i = 0; i < now.size(); ++i) {
+    if (now[i]->placements()[mesh_dim] != candidate.in[i]) return false;
+  }
+  return true;
+}
+
+// The cheapest candidate on a mesh dimension, null when none is possible. Those that move nothing are tried first: when one of them
+// costs nothing, plans for the others, which take most of the time, need not be made.
+const Candidate* cheapest(const Call& call, const OpInfo& info, const Candidates& candidates, int64_t mesh_dim,
+                          const std::vector<LayoutPtr>& now, Trace* trace) {
+  const Candidate* best = nullptr;
+  Price lowest;
+  if (trace) trace->emplace_back(candidates.size());
+  for (const bool moving : {false, true}) {
+    if (moving && best && std::get<0>(lowest) == 0 && !trace) break;
+    for (const auto& candidate : candidates) {
+      if (moves_nothing(candidate, mesh_dim, now) == moving) continue;
+      const char* dropped = fits(call, candidate, mesh_dim) ? nullptr : "does not fit the sizes";
+      const auto price = dropped ? Price() : price_of(call, info, candidate, mesh_dim, now);
+      if (trace) trace->back()[&candidate - candidates.data()] = option_of(candidate, price, dropped);
+      if (!dropped && (!best || price < lowest)) best = &candidate, lowest = price;
+    }
+  }
+  if (trace && best) trace->back()[best - candidates.data()].chosen = true;
+  return best;
+}
+
 }  // namespace
 
-rules::Resolution resolve(Call& call, const OpInfo& info, const rules::Rule* rule) {
+rules::Resolution resolve(Call& call, const OpInfo& info, const rules::Rule* rule, Trace* trace) {
   std::vector<LayoutPtr> now;
   for (const auto& operand : call.operands) {
     now.push_back(operand.layout);
@@ -116,13 +152,7 @@ rules::Resolution resolve(Call& call, const OpInfo& info, const rules::Rule* rul
   for (int64_t m = 0; m < call.mesh.ndim(); ++m) {
     Candidates candidates = rule ? rule->candidates(call, m) : Candidates();
     candidates.push_back({Placements(now.size(), replicate()), Placements(resolution.out.size(), replicate())});
-    const Candidate* best = nullptr;
-    Price lowest;
-    for (const auto& candidate : candidates) {
-      if (!fits(call, candidate, m)) continue;
-      const auto price = price_of(call, info, candidate, m, now);
-      if (!best || price < lowest) best = &candidate, lowest = price;
-    }
+    const auto* best = cheapest(call, info, candidates, m, now, trace);
     for (size_t i = 0; i < now.size(); ++i) {
       if (is_written(info, call.operands[i])) {
         resolution.written[i] = with_one(resolution.written[i], m, placement_written(call, info, *best, i));

@@ -74,15 +74,14 @@ struct Redistribute : Function<Redistribute> {
 };
 
 struct ToLocal : Function<ToLocal> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor) {
-    save(context, as_dtensor(tensor)->layout());
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const LayoutPtr& gradient) {
+    save(context, gradient);
     dispatch::LocalMode local_mode;
     return local_of(tensor).alias();
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    if (!gradients[0].defined()) return {at::Tensor()};
-    const auto layout = saved(context);
-    return {wrap(gradients[0], layout->with(gradient_placements(*layout)))};
+    if (!gradients[0].defined()) return {at::Tensor(), at::Tensor()};
+    return {wrap(gradients[0], saved(context)), at::Tensor()};
   }
 };
 
@@ -94,8 +93,24 @@ struct FromLocal : Function<FromLocal> {
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     if (!gradients[0].defined()) return {at::Tensor(), at::Tensor()};
-    const auto placements = gradient_placements(*saved(context));
-    return {local_of(dtensor::redistribute(gradients[0], placements)), at::Tensor()};
+    const auto layout = saved(context);
+    const auto gradient = local_of(dtensor::redistribute(gradients[0], gradient_placements(*layout)));
+    const auto share = averaged_over(*layout);
+    return {share == 1 ? gradient : gradient.div(share), at::Tensor()};
+  }
+
+ private:
+  // How many ranks' parts an element is the average of. What a part has in other reductions than sums depends on the parts.
+  static int64_t averaged_over(const Layout& layout) {
+    int64_t ranks = 1;
+    for (int64_t m = 0; m < layout.mesh().ndim(); ++m) {
+      const auto& placement = layout.placements()[m];
+      if (!placement.is_partial() || placement.is_partial(ReduceOp::sum)) continue;
+      require(placement.is_partial(ReduceOp::avg), "from_local", "the gradient of a part is known for sums and averages only; got {}; hint: "
+              "reduce the parts before, or detach them", layout.str());
+      ranks *= layout.mesh().size(m);
+    }
+    return ranks;
   }
 };
 
@@ -113,7 +128,15 @@ DTensor::DTensor(at::Tensor tensor) : tensor_(std::move(tensor)) { layout_of("DT
 
 const Layout& DTensor::layout() const { return *as_dtensor(tensor_)->layout(); }
 
-at::Tensor DTensor::to_local() const { return ToLocal::apply(tensor_); }
+at::Tensor DTensor::to_local() const { return to_local(gradient_placements(layout())); }
+
+at::Tensor DTensor::to_local(PlacementsRef gradient) const {
+  const auto target = layout().with(gradient);
+  require(target->local_sizes() == layout().local_sizes(), "to_local",
+          "a part of the gradient has the sizes of a part of the tensor; got a gradient placed {} of {}", dtensor::str(gradient),
+          layout().str());
+  return ToLocal::apply(tensor_, target);
+}
 
 at::Tensor DTensor::full_tensor() const {
   return redistribute(Placements(mesh().ndim(), replicate())).to_local();

@@ -142,5 +142,13 @@ int64_t CostModel::step(PlacementsRef before, c10::IntArrayRef mesh_dims, const 
   return 0;
 }
 
+double all_reduce_seconds(const DeviceMesh& mesh, int64_t mesh_dim, int64_t bytes) {
+  Placements pending(mesh.ndim(), replicate());
+  pending[mesh_dim] = partial();
+  const auto layout = Layout::get(mesh, pending, {bytes}, c10::ScalarType::Byte);
+  const CostModel model(*layout);
+  return static_cast<double>(model.step(pending, {mesh_dim}, replicate())) * 1e-12;
+}
+
 }  // namespace redistribute
 }  // namespace dtensor

@@ -76,6 +76,9 @@ struct CostModel {
   int64_t element_size;
 };
 
+// The price of one all_reduce of `bytes` per rank along a mesh dimension, in seconds: what a step P -> R of that size costs.
+double all_reduce_seconds(const DeviceMesh& mesh, int64_t mesh_dim, int64_t bytes);
+
 // Dijkstra over the placements; the layouts must differ.
 MovePlan find_plan(const LayoutPtr& from, const LayoutPtr& to);
 

@@ -3,6 +3,7 @@
 #include <dtensor/rules/rule.hpp>
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <set>
 
@@ -61,15 +62,86 @@ Labels labels_of(const Term& term, int64_t ndim) {
   return labels;
 }
 
+// What a term may not be, in an index structure.
+std::string fault_of(const Term& term) {
+  for (size_t i = 0; i < term.letters.size(); ++i) {
+    const char c = term.letters[i];
+    if (!std::isalpha(static_cast<unsigned char>(c)) && c != '1') return fmt::format("'{}' is no letter, '1' or '...'", c);
+    if (c != '1' && term.letters.find(c, i + 1) != std::string::npos) return fmt::format("'{}' occurs twice in one term", c);
+  }
+  return {};
+}
+
+std::string fault_of(const Structure& structure, const Options& options) {
+  std::string letters;  // of the operands; '.' stands for "..."
+  for (const auto& term : structure.in) letters += term.letters + (term.ellipsis ? "." : "");
+  const auto unknown = [&](const std::string& wanted) {
+    const auto at = std::find_if(wanted.begin(), wanted.end(), [&](char c) { return c != '1' && letters.find(c) == std::string::npos; });
+    return at == wanted.end() ? std::string() : std::string(1, *at);
+  };
+  for (const auto* terms : {&structure.in, &structure.out}) {
+    for (const auto& term : *terms) {
+      if (const auto fault = fault_of(term); !fault.empty()) return fault;
+    }
+  }
+  for (const auto& term : structure.out) {
+    if (term.summand > 0) return "an output is no sum; '+' joins terms of operands";
+    const auto letter = unknown(term.letters + (term.ellipsis ? "." : ""));
+    if (!letter.empty()) return fmt::format("no operand has the output's '{}', so its length is unknown", letter == "." ? "..." : letter);
+  }
+  for (const auto& [name, listed] : {std::pair("whole", options.whole), std::pair("no_sum", options.no_sum)}) {
+    if (const auto letter = unknown(listed); !letter.empty()) return fmt::format("option {} has '{}', which no operand has", name, letter);
+  }
+  for (const int i : options.linear) {
+    if (i < 0 || i >= static_cast<int>(structure.in.size())) return fmt::format("option linear has {}; there are {} terms", i, structure.in.size());
+  }
+  return {};
+}
+
+enum class Holds { other, tensor, list };
+
+Holds what_holds(const c10::Argument& argument) {
+  bool list = false;
+  const c10::Type* type = argument.type().get();
+  while (type->kind() == c10::TypeKind::OptionalType || type->kind() == c10::TypeKind::ListType) {
+    list |= type->kind() == c10::TypeKind::ListType;
+    type = type->containedTypes()[0].get();
+  }
+  if (type->kind() != c10::TypeKind::TensorType) return Holds::other;
+  return list ? Holds::list : Holds::tensor;
+}
+
 class Einsum final : public Rule {
  public:
-  Einsum(std::string_view notation, Options options) : structure_(parse(notation)), options_(std::move(options)) {}
+  Einsum(std::string_view notation, Options options)
+      : notation_(notation), structure_(parse(notation)), options_(std::move(options)) {
+    const auto fault = fault_of(structure_, options_);
+    require(fault.empty(), "rule", "the notation '{}' is no index structure: {}; hint: one term of letters per tensor, as in 'mk,kn->mn'",
+            notation, fault);
+  }
+
+  std::string misfit(const c10::FunctionSchema& schema) const override {
+    size_t in = 0, out = 0;
+    for (const auto* list : {&schema.arguments(), &schema.returns()}) {
+      for (const auto& argument : *list) {
+        if (what_holds(argument) == Holds::list) return "a notation cannot speak of lists of tensors; hint: register a rules::Rule of your own";
+      }
+    }
+    for (const auto& argument : schema.arguments()) in += !argument.is_out() && what_holds(argument) == Holds::tensor;
+    for (const auto& result : schema.returns()) out += what_holds(result) == Holds::tensor;
+    if (in == structure_.in.size() && out == structure_.out.size()) return {};
+    return fmt::format("the notation '{}' has {} terms for {} tensor arguments and {} for {} returned tensors; hint: one term for each, "
+                       "optional tensors included", notation_, structure_.in.size(), in, structure_.out.size(), out);
+  }
 
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     const auto view = look(call);
     Candidates result;
     for (const auto& [label, size] : view.sizes) add_sharded(call, mesh_dim, view, label, result);
     add_partial(call, mesh_dim, result);
+    for (auto& candidate : result) {  // out= operands are laid out as what is written to them
+      for (size_t i = view.operands; i < call.operands.size(); ++i) candidate.in[i] = candidate.out[i - view.operands];
+    }
     return result;
   }
 
@@ -88,17 +160,16 @@ class Einsum final : public Rule {
   struct View {
     std::vector<Labels> in, out;
     std::vector<int> summand;      // per operand
+    size_t operands = 0;           // without those of out= arguments, which come last
     std::map<int, int64_t> sizes;  // of each label
   };
 
   // The term of each operand: terms stand for the tensor arguments of the schema, absent ones included.
   const Term& term_of(const Call& call, const Operand& operand) const {
     size_t position = 0;
-    for (int i = 0; i < operand.argument; ++i) {
-      position += call.schema.arguments()[i].type()->str().find("Tensor") != std::string::npos;
-    }
-    require(position < structure_.in.size(), "rule", "{} has more tensor arguments than its notation has terms",
-            call.schema.name());
+    for (int i = 0; i < operand.argument; ++i) position += what_holds(call.schema.arguments()[i]) != Holds::other;
+    require(position < structure_.in.size(), "rule", "{} has more tensor arguments than its notation '{}' has terms", call.schema.name(),
+            notation_);
     return structure_.in[position];
   }
 
@@ -106,6 +177,8 @@ class Einsum final : public Rule {
     View view;
     int64_t ellipsis = 0;
     for (const auto& operand : call.operands) {
+      if (call.schema.arguments()[operand.argument].is_out()) break;
+      ++view.operands;
       const auto& term = term_of(call, operand);
       view.in.push_back(labels_of(term, operand.ndim()));
       view.summand.push_back(term.summand);
@@ -132,7 +205,7 @@ class Einsum final : public Rule {
   // Ways to cut the label that operands have now, and the plain one.
   static std::set<std::pair<int32_t, int64_t>> cuts(const Call& call, int64_t mesh_dim, const View& view, int label) {
     std::set<std::pair<int32_t, int64_t>> found{{1, 1}};
-    for (size_t i = 0; i < call.operands.size(); ++i) {
+    for (size_t i = 0; i < view.operands; ++i) {
       const auto& p = call.operands[i].placements()[mesh_dim];
       if (p.is_shard() && view.in[i][p.dim] == label) found.emplace(p.split, p.unit);
     }
@@ -166,6 +239,7 @@ class Einsum final : public Rule {
         const bool counted_twice = summed && !has.count(view.summand[i]) && is_first_of_summand(view, i);
         candidate.in.push_back(dim >= 0 ? strided_shard(dim, split, unit) : counted_twice ? partial() : replicate());
       }
+      candidate.in.resize(call.operands.size());
       result.push_back(std::move(candidate));
     }
   }
@@ -197,7 +271,9 @@ class Einsum final : public Rule {
   std::vector<Placements> factor_choices(const Call& call, ReduceOp op) const {
     std::vector<Placements> choices{Placements(call.operands.size(), replicate())};
     std::map<int, std::vector<size_t>> factors;
-    for (size_t i = 0; i < call.operands.size(); ++i) factors[term_of(call, call.operands[i]).summand].push_back(i);
+    for (size_t i = 0; i < call.operands.size(); ++i) {
+      if (!call.schema.arguments()[call.operands[i].argument].is_out()) factors[term_of(call, call.operands[i]).summand].push_back(i);
+    }
     for (const auto& [summand, members] : factors) {
       std::vector<Placements> next;
       for (const auto& choice : choices) {
@@ -211,6 +287,7 @@ class Einsum final : public Rule {
     return choices;
   }
 
+  std::string notation_;
   Structure structure_;
   Options options_;
 };

@@ -11,6 +11,7 @@ namespace {
 struct Table {
   std::mutex mutex;
   std::map<std::string, Entry, std::less<>> entries;
+  std::vector<RulePtr> replaced;  // somebody may still point to them
 };
 
 Table& table() {
@@ -35,6 +36,16 @@ std::string without_underscore(const std::string& name) {
   return in_place ? name.substr(0, name.size() - 1) : name;
 }
 
+// The caller holds the mutex.
+const Entry* entry_of(const c10::FunctionSchema& schema) {
+  const auto& name = schema.name();
+  const auto full = name + "." + schema.overload_name();
+  for (const auto& candidate : {full, name, without_underscore(name) + "." + schema.overload_name(), without_underscore(name)}) {
+    if (const auto* entry = lookup(candidate)) return entry;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 Register::Register(std::string_view names, RulePtr rule, std::string_view why, std::source_location where) {
@@ -42,19 +53,18 @@ Register::Register(std::string_view names, RulePtr rule, std::string_view why, s
   while (!names.empty()) {
     const auto end = std::min(names.find(' '), names.size());
     const std::string name(names.substr(0, end));
-    if (end > 0) table().entries[name] = {name, rule, std::string(why), stem(where.file_name())};
+    if (end > 0) {
+      auto& entry = table().entries[name];
+      if (entry.rule) table().replaced.push_back(std::move(entry.rule));
+      entry = {name, rule, std::string(why), stem(where.file_name())};
+    }
     names.remove_prefix(std::min(end + 1, names.size()));
   }
 }
 
 const Entry* find_entry(const c10::FunctionSchema& schema) {
   std::lock_guard<std::mutex> lock(table().mutex);
-  const auto& name = schema.name();
-  const auto full = name + "." + schema.overload_name();
-  for (const auto& candidate : {full, name, without_underscore(name) + "." + schema.overload_name(), without_underscore(name)}) {
-    if (const auto* entry = lookup(candidate)) return entry;
-  }
-  return nullptr;
+  return entry_of(schema);
 }
 
 const Rule* find(const c10::FunctionSchema& schema) {

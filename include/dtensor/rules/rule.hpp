@@ -71,6 +71,7 @@ class Call {
 struct Candidate {
   Placements in;
   Placements out;
+  int64_t lowering_bytes = 0;  // bytes per rank that the lowering itself communicates; priced as one all_reduce
 };
 using Candidates = std::vector<Candidate>;
 
@@ -117,6 +118,9 @@ class Rule {
   // Whether a decision may depend on the values of floating-point arguments (a norm's order, a dropout's probability). False: one
   // decision serves all values, so that a factor which changes every step is no new call.
   virtual bool reads_numbers() const { return true; }
+
+  // Why the rule cannot be one of an operator with this schema, with what to do about it; empty when it can.
+  virtual std::string misfit(const c10::FunctionSchema&) const { return {}; }
 };
 using RulePtr = std::shared_ptr<const Rule>;
 
@@ -157,6 +161,7 @@ struct Options {
 // A rule from an index structure, as in einsum: "mk,kn->mn". One term per tensor argument of the schema (an absent optional
 // tensor is skipped) and per output. Sharding a letter shards it wherever it occurs and replicates operands without it; an
 // output without it becomes Partial(sum). "..." stands for any leading dims, aligned from the right; "1" for a dim of size 1.
+// Terms joined by "+" are summands. Throws when the notation is no such structure.
 RulePtr einsum(std::string_view notation, Options options = {});
 
 }  // namespace dtensor::rules

@@ -1,0 +1,90 @@
+// An operator tried on stand-ins for its operands, so that a call that libtorch refuses is refused in its words and before anything
+// is communicated, where there is no meta kernel to say so (and for what kernels themselves refuse, as dtypes).
+#include "src/dispatch/decide.hpp"
+#include "src/dispatch/guard.hpp"
+#include "src/dispatch/stand_ins.hpp"
+
+#include <dtensor/error.hpp>
+
+#include <ATen/core/enum_tag.h>
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+
+namespace dtensor::dispatch {
+
+namespace {
+
+constexpr int64_t kMostElements = 1 << 13;
+
+// Values that operators commonly accept: one that refuses all of them refuses the shapes or dtypes.
+enum class Values { zeros, ones, identity };
+
+at::Tensor stand_in(const at::Tensor& tensor, Values values) {
+  if (!tensor.defined()) return tensor;
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += std::max<int64_t>(tensor.sizes()[d] - 1, 0) * tensor.strides()[d];
+  auto copy = at::full({last + 1}, values == Values::ones ? 1 : 0, at::TensorOptions(tensor.scalar_type()))
+                  .as_strided(tensor.sizes(), tensor.strides());
+  const bool matrices = tensor.dim() >= 2 && tensor.numel() > 0 && tensor.is_floating_point();
+  if (values == Values::identity && matrices) copy.diagonal(0, -2, -1).fill_(1);
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return copy;
+}
+
+// What the operator says of stand-ins; empty: it takes them.
+std::string complaint(const c10::OperatorHandle& op, const rules::Call& call, Values values) {
+  LocalMode local;
+  Stack stack;
+  for (const auto& argument : call.arguments) {
+    stack.push_back(with_tensors(argument, [&](const at::Tensor& tensor) { return stand_in(tensor, values); }));
+  }
+  try {
+    op.callBoxed(&stack);
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return {};
+}
+
+bool is_random(const c10::OperatorHandle& op) {
+  const auto& arguments = op.schema().arguments();
+  return op.hasTag(at::Tag::nondeterministic_seeded) ||
+         std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.name() == "generator"; });
+}
+
+// Whether shapes hang on values: how many elements a mask selects.
+bool selects_by_mask(const rules::Call& call) {
+  const auto& name = call.schema.name();
+  const bool reads_masks = name.rfind("aten::masked_s", 0) == 0 || call.has("indices");
+  return reads_masks && std::any_of(call.operands.begin(), call.operands.end(), [](const rules::Operand& operand) {
+    return operand.layout->dtype() == c10::ScalarType::Bool || operand.layout->dtype() == c10::ScalarType::Byte;
+  });
+}
+
+int64_t elements(const rules::Call& call) {
+  int64_t count = 0;
+  const auto add = [&](c10::IntArrayRef sizes) {
+    int64_t n = 1;
+    for (const auto size : sizes) n = std::min(n * size, 2 * kMostElements);
+    count = std::min(count + n, 2 * kMostElements);
+  };
+  for (const auto& operand : call.operands) add(operand.sizes());
+  for (const auto& output : call.outputs) add(output.sizes);
+  return count;
+}
+
+}  // namespace
+
+void rehearse(const c10::OperatorHandle& op, const rules::Call& call) {
+  const bool custom = call.schema.name().rfind("aten::", 0) != 0;  // what others' operators do besides computing is theirs to say
+  if (custom || call.mesh.device_type() != c10::DeviceType::CPU || is_random(op)) return;
+  if (selects_by_mask(call) || elements(call) > kMostElements) return;
+  const auto words = complaint(op, call, Values::zeros);
+  if (words.empty() || complaint(op, call, Values::ones).empty() || complaint(op, call, Values::identity).empty()) return;
+  fail(call.schema.name(), "{}; got {}", words, describe(call));
+}
+
+}  // namespace dtensor::dispatch
