@@ -53,8 +53,18 @@ double expanded_seconds(const Candidate& candidate, int64_t parts, int64_t mesh_
   return bytes / CommCost().copy_bandwidth / (reduces ? static_cast<double>(parts) : 1);
 }
 
+// The time of an all_reduce of so many bytes on a mesh dimension.
+double lowering_seconds(const DeviceMesh& mesh, int64_t mesh_dim, int64_t bytes) {
+  if (bytes == 0) return 0;
+  Placements placements(mesh.ndim(), replicate());
+  const auto whole = Layout::get(mesh, placements, {bytes}, at::kByte);
+  placements[mesh_dim] = partial();
+  return move_seconds(whole->with(placements), whole);
+}
+
 Price price_of(const Call& call, const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
   double seconds = expanded_seconds(candidate, call.mesh.size(mesh_dim), mesh_dim, now);
+  seconds += lowering_seconds(call.mesh, mesh_dim, candidate.lowering_bytes);
   int moves = 0;
   int64_t memory = 0;
   for (size_t i = 0; i < now.size(); ++i) {

@@ -70,6 +70,7 @@ class Call {
 struct Candidate {
   Placements in;
   Placements out;
+  int64_t lowering_bytes = 0;  // bytes per rank that the lowering itself communicates; priced as one all_reduce
 };
 using Candidates = std::vector<Candidate>;
 
