@@ -1,0 +1,211 @@
+#include "ops/halo.hpp"
+
+#include "ops/family.hpp"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/MemoryFormat.h>
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
+
+namespace dtensor::rules {
+
+namespace {
+
+Interval overlap(const Interval& a, const Interval& b) {
+  const auto begin = std::max(a.begin, b.begin);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
+}
+
+at::Tensor part(const at::Tensor& tensor, int64_t dim, const Interval& interval, int64_t origin) {
+  return tensor.narrow(dim, interval.length() == 0 ? 0 : interval.begin - origin, interval.length());
+}
+
+// Whether any rank needs what another one holds: the same answer on all of them.
+bool communicates(const Shares& held, const Shares& needed) {
+  for (size_t r = 0; r < held.size(); ++r) {
+    if (overlap(held[r], needed[r]).length() < needed[r].length()) return true;
+  }
+  return false;
+}
+
+// Piece r goes to rank r, and a piece like it with lengths[r] rows along `dim` comes from there. The own piece stays.
+std::vector<at::Tensor> exchange(std::vector<at::Tensor> pieces, int64_t dim, const std::vector<int64_t>& lengths,
+                                 comm::Communicator& group) {
+  std::vector<at::Tensor> flat;
+  std::vector<int64_t> send, receive;
+  const auto rows = [&](int64_t length) {
+    auto sizes = pieces[0].sizes().vec();
+    sizes[dim] = length;
+    return sizes;
+  };
+  for (int r = 0; r < group.size(); ++r) {
+    const bool own = r == group.rank();
+    send.push_back(own ? 0 : pieces[r].numel());
+    receive.push_back(own ? 0 : c10::multiply_integers(rows(lengths[r])));
+    if (!own) flat.push_back(pieces[r].reshape({-1}));
+  }
+  const auto received = group.all_to_all(at::cat(flat), send, receive).get();
+  int64_t offset = 0;
+  for (int r = 0; r < group.size(); ++r) {
+    if (r == group.rank()) continue;
+    pieces[r] = received.narrow(0, offset, receive[r]).view(rows(lengths[r]));
+    offset += receive[r];
+  }
+  return pieces;
+}
+
+// The mesh dimensions that cut `dim`.
+std::vector<int64_t> cutting(const Layout& layout, int64_t dim) {
+  std::vector<int64_t> mesh_dims;
+  for (int64_t m = 0; m < layout.mesh().ndim(); ++m) {
+    if (layout.placements()[m].is_shard(dim)) mesh_dims.push_back(m);
+  }
+  return mesh_dims;
+}
+
+Interval share(const Layout& layout, int64_t dim, c10::IntArrayRef coordinate) {
+  const auto parts = layout.intervals(dim, coordinate);
+  return parts.empty() ? Interval() : parts[0];
+}
+
+Interval inside(const Interval& interval, int64_t length) {
+  return {std::clamp<int64_t>(interval.begin, 0, length), std::clamp<int64_t>(interval.end, 0, length)};
+}
+
+}  // namespace
+
+at::Tensor fetch_interval(const at::Tensor& local, int64_t dim, const Shares& held, const Shares& needed,
+                          comm::Communicator& group) {
+  const auto rank = group.rank();
+  std::vector<at::Tensor> pieces;
+  std::vector<int64_t> lengths;
+  for (int r = 0; r < group.size(); ++r) {
+    pieces.push_back(part(local, dim, overlap(held[rank], needed[r]), held[rank].begin));
+    lengths.push_back(overlap(held[r], needed[rank]).length());
+  }
+  if (!communicates(held, needed)) return pieces[rank];
+  return at::cat(exchange(std::move(pieces), dim, lengths, group), dim);
+}
+
+at::Tensor return_interval(const at::Tensor& local, int64_t dim, const Shares& held, const Shares& needed,
+                           comm::Communicator& group) {
+  const auto rank = group.rank();
+  std::vector<at::Tensor> pieces;
+  std::vector<int64_t> lengths;
+  for (int r = 0; r < group.size(); ++r) {
+    pieces.push_back(part(local, dim, overlap(held[r], needed[rank]), needed[rank].begin));
+    lengths.push_back(overlap(held[rank], needed[r]).length());
+  }
+  if (communicates(held, needed)) pieces = exchange(std::move(pieces), dim, lengths, group);
+  auto sizes = local.sizes().vec();
+  sizes[dim] = held[rank].length();
+  const auto sum = local.new_zeros(sizes);
+  for (int r = 0; r < group.size(); ++r) {
+    if (lengths[r] > 0) part(sum, dim, overlap(held[rank], needed[r]), held[rank].begin).add_(pieces[r]);
+  }
+  return sum;
+}
+
+Interval Window::reads(const Interval& outputs) const {
+  if (outputs.length() == 0) return {};
+  return {outputs.begin * stride - padding, (outputs.end - 1) * stride - padding + dilation * (kernel - 1) + 1};
+}
+
+Halo::Halo(const LayoutPtr& input, const LayoutPtr& output, int64_t dim, const Window& window)
+    : mesh_(input->mesh()), dim_(dim), mesh_dims_(cutting(*input, dim)) {
+  const auto length = input->sizes()[dim];
+  const auto& all = mesh_.ranks();
+  for (const int rank : mesh_.communicator(mesh_dims_).ranks()) {
+    const auto coordinate = mesh_.coordinate_of(std::find(all.begin(), all.end(), rank) - all.begin());
+    held_.push_back(share(*input, dim, coordinate));
+    needed_.push_back(inside(window.reads(share(*output, dim, coordinate)), length));
+  }
+  read_ = window.reads(share(*output, dim, mesh_.coordinate()));
+  own_ = inside(read_, length);
+}
+
+at::Tensor Halo::fetch(const at::Tensor& input, const at::Scalar& beyond) const {
+  const auto fetched = fetch_interval(input, dim_, held_, needed_, mesh_.communicator(mesh_dims_));
+  const auto missing = read_.length() - own_.length();
+  if (missing == 0) return fetched;
+  const auto before = std::clamp<int64_t>(-read_.begin, 0, missing);
+  std::vector<int64_t> pad(2 * (input.dim() - dim_), 0);
+  pad[pad.size() - 2] = before;
+  pad[pad.size() - 1] = missing - before;
+  return at::constant_pad_nd(fetched, pad, beyond);
+}
+
+at::Tensor Halo::give_back(const at::Tensor& read) const {
+  const auto valid = part(read, dim_, own_, read_.begin);
+  return return_interval(valid, dim_, held_, needed_, mesh_.communicator(mesh_dims_));
+}
+
+std::vector<Halo> halos(const LayoutPtr& input, const LayoutPtr& output, int64_t first, const std::vector<Window>& windows) {
+  std::vector<Halo> all;
+  for (size_t i = 0; i < windows.size(); ++i) {
+    const auto dim = first + static_cast<int64_t>(i);
+    if (is_cut(input, dim)) all.emplace_back(input, output, dim, windows[i]);
+  }
+  return all;
+}
+
+// The same on every rank, as a price must be: the share of a rank in the other dims is taken to be even.
+int64_t halo_bytes(const Call& call, int64_t mesh_dim, const Operand& like, c10::IntArrayRef sizes, int64_t outputs, int64_t dim,
+                   const Window& window) {
+  const auto parts = call.mesh.size(mesh_dim);
+  const auto chunk = [&](int64_t length, int64_t index) {
+    const auto held = cut(length, shard(dim), parts, index);
+    return held.empty() ? Interval() : held[0];
+  };
+  int64_t rows = 0;
+  for (int64_t i = 0; i < parts; ++i) {
+    const auto needed = inside(window.reads(chunk(outputs, i)), sizes[dim]);
+    rows = std::max(rows, needed.length() - overlap(needed, chunk(sizes[dim], i)).length());
+  }
+  auto bytes = rows * static_cast<int64_t>(c10::elementSize(like.layout->dtype()));
+  for (int64_t d = 0; d < static_cast<int64_t>(sizes.size()); ++d) bytes *= d == dim ? 1 : sizes[d];
+  const auto& chosen = call.chosen[&like - call.operands.data()];
+  for (int64_t m = 0; m < call.mesh.ndim(); ++m) {
+    if (m != mesh_dim && chosen[m].is_shard()) bytes /= call.mesh.size(m);
+  }
+  return bytes;
+}
+
+bool is_channels_last(const Layout& layout) {
+  if (layout.ndim() == 4) return c10::is_channels_last_strides_2d(layout.sizes(), layout.strides());
+  return layout.ndim() == 5 && c10::is_channels_last_strides_3d(layout.sizes(), layout.strides());
+}
+
+Sizes strides_like(c10::IntArrayRef sizes, const Layout& like) {
+  if (sizes.size() != static_cast<size_t>(like.ndim()) || !is_channels_last(like)) return contiguous_strides(sizes);
+  const auto strides = sizes.size() == 4 ? c10::get_channels_last_strides_2d(sizes) : c10::get_channels_last_strides_3d(sizes);
+  return Sizes(strides.begin(), strides.end());
+}
+
+LayoutPtr output_layout(const Call& call, const Resolution& resolution, size_t i) {
+  const auto& meta = call.outputs[i];
+  return Layout::get(call.mesh, resolution.out[i], meta.sizes, meta.strides, meta.dtype);
+}
+
+Lowering zeros_of_nothing(const Call& call, const Resolution& resolution, Lowering otherwise) {
+  std::vector<LayoutPtr> outputs;
+  for (size_t i = 0; i < call.outputs.size(); ++i) {
+    outputs.push_back(call.outputs[i].defined ? output_layout(call, resolution, i) : LayoutPtr());
+  }
+  const auto is_empty = [](const LayoutPtr& layout) { return layout && c10::multiply_integers(layout->local_sizes()) == 0; };
+  const auto any = [&](const auto& layouts) { return std::any_of(layouts.begin(), layouts.end(), is_empty); };
+  if (!any(resolution.in) && !any(outputs)) return otherwise;
+  return [outputs](LocalCall& local) {
+    const auto options = local.arg(0).toTensor().options();
+    std::vector<c10::IValue> zeros;
+    for (const auto& layout : outputs) {
+      zeros.emplace_back(layout ? at::zeros(layout->local_sizes(), options.dtype(layout->dtype())) : at::Tensor());
+    }
+    local.replace(std::move(zeros));
+  };
+}
+
+}  // namespace dtensor::rules

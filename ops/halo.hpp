@@ -1,0 +1,73 @@
+// Windows over a cut dim: a rank fetches what its outputs read of the others' inputs, and gives back the gradients of that.
+#pragma once
+
+#include <dtensor/rules/rule.hpp>
+
+#include <c10/core/Scalar.h>
+
+namespace dtensor::rules {
+
+// An interval per rank of a group, in the group's order.
+using Shares = std::vector<Interval>;
+
+// The interval of `dim` that this rank needs, [.., needed[rank].length(), ..], put together from what the ranks hold: disjoint,
+// ascending intervals that cover what is needed. One all_to_all of exact sizes; none where all hold what they need.
+at::Tensor fetch_interval(const at::Tensor& local, int64_t dim, const Shares& held, const Shares& needed,
+                          comm::Communicator& group);
+
+// The adjoint: every rank has values for the interval that it needed, and gets the sum, in rank order, of all values for the one
+// that it holds. Communicates as fetch_interval does.
+at::Tensor return_interval(const at::Tensor& local, int64_t dim, const Shares& held, const Shares& needed,
+                           comm::Communicator& group);
+
+// Output o of a dim reads the inputs o * stride - padding + dilation * [0, kernel).
+struct Window {
+  int64_t kernel = 1, stride = 1, padding = 0, dilation = 1;
+
+  // All that `outputs` read; reaches past the input where there is padding. Nothing reads nothing.
+  Interval reads(const Interval& outputs) const;
+};
+
+// A dim of which inputs and outputs are cut by the same mesh dimensions, as torch.chunk does.
+class Halo {
+ public:
+  Halo(const LayoutPtr& input, const LayoutPtr& output, int64_t dim, const Window& window);
+
+  int64_t dim() const { return dim_; }
+  const Interval& read() const { return read_; }  // of this rank's outputs
+
+  // This rank's inputs -> all that its outputs read, [.., read().length(), ..], with `beyond` outside of the input.
+  at::Tensor fetch(const at::Tensor& input, const at::Scalar& beyond) const;
+  // The adjoint: values for all that this rank's outputs read -> their sums for its inputs.
+  at::Tensor give_back(const at::Tensor& read) const;
+
+ private:
+  DeviceMesh mesh_;
+  int64_t dim_;
+  std::vector<int64_t> mesh_dims_;
+  Shares held_, needed_;  // of the ranks that differ along mesh_dims_
+  Interval read_, own_;   // own_: the part of read_ that is inside of the input
+};
+
+// A halo for every cut dim among those from `first` on, which have a window each.
+std::vector<Halo> halos(const LayoutPtr& input, const LayoutPtr& output, int64_t first, const std::vector<Window>& windows);
+
+// At most so many bytes come to a rank when mesh dimension `mesh_dim` cuts `dim` of a tensor of `sizes` and the `outputs` windows
+// on it. `like` is an operand whose other dims are cut as that tensor's are.
+int64_t halo_bytes(const Call& call, int64_t mesh_dim, const Operand& like, c10::IntArrayRef sizes, int64_t outputs, int64_t dim,
+                   const Window& window);
+
+// Memory order and emptiness, where kernels have their own ideas -----------------------------------------------------------
+
+// Strides of a tensor of `sizes` in channels-last order if `like` is in that order, else row-major.
+Sizes strides_like(c10::IntArrayRef sizes, const Layout& like);
+bool is_channels_last(const Layout& layout);
+
+// Most kernels refuse empty tensors. On a rank where an operand or a result is empty, all results are zeros of the right sizes;
+// elsewhere `otherwise` is the lowering.
+Lowering zeros_of_nothing(const Call& call, const Resolution& resolution, Lowering otherwise = {});
+
+// The layout of output `i`.
+LayoutPtr output_layout(const Call& call, const Resolution& resolution, size_t i);
+
+}  // namespace dtensor::rules
