@@ -327,7 +327,6 @@ class ConvolutionRule final : public Rule {
  private:
   // Operands that fit each other, and no out= form; the kernel says what is wrong with others.
   static bool is_regular(const Call& call) {
-    if (has_out(call)) return false;
     const Convolution conv(call);
     if (conv.operand[kInput] < 0 || conv.operand[kWeight] < 0) return false;
     const auto input = call.operands[conv.operand[kInput]].sizes(), weight = call.operands[conv.operand[kWeight]].sizes();

@@ -66,17 +66,9 @@ void add_cuts(const Call& call, int64_t mesh_dim, const Structure& structure, in
 }
 
 void add_partials(const Call& call, int64_t mesh_dim, const Structure& structure, Candidates& result) {
-  for (const auto op : structure.keeps.ops) {
-    bool present = false;
-    for (size_t i = 0; i < structure.in.size(); ++i) present |= call.operands[i].placements()[mesh_dim].is_partial(op);
-    if (!present) continue;
-    for (const auto& together : structure.keeps.together) {
-      Candidate candidate{Placements(structure.in.size(), together.empty() ? partial(op) : replicate()),
-                          Placements(structure.out.size(), partial(op))};
-      for (const int i : together) candidate.in[i] = partial(op);
-      result.push_back(std::move(candidate));
-    }
-  }
+  Placements now;
+  for (size_t i = 0; i < structure.in.size(); ++i) now.push_back(call.operands[i].placements()[mesh_dim]);
+  for (auto& candidate : structure.keeps.candidates(now, structure.out.size())) result.push_back(std::move(candidate));
 }
 
 class Family final : public Rule {

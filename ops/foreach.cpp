@@ -3,6 +3,7 @@
 #include "ops/family.hpp"
 
 #include <cmath>
+#include <optional>
 
 namespace dtensor::rules {
 namespace {
@@ -29,7 +30,7 @@ Placement alongside(const Operand& operand, c10::IntArrayRef sizes, const Placem
   return result;
 }
 
-// Pointwise in each group. `keeps.together` names members of a group; the first of them decides.
+// Pointwise in each group; `keeps` speaks of the members of a group.
 class Foreach final : public Rule {
  public:
   explicit Foreach(KeepsPartial keeps) : keeps_(std::move(keeps)) {}
@@ -61,14 +62,29 @@ class Foreach final : public Rule {
     const auto& first = call.operands[group[0]];
     auto target = first.placements()[mesh_dim];
     if (!call.schema.returns().empty() && target.is_replicate()) target = first_cut(call, mesh_dim, group);
-    if (target.is_partial()) {
-      if (std::find(keeps_.ops.begin(), keeps_.ops.end(), target.op) == keeps_.ops.end()) return replicate();
-      for (const int member : keeps_.together[0]) in[group[member]] = target;
-      return target;
+    Placements now;
+    for (const int i : group) now.push_back(call.operands[i].placements()[mesh_dim]);
+    if (const auto kept = fitting(now, call.in_place)) {
+      for (size_t k = 0; k < group.size(); ++k) in[group[k]] = kept->in[k];
+      return kept->out[0];
     }
+    if (target.is_partial()) return replicate();
     if (target.is_shard() && stretches(call, group)) return replicate();
     for (const int i : group) in[i] = alongside(call.operands[i], first.sizes(), target);
     return target;
+  }
+
+  // What passes Partial through: as the operands lie, else as the first does.
+  std::optional<Candidate> fitting(const Placements& now, bool in_place) const {
+    auto candidates = keeps_.candidates(now, 1);
+    if (in_place) std::erase_if(candidates, [](const Candidate& c) { return c.in[0] != c.out[0]; });
+    for (const auto& candidate : candidates) {
+      if (candidate.in == now) return candidate;
+    }
+    for (const auto& candidate : candidates) {
+      if (now[0].is_partial() && candidate.in[0] == now[0]) return candidate;
+    }
+    return {};
   }
 
   // Whether the result has another shape than the first member.
@@ -126,27 +142,51 @@ Placement sums_combine(double order) { return std::isinf(order) ? replicate() : 
 
 RulePtr per_index(KeepsPartial keeps = {}) { return std::make_shared<Foreach>(std::move(keeps)); }
 
-const auto kLinear = per_index({kSums, {{0}}});
-const auto kAdditive = per_index({kSums, {{0, 1}}});
+const std::vector<ReduceOp> kExtremes{ReduceOp::max, ReduceOp::min};
+const KeepsPartial kFirstIncreases{kExtremes, {{0}}};
 
 const Register additive(
-    "aten::_foreach_add.List aten::_foreach_sub.List aten::_foreach_lerp.Scalar aten::_foreach_lerp.ScalarList "
-    "aten::_foreach_addcmul aten::_foreach_addcdiv",
-    kAdditive, "linear in the first two lists together");
-const Register linear("aten::_foreach_neg aten::_foreach_mul aten::_foreach_div", kLinear, "linear in the first list");
+    "aten::_foreach_add.List aten::_foreach_sub.List",
+    per_index(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}} | kFirstIncreases),
+    "linear in the first two lists together; increasing in the first");
+const Register lerp("aten::_foreach_lerp.Scalar aten::_foreach_lerp.ScalarList",
+                    per_index(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}}),
+                    "linear in the first two lists together");
+const Register lerp_by("aten::_foreach_lerp.List",
+                       per_index(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}, {2}}}),
+                       "linear in the first two lists together, affine in the weights");
+const Register addcmul("aten::_foreach_addcmul",
+                       per_index(KeepsPartial{kSums, {{0, 1}, {0, 2}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}, {2}}} | kFirstIncreases),
+                       "s + v a b is linear in (s, a) and in (s, b); increasing in s");
+const Register addcdiv("aten::_foreach_addcdiv",
+                       per_index(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}} | kFirstIncreases),
+                       "s + v a / b is linear in (s, a); increasing in s");
+const Register number("aten::_foreach_add.Scalar aten::_foreach_add.ScalarList aten::_foreach_sub.Scalar aten::_foreach_sub.ScalarList",
+                      per_index({{ReduceOp::avg, ReduceOp::max, ReduceOp::min}, {{0}}}), "increasing and affine");
+const Register bilinear("aten::_foreach_mul.List aten::_foreach_mul.Tensor", per_index({kSums, {{0}, {1}}}), "linear in each list alone");
+const Register linear("aten::_foreach_mul aten::_foreach_div", per_index({kSums, {{0}}}), "linear in the first list");
+const Register negative("aten::_foreach_neg", per_index(KeepsPartial{kSums, {{0}}} | KeepsPartial{kExtremes, {{0}}, true}),
+                        "linear, and decreasing");
+const Register increasing("aten::_foreach_atan aten::_foreach_ceil aten::_foreach_erf aten::_foreach_exp aten::_foreach_expm1 "
+                          "aten::_foreach_floor aten::_foreach_round aten::_foreach_sigmoid aten::_foreach_sign aten::_foreach_sinh "
+                          "aten::_foreach_tanh aten::_foreach_trunc aten::_foreach_clamp_max.Scalar aten::_foreach_clamp_min.Scalar "
+                          "aten::_foreach_maximum.Scalar aten::_foreach_minimum.Scalar aten::_foreach_clamp_max.ScalarList "
+                          "aten::_foreach_clamp_min.ScalarList aten::_foreach_maximum.ScalarList aten::_foreach_minimum.ScalarList",
+                          per_index(kFirstIncreases), "increasing: f(max(a, b)) = max(f(a), f(b))");
+const Register decreasing("aten::_foreach_erfc", per_index({kExtremes, {{0}}, true}), "decreasing");
+const Register maximum("aten::_foreach_maximum.List aten::_foreach_clamp_min.List",
+                       per_index(KeepsPartial{{ReduceOp::max}, {{0, 1}}} | KeepsPartial{kExtremes, {{0}, {1}}}), "as maximum");
+const Register minimum("aten::_foreach_minimum.List aten::_foreach_clamp_max.List",
+                       per_index(KeepsPartial{{ReduceOp::min}, {{0, 1}}} | KeepsPartial{kExtremes, {{0}, {1}}}), "as minimum");
 const Register moves("aten::_foreach_copy aten::_foreach_copy_", per_index({kAnyPartial, {{0, 1}}}),
                      "the sources are brought to where the destinations lie");
 const Register fills("aten::_foreach_zero aten::_foreach_clone", per_index({kAnyPartial, {{0}}}),
                      "any reduction of zeros is zero; a clone is the same");
 const Register pointwise(
-    "aten::_foreach_add aten::_foreach_sub aten::_foreach_lerp aten::_foreach_abs aten::_foreach_acos "
-    "aten::_foreach_asin aten::_foreach_atan aten::_foreach_ceil aten::_foreach_cos aten::_foreach_cosh "
-    "aten::_foreach_erf aten::_foreach_erfc aten::_foreach_exp aten::_foreach_expm1 aten::_foreach_floor "
-    "aten::_foreach_frac aten::_foreach_lgamma aten::_foreach_log aten::_foreach_log10 aten::_foreach_log1p "
-    "aten::_foreach_log2 aten::_foreach_maximum aten::_foreach_minimum aten::_foreach_clamp_max "
-    "aten::_foreach_clamp_min aten::_foreach_pow aten::_foreach_reciprocal aten::_foreach_round "
-    "aten::_foreach_rsqrt aten::_foreach_sigmoid aten::_foreach_sign aten::_foreach_sin aten::_foreach_sinh "
-    "aten::_foreach_sqrt aten::_foreach_tan aten::_foreach_tanh aten::_foreach_trunc",
+    "aten::_foreach_abs aten::_foreach_acos aten::_foreach_asin aten::_foreach_cos aten::_foreach_cosh aten::_foreach_frac "
+    "aten::_foreach_lgamma aten::_foreach_log aten::_foreach_log10 aten::_foreach_log1p aten::_foreach_log2 aten::_foreach_pow "
+    "aten::_foreach_reciprocal aten::_foreach_rsqrt aten::_foreach_sin aten::_foreach_sqrt aten::_foreach_tan "
+    "aten::_foreach_add aten::_foreach_sub",
     per_index(), "each element depends on the elements at its position only");
 const Register fused("aten::_fused_adam aten::_fused_adamw aten::_fused_sgd aten::_fused_adagrad", per_index(),
                      "an optimizer's step is pointwise; its state lies as its parameter");

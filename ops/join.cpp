@@ -97,6 +97,17 @@ const Register concatenation("aten::cat", std::make_shared<Concatenation>(),
                              "dims that are not joined keep their cuts; so does a joined one whose parts are cut in equal blocks");
 const Register stacking("aten::stack aten::_stack", family(stack), "dims of the elements keep their cuts");
 const Register repetition("aten::repeat", family(repeat), "dims that are not repeated keep their cuts");
+// Dims that turn are whole; an odd number of quarter turns swaps their lengths.
+Structure quarter_turns(const Call& call) {
+  auto in = lettered(call.operands[0].sizes());
+  const auto dims = dims_arg(call, "dims", call.operands[0].ndim());
+  for (const auto dim : dims) in[dim].letter = kWhole;
+  auto out = in;
+  if (call.int_arg("k") % 2 != 0 && dims.size() == 2) std::swap(out[dims[0]], out[dims[1]]);
+  return {{in}, {out}, {}, {kAnyPartial, {{0}}}};
+}
+
+const Register turns("aten::rot90", family(quarter_turns), "dims that do not turn keep their cuts");
 const Register rotation("aten::roll", sliced("dims", {kAnyPartial, {{0}}}), "dims that are not rolled keep their cuts");
 
 }  // namespace

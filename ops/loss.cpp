@@ -172,6 +172,58 @@ const Register nll("aten::nll_loss_forward aten::nll_loss2d_forward", family(nll
                    "a sample's loss is on the rank of its target's class and 0 on others; losses and weights of samples add up");
 const Register nll_grad("aten::nll_loss_backward aten::nll_loss2d_backward", family(nll_backward, nll_backward_parts),
                         "samples and classes are independent given the total weight; linear in the incoming gradient");
+// -- Losses of rows ----------------------------------------------------------------------------------------------------
+
+// Data is [batch, classes] or [classes]; every row is needed whole.
+Dims row_dims(const Operand& operand, int64_t data_ndim) {
+  auto dims = without_letters(operand.sizes());
+  if (data_ndim == 2 && !dims.empty()) dims[0].letter = 0;
+  return dims;
+}
+
+Structure rows_forward(const Call& call) {
+  const auto& self = call.operands[0];
+  Structure structure;
+  for (const auto& operand : call.operands) {
+    const bool weight = operand.argument == call.argument_index("weight");
+    structure.in.push_back(weight ? without_letters(operand.sizes()) : row_dims(operand, self.ndim()));
+  }
+  const bool reduced = call.int_arg("reduction") != kNone || self.ndim() < 2;
+  structure.out = {reduced ? Dims() : Dims{{0, self.sizes()[0]}}};
+  structure.lacking = {partial()};
+  if (call.schema.returns().size() > 1) {  // which classes are targets
+    structure.out.push_back(structure.in[1]);
+    structure.lacking.push_back(replicate());
+  }
+  return structure;
+}
+
+Structure rows_backward(const Call& call) {
+  const auto& self = *call.operand(call.argument_index("self"));
+  Structure structure{{}, {row_dims(self, self.ndim())}, {}, {kSums, {{0}}}};
+  for (const auto& operand : call.operands) {
+    const bool weight = operand.argument == call.argument_index("weight");
+    structure.in.push_back(weight ? without_letters(operand.sizes()) : row_dims(operand, self.ndim()));
+  }
+  return structure;
+}
+
+// A mean over a cut batch: the sum over the global number of rows.
+Lowering mean_of_rows(const Call& call, const Resolution& resolution) {
+  const auto& self = *call.operand(call.argument_index("self"));
+  if (call.int_arg("reduction") != kMean || !any_cut(resolution)) return {};
+  return [count = self.sizes()[0], reduction = call.argument_index("reduction")](LocalCall& local) {
+    local.arg(reduction) = kSum;
+    local.call();
+    local.arg(0) = local.arg(0).toTensor().div(count);
+  };
+}
+
+const Register rows("aten::multi_margin_loss aten::multilabel_margin_loss_forward", family(rows_forward, mean_of_rows),
+                    "rows are independent, and their losses add up");
+const Register rows_gradient("aten::multi_margin_loss_backward aten::multilabel_margin_loss_backward",
+                             family(rows_backward, mean_of_rows), "rows are independent; linear in the incoming gradient");
+const Register sequences("aten::_ctc_loss aten::_ctc_loss_backward", replicated(), "alignments run along whole sequences of own lengths");
 const Register pointwise_loss(
     "aten::mse_loss aten::huber_loss aten::smooth_l1_loss aten::soft_margin_loss "
     "aten::binary_cross_entropy aten::binary_cross_entropy_with_logits",

@@ -98,6 +98,21 @@ Lowering local_batch(const Call& call, const Resolution& resolution) {
   };
 }
 
+// -- Weight norm: v scaled by g over its norm, per slice of dim (the first or the last) ------------------------------------
+
+Structure weight_norm(const Call& call) {
+  const auto& v = call.operands[call.operands.size() == 2 ? 0 : 1];
+  auto data = without_letters(v.sizes());
+  const auto dim = wrap_dim(call.int_arg("dim"), v.ndim());
+  data[dim].letter = 0;
+  auto scale = data;
+  for (size_t d = 0; d < scale.size(); ++d) scale[d].size = static_cast<int64_t>(d) == dim ? scale[d].size : 1;
+  if (call.operands.size() == 2) return {{data, scale}, {data, scale}, {}, {}};
+  return {{data, data, scale, scale}, {data, scale}, {}, {kSums, {{0}}}};
+}
+
+const Register weight_normed("aten::_weight_norm_interface aten::_weight_norm_interface_backward", family(weight_norm),
+                             "slices of the kept dim are independent");
 const Register layer("aten::native_layer_norm aten::_fused_rms_norm", family(forward),
                      "every position of the leading dims is normalized by itself");
 const Register layer_backward("aten::native_layer_norm_backward aten::_fused_rms_norm_backward", family(backward),

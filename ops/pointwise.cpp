@@ -76,17 +76,30 @@ Candidates pointwise_candidates(const Call& call, int64_t mesh_dim, const std::v
       result.push_back(std::move(candidate));
     }
   }
-  for (const auto op : keeps.ops) {
-    const bool present = std::any_of(members.begin(), members.end(), [&](int i) {
-      return call.operands[i].placements()[mesh_dim].is_partial(op);
-    });
-    if (!present) continue;
-    for (const auto& together : keeps.together) {
-      Candidate candidate{Placements(call.operands.size(), replicate()), Placements(outputs, partial(op))};
-      for (const int m : together) {
-        if (m < static_cast<int>(members.size())) candidate.in[members[m]] = partial(op);
+  Placements now;
+  for (const int i : members) now.push_back(call.operands[i].placements()[mesh_dim]);
+  for (auto& kept : keeps.candidates(now, outputs)) {
+    Candidate candidate{Placements(call.operands.size(), replicate()), std::move(kept.out)};
+    for (size_t m = 0; m < members.size(); ++m) candidate.in[members[m]] = kept.in[m];
+    result.push_back(std::move(candidate));
+  }
+  return result;
+}
+
+Candidates KeepsPartial::candidates(const Placements& now, size_t outputs) const {
+  Candidates result;
+  for (const auto& line : lines_) {
+    for (const auto op : line.ops) {
+      if (std::none_of(now.begin(), now.end(), [&](const Placement& p) { return p.is_partial(op); })) continue;
+      const auto flipped = op == ReduceOp::max ? ReduceOp::min : op == ReduceOp::min ? ReduceOp::max : op;
+      for (const auto& together : line.together) {
+        Candidate candidate{Placements(now.size(), together.empty() ? partial(op) : replicate()),
+                            Placements(outputs, partial(line.flips ? flipped : op))};
+        for (const int i : together) {
+          if (i < static_cast<int>(now.size())) candidate.in[i] = partial(op);
+        }
+        result.push_back(std::move(candidate));
       }
-      result.push_back(std::move(candidate));
     }
   }
   return result;
@@ -98,17 +111,24 @@ namespace {
 
 const std::vector<ReduceOp> kSums{ReduceOp::sum, ReduceOp::avg};
 const std::vector<ReduceOp> kExtremes{ReduceOp::max, ReduceOp::min};
+const std::vector<ReduceOp> kOfEqualValues{ReduceOp::avg, ReduceOp::max, ReduceOp::min};  // of equal values v they are v
+const std::vector<ReduceOp> kAny{ReduceOp::sum, ReduceOp::avg, ReduceOp::product, ReduceOp::min, ReduceOp::max, ReduceOp::norm2};
+
+const KeepsPartial kFirstIncreases{kExtremes, {{0}}};
+const KeepsPartial kFirstDecreases{kExtremes, {{0}}, true};
 
 const auto kPlain = pointwise();
 const auto kLinear = pointwise({kSums, {{0}}});                     // in its first operand
-const auto kAdditive = pointwise({kSums, {{0, 1}}});                // in both together
 const auto kBilinear = pointwise({kSums, {{0}, {1}}});              // in each alone
-const auto kIncreasing = pointwise({kExtremes, {{0}}});
+const auto kIncreasing = pointwise(kFirstIncreases);
+const auto kDecreasing = pointwise(kFirstDecreases);
+// Linear in both together: an average may stand beside a whole operand, which is the average of itself.
+const auto kAdditive = pointwise(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}} | kFirstIncreases);
 
 // self + number. Written in place, a pending sum stays one: the number goes to one of its parts.
 class AddNumber final : public Pointwise {
  public:
-  AddNumber() : Pointwise({kExtremes, {{0}}}) {}
+  AddNumber() : Pointwise({kOfEqualValues, {{0}}}) {}
 
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     auto result = Pointwise::candidates(call, mesh_dim);
@@ -127,51 +147,80 @@ class AddNumber final : public Pointwise {
   }
 };
 
-const Register additive("aten::add.Tensor aten::sub.Tensor aten::rsub.Tensor aten::add.out aten::sub.out aten::add_.Tensor "
-                        "aten::sub_.Tensor",
-                        kAdditive, "f(a + a', b + b') = f(a, b) + f(a', b')");
-const Register bilinear("aten::mul.Tensor aten::mul.out aten::mul_.Tensor", kBilinear, "(a + a') b = a b + a' b");
-const Register linear("aten::neg aten::mul.Scalar aten::div.Scalar aten::mul_.Scalar aten::div_.Scalar aten::div.Tensor "
-                      "aten::div_.Tensor aten::div.out aten::real aten::imag aten::conj_physical aten::deg2rad aten::rad2deg",
+const Register additive("aten::add.Tensor aten::sub.Tensor aten::add_.Tensor aten::sub_.Tensor", kAdditive,
+                        "f(a + a', b + b') = f(a, b) + f(a', b'); increasing in a");
+const Register reversed("aten::rsub.Tensor", pointwise(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}}),
+                        "f(a + a', b + b') = f(a, b) + f(a', b')");
+const Register reversed_number("aten::rsub.Scalar", pointwise({{ReduceOp::avg}, {{0}}}), "an average of c - a's is c - their average");
+const Register bilinear("aten::mul.Tensor aten::mul_.Tensor", kBilinear, "(a + a') b = a b + a' b");
+const Register linear("aten::mul.Scalar aten::div.Scalar aten::mul_.Scalar aten::div_.Scalar aten::div.Tensor aten::true_divide "
+                      "aten::div_.Tensor aten::real aten::imag aten::conj_physical",
                       kLinear, "f(a + a') = f(a) + f(a')");
-const Register lerp("aten::lerp.Scalar aten::lerp_.Scalar", kAdditive, "(1 - w) a + w b is linear in (a, b)");
-const Register addcmul("aten::addcmul aten::addcmul_", pointwise({kSums, {{0, 1}, {0, 2}}}),
-                       "s + v a b is linear in (s, a) and in (s, b)");
-const Register addcdiv("aten::addcdiv aten::addcdiv_", pointwise({kSums, {{0, 1}}}), "s + v a / b is linear in (s, a)");
-const Register where("aten::where.self aten::where.ScalarSelf aten::where.ScalarOther aten::where.Scalar",
-                     pointwise({kSums, {{1, 2}}}), "the condition is whole; selecting is linear in both values");
-const Register increasing("aten::relu aten::exp aten::sigmoid aten::tanh aten::ceil aten::floor aten::round aten::trunc "
-                          "aten::erf aten::expm1 aten::atan aten::sinh aten::asinh aten::hardtanh aten::sign aten::clamp "
-                          "aten::clamp_min aten::clamp_max",
+const Register negative("aten::neg aten::negative", pointwise(KeepsPartial{kSums, {{0}}} | kFirstDecreases), "linear, and decreasing");
+const Register angles("aten::deg2rad aten::rad2deg", pointwise(KeepsPartial{kSums, {{0}}} | kFirstIncreases), "linear, and increasing");
+const Register lerp("aten::lerp.Scalar aten::lerp_.Scalar",
+                    pointwise(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}}), "(1 - w) a + w b is linear in (a, b)");
+const Register lerp_by("aten::lerp.Tensor aten::lerp_.Tensor",
+                       pointwise(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}, {2}}}),
+                       "(1 - w) a + w b is linear in (a, b) and affine in w");
+const Register addcmul("aten::addcmul aten::addcmul_",
+                       pointwise(KeepsPartial{kSums, {{0, 1}, {0, 2}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}, {2}}} | kFirstIncreases),
+                       "s + v a b is linear in (s, a) and in (s, b); increasing in s");
+const Register addcdiv("aten::addcdiv aten::addcdiv_",
+                       pointwise(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}} | kFirstIncreases),
+                       "s + v a / b is linear in (s, a); increasing in s");
+const Register where("aten::where.self", pointwise(KeepsPartial{kAny, {{1, 2}}} | KeepsPartial{kOfEqualValues, {{1}, {2}}}),
+                     "the condition is whole; an element of one is chosen, whatever its parts combine with");
+const Register where_number("aten::where.ScalarSelf aten::where.ScalarOther", pointwise({kOfEqualValues, {{1}}}),
+                            "as where; the number is the average, maximum and minimum of itself");
+const Register increasing("aten::relu aten::relu6 aten::exp aten::exp2 aten::expm1 aten::sigmoid aten::tanh aten::ceil aten::floor "
+                          "aten::round aten::trunc aten::fix aten::erf aten::atan aten::arctan aten::sinh aten::asinh aten::arcsinh aten::hardtanh "
+                          "aten::sign aten::clamp aten::clip aten::clamp_min aten::clamp_max aten::hardsigmoid aten::hardshrink "
+                          "aten::softshrink aten::special_log_ndtr aten::special_ndtr aten::special_i1",
                           kIncreasing, "increasing: f(max(a, b)) = max(f(a), f(b))");
+const Register decreasing("aten::erfc aten::special_erfcx", kDecreasing, "decreasing: f(max(a, b)) = min(f(a), f(b))");
+const Register between("aten::clamp.Tensor aten::clip.Tensor", pointwise({kExtremes, {{0}, {1}, {2}}}), "increasing in each operand");
 const Register number("aten::add.Scalar aten::sub.Scalar", std::make_shared<AddNumber>(),
                       "increasing; in place, (a + c) + a' = (a + a') + c");
-const Register maximum("aten::maximum", pointwise({{ReduceOp::max}, {{0, 1}}}), "max(max, max) = max");
-const Register minimum("aten::minimum", pointwise({{ReduceOp::min}, {{0, 1}}}), "min(min, min) = min");
+const Register maximum("aten::maximum aten::fmax aten::max.other aten::clamp_min.Tensor",
+                       pointwise(KeepsPartial{{ReduceOp::max}, {{0, 1}}} | KeepsPartial{kExtremes, {{0}, {1}}}),
+                       "max(max, max) = max; increasing in each operand");
+const Register minimum("aten::minimum aten::fmin aten::min.other aten::clamp_max.Tensor",
+                       pointwise(KeepsPartial{{ReduceOp::min}, {{0, 1}}} | KeepsPartial{kExtremes, {{0}, {1}}}),
+                       "min(min, min) = min; increasing in each operand");
 
 const Register backward("aten::gelu_backward aten::silu_backward aten::threshold_backward aten::tanh_backward "
                         "aten::sigmoid_backward aten::leaky_relu_backward aten::hardtanh_backward aten::hardswish_backward "
                         "aten::hardsigmoid_backward aten::elu_backward aten::softplus_backward aten::softshrink_backward "
-                        "aten::hardshrink_backward aten::mish_backward aten::logit_backward aten::native_dropout_backward "
-                        "aten::log_sigmoid_backward",
+                        "aten::hardshrink_backward aten::mish_backward aten::logit_backward aten::native_dropout_backward aten::rrelu_with_noise_backward "
+                        "aten::log_sigmoid_backward aten::_prelu_kernel_backward aten::_masked_scale",
                         kLinear, "linear in the incoming gradient");
 
 const Register plain(
     "aten::abs aten::absolute aten::acos aten::acosh aten::angle aten::asin aten::atanh aten::atan2 aten::add aten::sub "
     "aten::rsub aten::bitwise_and aten::bitwise_or aten::bitwise_xor aten::bitwise_not aten::bitwise_left_shift "
     "aten::bitwise_right_shift aten::celu aten::copysign aten::cos aten::cosh aten::digamma aten::div aten::eq aten::ge "
-    "aten::gt aten::le aten::lt aten::ne aten::erfc aten::erfinv aten::exp2 aten::fmax aten::fmin aten::fmod aten::frac "
-    "aten::floor_divide aten::gcd aten::gelu aten::hardshrink aten::hardsigmoid aten::hardswish aten::heaviside aten::hypot "
+    "aten::gt aten::le aten::lt aten::ne aten::erfinv aten::fmod aten::frac "
+    "aten::floor_divide aten::gcd aten::gelu aten::hardswish aten::heaviside aten::hypot "
     "aten::i0 aten::igamma aten::igammac aten::isfinite aten::isinf aten::isnan aten::isneginf aten::isposinf aten::lcm "
     "aten::lerp aten::lgamma aten::log aten::log10 aten::log1p aten::log2 aten::log_sigmoid_forward aten::logaddexp "
     "aten::logaddexp2 aten::logical_and aten::logical_not aten::logical_or aten::logical_xor aten::logit aten::masked_fill "
     "aten::mish aten::mul aten::mvlgamma aten::nan_to_num aten::nextafter aten::polar aten::complex aten::polygamma aten::pow "
-    "aten::reciprocal aten::remainder aten::rsqrt aten::sgn aten::signbit aten::silu aten::sin aten::sinc aten::softshrink "
-    "aten::special_entr aten::special_erfcx aten::special_i0e aten::special_i1 aten::special_i1e aten::special_log_ndtr "
+    "aten::reciprocal aten::remainder aten::rsqrt aten::sgn aten::signbit aten::silu aten::sin aten::sinc "
+    "aten::special_entr aten::special_i0e aten::special_i1e "
     "aten::special_ndtri aten::special_xlog1py aten::special_zeta aten::sqrt aten::square aten::tan aten::threshold aten::where "
+    "aten::_add_relu aten::frexp aten::_conj_physical aten::_standard_gamma_grad aten::special_airy_ai aten::special_bessel_j0 "
+    "aten::special_bessel_j1 aten::special_bessel_y0 aten::special_bessel_y1 aten::special_chebyshev_polynomial_t "
+    "aten::special_chebyshev_polynomial_u aten::special_chebyshev_polynomial_v aten::special_chebyshev_polynomial_w "
+    "aten::special_hermite_polynomial_h aten::special_hermite_polynomial_he aten::special_laguerre_polynomial_l "
+    "aten::special_legendre_polynomial_p aten::special_modified_bessel_i0 aten::special_modified_bessel_i1 "
+    "aten::special_modified_bessel_k0 aten::special_modified_bessel_k1 aten::special_scaled_modified_bessel_k0 "
+    "aten::special_scaled_modified_bessel_k1 aten::special_shifted_chebyshev_polynomial_t "
+    "aten::special_shifted_chebyshev_polynomial_u aten::special_shifted_chebyshev_polynomial_v "
+    "aten::special_shifted_chebyshev_polynomial_w aten::special_spherical_bessel_j0 aten::__ilshift__ aten::__irshift__ "
     "aten::xlogy aten::leaky_relu aten::elu aten::softplus "
     "aten::__and__ aten::__or__ aten::__xor__ aten::__lshift__ aten::__rshift__ aten::float_power "
-    "aten::_prelu_kernel aten::rrelu_with_noise_backward aten::ldexp aten::true_divide",
+    "aten::_prelu_kernel aten::ldexp ",
     kPlain, "each element depends on the elements at its position only");
 
 }  // namespace

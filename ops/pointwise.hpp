@@ -8,10 +8,30 @@
 namespace dtensor::rules {
 
 // When an operator may run on Partial operands: those of one of `together` are Partial(op) with op in `ops`, all others
-// replicated; the outputs are then Partial(op) too.
-struct KeepsPartial {
-  std::vector<ReduceOp> ops;
-  std::vector<std::vector<int>> together;
+// replicated; the outputs are then Partial(op) too. `flips`: of a maximum the operator makes a minimum, and the reverse.
+class KeepsPartial {
+ public:
+  struct Line {
+    std::vector<ReduceOp> ops;
+    std::vector<std::vector<int>> together;
+    bool flips = false;
+  };
+
+  KeepsPartial() = default;
+  KeepsPartial(std::vector<ReduceOp> ops, std::vector<std::vector<int>> together, bool flips = false)
+      : lines_{{std::move(ops), std::move(together), flips}} {}
+
+  // What either passes through.
+  friend KeepsPartial operator|(KeepsPartial a, const KeepsPartial& b) {
+    a.lines_.insert(a.lines_.end(), b.lines_.begin(), b.lines_.end());
+    return a;
+  }
+
+  // The combinations for operands that lie as `now` on one mesh dimension: those of a line in which some operand is Partial.
+  Candidates candidates(const Placements& now, size_t outputs) const;
+
+ private:
+  std::vector<Line> lines_;
 };
 
 RulePtr pointwise(KeepsPartial keeps = {});

@@ -154,10 +154,23 @@ const Register whole(
     "aten::var aten::std aten::var_mean aten::std_mean aten::logsumexp aten::argmax aten::argmin "
     "aten::aminmax aten::median aten::nanmedian aten::mode aten::kthvalue",
     reduction({}), "needs whole slices; slices are independent");
+const Register renormalized("aten::renorm", sliced([](const Call& call) {
+                              const auto kept = wrap_dim(call.int_arg("dim"), call.operands[0].ndim());
+                              std::vector<int64_t> others;
+                              for (int64_t d = 0; d < call.operands[0].ndim(); ++d) {
+                                if (d != kept) others.push_back(d);
+                              }
+                              return others;
+                            }),
+                            "the slices of dim are scaled by their norms, each by itself");
+const Register trace("aten::trace", family([](const Call& call) {
+                       return Structure{{without_letters(call.operands[0].sizes())}, {{}}, {}, {kSums, {{0}}}};
+                     }),
+                     "linear; the diagonal crosses both dims");
 const Register equal("aten::equal", replicated(), "one answer, for all elements of both");
 const Register running_sum("aten::cumsum", sliced("dim", {kSums, {{0}}}),
                            "needs whole slices; a running sum is linear");
-const Register running("aten::cumprod aten::logcumsumexp aten::cummax aten::cummin", sliced("dim"),
+const Register running("aten::cumprod aten::logcumsumexp aten::_logcumsumexp aten::cummax aten::cummin", sliced("dim"),
                        "needs whole slices; slices are independent");
 
 }  // namespace

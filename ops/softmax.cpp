@@ -96,31 +96,12 @@ LoweringOf backward(Kind kind) {
   };
 }
 
-// out= forms, which have to write where they are told, take whole slices.
-class Softmax final : public Rule {
- public:
-  Softmax(RulePtr whole, RulePtr cut) : whole_(std::move(whole)), cut_(std::move(cut)) {}
-  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
-    return (has_out(call) ? whole_ : cut_)->candidates(call, mesh_dim);
-  }
-  std::vector<OutputMeta> output_metas(const Call& call) const override { return whole_->output_metas(call); }
-  Lowering lower(const Call& call, const Resolution& resolution) const override {
-    return has_out(call) ? Lowering() : cut_->lower(call, resolution);
-  }
-
- private:
-  RulePtr whole_, cut_;
-};
-
 RulePtr forward_rule(Kind kind) {
-  const auto cut = family([](const Call& call) { return structure(call, 2, {}); }, forward(kind));
-  return std::make_shared<Softmax>(sliced("dim"), cut);
+  return family([](const Call& call) { return structure(call, 2, {}); }, forward(kind));
 }
 
 RulePtr backward_rule(Kind kind) {
-  const KeepsPartial linear{kSums, {{0}}};
-  const auto cut = family([linear](const Call& call) { return structure(call, 1, linear); }, backward(kind));
-  return std::make_shared<Softmax>(sliced("dim", linear), cut);
+  return family([](const Call& call) { return structure(call, 1, {kSums, {{0}}}); }, backward(kind));
 }
 
 const char* const kForward = "slices are independent; a slice's maximum and sum come from its parts";

@@ -91,6 +91,21 @@ const Register unbound("aten::unbind.int aten::unbind_copy.int", rule(unbind), "
 const Register unfolded("aten::unfold aten::unfold_copy", rule(unfold), "windows need their dim whole; the others keep their cuts");
 const Register on_diagonal("aten::diagonal aten::diagonal_copy", rule(diagonal), "dims off the diagonal keep their cuts");
 
+// The last dim becomes the diagonal of two; the others keep their order around them.
+Maps diag_embed(const Call& call) {
+  const auto ndim = ndim_of(call);
+  const auto first = wrap_dim(call.int_arg("dim1"), ndim + 1), second = wrap_dim(call.int_arg("dim2"), ndim + 1);
+  auto map = same_dims(ndim);
+  int64_t place = 0;
+  for (int64_t d = 0; d + 1 < ndim; ++d, ++place) {
+    while (place == first || place == second) ++place;
+    map[d] = {place};
+  }
+  if (!map.empty()) map.back().dim = -1;
+  return {map};
+}
+const Register embedded("aten::diag_embed", rule(diag_embed), "dims off the diagonal keep their cuts; any reduction of zeros is zero");
+
 Maps expand(const Call& call) {
   const auto in = sizes_of(call);
   const auto& out = call.outputs[0].sizes;

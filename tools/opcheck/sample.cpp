@@ -269,10 +269,17 @@ bool agrees_by_chance(const Stack& arguments) {
   return false;
 }
 
-std::optional<Sample> make(const Operator& op, const std::string& text, at::ScalarType dtype) {
+bool all_equal(const Stack& results) {
+  for (const auto& tensor : tensors_in(results)) {
+    if (tensor.numel() > 0 && !tensor.is_complex() && tensor.eq(tensor.reshape({-1})[0]).all().item<bool>()) return true;
+  }
+  return false;
+}
+
+std::optional<Sample> make(const Operator& op, const std::string& text, at::ScalarType dtype, uint64_t seed = 0) {
   Sample sample{text, dtype};
   try {
-    torch::manual_seed(static_cast<uint64_t>(std::hash<std::string>()(text) % 1000));
+    torch::manual_seed(static_cast<uint64_t>(std::hash<std::string>()(text) % 1000 + seed));
     at::NoGradGuard no_grad;
     sample.arguments = arguments_from(op.schema(), text, dtype);
     complete_out(op, sample.arguments);
@@ -285,7 +292,7 @@ std::optional<Sample> make(const Operator& op, const std::string& text, at::Scal
   } catch (const std::exception&) {
     return {};
   }
-  sample.by_chance = agrees_by_chance(sample.arguments);
+  sample.by_chance = agrees_by_chance(sample.arguments) || all_equal(sample.results);
   return sample;
 }
 
@@ -321,6 +328,8 @@ std::vector<at::Tensor> tensors_in(c10::ArrayRef<c10::IValue> values, bool undef
   }
   return found;
 }
+
+std::optional<Sample> drawn_again(const Operator& op, const Sample& sample) { return make(op, sample.text, sample.dtype, 1000); }
 
 std::vector<Sample> samples_of(const Operator& op, at::ScalarType dtype) {
   auto texts = texts_of(op.base);

@@ -28,11 +28,13 @@ struct Sample {
   Stack arguments;   // plain tensors
   Stack results;     // what one device returns for them, and
   Stack after;       // how the arguments are then
-  bool by_chance = false;  // empty or length-one tensors, or whole numbers: placements may agree by chance
+  bool by_chance = false;  // empty or length-one tensors, or equal results: placements may agree by chance
 };
 
 // Every sample of `dtype` that the operator takes on one device.
 std::vector<Sample> samples_of(const Operator& op, at::ScalarType dtype);
+// The same arguments with other values.
+std::optional<Sample> drawn_again(const Operator& op, const Sample& sample);
 
 // The texts for an operator (samples_table.cpp); empty when it has none of its own.
 std::vector<std::string> texts_of(const std::string& base);
