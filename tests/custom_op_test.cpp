@@ -135,6 +135,20 @@ TEST_CASE("rules: each is for an operator and fits it", "[custom]") {
   CHECK(missing == "");
 }
 
+TEST_CASE("rules: out= forms of rules by notation", "[custom]") {
+  CHECK_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto a = whole_numbers({5, 4}), b = whole_numbers({4, 3}, 1);
+    for (const auto& placement : {shard(0), shard(1), replicate()}) {
+      auto out = placed(at::zeros({5, 3}), mesh, {placement});
+      at::mm_out(out, placed(a, mesh, {shard(0)}), placed(b, mesh, {replicate()}));
+      require(full_tensor(out).equal(a.mm(b)) && DTensor(out).placements()[0] == placement, "test", "out is {}", DTensor(out).layout().str());
+    }
+    auto sum = placed(at::zeros({5, 3}), mesh, {partial()});
+    at::mm_out(sum, placed(a, mesh, {shard(1)}), placed(b, mesh, {shard(0)}));
+    require(full_tensor(sum).equal(a.mm(b)), "test", "a pending out= differs");
+  }));
+}
+
 TEST_CASE("local_map: parts in and parts out with gradients", "[custom]") {
   const auto x = fractions({5, 4}), w = fractions({4, 3}, 1);
   const auto run = [](const at::Tensor& a, const at::Tensor& b, const auto& f) {
