@@ -224,6 +224,23 @@ TEST_CASE("ops: targets out of range over cut classes", "[ops][loss]") {
   }));
 }
 
+TEST_CASE("ops: a target out of range on one rank is an error on all", "[ops][loss]") {
+  for (const auto& placements : std::vector<Placements>{{shard(0), replicate()}, {shard(0), shard(1)}, {shard(0), shard(0)}}) {
+    CHECK_NOTHROW(on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
+      const auto logits = placed(fractions({8, 61}), mesh, placements);
+      auto target = indices({8}, 61);
+      target[7] = 61;  // the last rank's
+      std::string text;
+      try {
+        F::cross_entropy(logits, placed(target, mesh, {shard(0), placements[1].is_shard(0) ? shard(0) : replicate()}));
+      } catch (const c10::Error& error) {
+        text = error.what_without_backtrace();
+      }
+      require(text.find("out of bounds") != std::string::npos, "test", "got '{}'", text);
+    }));
+  }
+}
+
 TEST_CASE("ops: ranks without classes", "[ops][loss]") {
   auto x = fractions({3, 2}).mul(3);
   x[2].fill_(-std::numeric_limits<float>::infinity());
