@@ -4,9 +4,12 @@
 #include <dtensor/error.hpp>
 
 #include <ATen/ops/div.h>
+#include <ATen/ops/new_full.h>
 #include <ATen/ops/sum.h>
 
 #include <algorithm>
+#include <exception>
+#include <limits>
 #include <numeric>
 
 namespace dtensor::rules {
@@ -64,6 +67,8 @@ OwnTargets own_targets(const Call& call, const Resolution& resolution) {
   };
 }
 
+constexpr double kWrong = -std::numeric_limits<double>::infinity();  // a total weight that no weights have
+
 // The mean divides by the weight of the whole batch, which takes one reduction of one number over the mesh dimensions that have
 // different terms of it.
 std::vector<int64_t> summed_over(const Call& call, const Resolution& resolution) {
@@ -79,12 +84,25 @@ Lowering nll_parts(const Call& call, const Resolution& resolution) {
   const auto dims = summed_over(call, resolution);
   const bool mean = call.int_arg("reduction") == kMean && !dims.empty();
   if (!own && !mean) return {};
-  return [own, mean, mesh = call.mesh, dims, reduction = call.argument_index("reduction")](LocalCall& local) {
+  const auto sums = [own, mean, reduction = call.argument_index("reduction")](LocalCall& local) {
     if (own) own(local);
     if (mean) local.arg(reduction) = kSum;
     local.call();
-    if (!mean) return;
-    const auto weight = mesh.communicator(dims).all_reduce(local.arg(1).toTensor(), ReduceOp::sum).get();
+  };
+  if (!mean) return sums;
+  return [sums, mesh = call.mesh, dims, op = call.schema.name()](LocalCall& local) {
+    // Only the ranks that have a target which is no class see it. The others must not wait for them, and learn of it here.
+    auto part = local.arg(0).toTensor().new_full({}, kWrong);
+    std::exception_ptr error;
+    try {
+      sums(local);
+      part = local.arg(1).toTensor();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    const auto weight = mesh.communicator(dims).all_reduce(part, ReduceOp::sum).get();
+    if (error) std::rethrow_exception(error);
+    if (weight.is_cpu() && weight.item<double>() == kWrong) fail(op, "a target is out of bounds on another rank");
     local.arg(0) = local.arg(0).toTensor().div(weight);
     local.arg(1) = weight;
   };

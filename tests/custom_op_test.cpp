@@ -116,23 +116,37 @@ TEST_CASE("rules: each is for an operator and fits it", "[custom]") {
     if (!fault.empty()) faults += fmt::format("{}.{}: {}\n", name.name, name.overload_name, fault);
   }
   CHECK(faults == "");
-#if !DTENSOR_TORCH_AT_LEAST(2, 14)  // the newest version that is supported has them all
-  const std::set<std::string> newer{
+#if !DTENSOR_TORCH_AT_LEAST(2, 14)
+  const std::set<std::string> elsewhere{  // of newer versions; the newest has all but the last
       "aten::_foreach_clamp_max", "aten::_foreach_clamp_min", "aten::_foreach_clone", "aten::_foreach_copy", "aten::_foreach_copy_",
       "aten::_foreach_lerp", "aten::_foreach_lerp.Scalar", "aten::_foreach_lerp.ScalarList", "aten::_foreach_pow", "aten::_foreach_powsum",
       "aten::_foreach_rsqrt", "aten::_foreach_sign", "aten::_fused_adagrad", "aten::_fused_adamw", "aten::_fused_rms_norm",
       "aten::_fused_rms_norm_backward", "aten::_fused_sgd", "aten::_prelu_kernel", "aten::_reshape_copy", "aten::_safe_softmax",
       "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-      "aten::_unsafe_index.Tensor", "aten::_unsafe_index_put"};
+      "aten::_unsafe_index.Tensor", "aten::_unsafe_index_put", "aten::prelu_backward"};
 #else
-  const std::set<std::string> newer;
+  const std::set<std::string> elsewhere{"aten::prelu_backward"};  // of 1.13
 #endif
   std::string missing;
   for (const auto& [name, why] : rules::all()) {
-    if (!named.count(name) && !newer.count(name)) missing += name + " ";
+    if (!named.count(name) && !elsewhere.count(name)) missing += name + " ";
     CHECK(!why.empty());
   }
   CHECK(missing == "");
+}
+
+TEST_CASE("rules: out= forms of rules by notation", "[custom]") {
+  CHECK_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto a = whole_numbers({5, 4}), b = whole_numbers({4, 3}, 1);
+    for (const auto& placement : {shard(0), shard(1), replicate()}) {
+      auto out = placed(at::zeros({5, 3}), mesh, {placement});
+      at::mm_out(out, placed(a, mesh, {shard(0)}), placed(b, mesh, {replicate()}));
+      require(full_tensor(out).equal(a.mm(b)) && DTensor(out).placements()[0] == placement, "test", "out is {}", DTensor(out).layout().str());
+    }
+    auto sum = placed(at::zeros({5, 3}), mesh, {partial()});
+    at::mm_out(sum, placed(a, mesh, {shard(1)}), placed(b, mesh, {shard(0)}));
+    require(full_tensor(sum).equal(a.mm(b)), "test", "a pending out= differs");
+  }));
 }
 
 TEST_CASE("local_map: parts in and parts out with gradients", "[custom]") {

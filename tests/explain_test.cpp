@@ -1,6 +1,8 @@
 // Explanations and pictures, without running or communicating.
 #include "op_check.hpp"
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 

@@ -223,3 +223,47 @@ TEST_CASE("ops: targets out of range over cut classes", "[ops][loss]") {
     }
   }));
 }
+
+TEST_CASE("ops: a target out of range on one rank is an error on all", "[ops][loss]") {
+  for (const auto& placements : std::vector<Placements>{{shard(0), replicate()}, {shard(0), shard(1)}, {shard(0), shard(0)}}) {
+    CHECK_NOTHROW(on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
+      const auto logits = placed(fractions({8, 61}), mesh, placements);
+      auto target = indices({8}, 61);
+      target[7] = 61;  // the last rank's
+      std::string text;
+      try {
+        F::cross_entropy(logits, placed(target, mesh, {shard(0), placements[1].is_shard(0) ? shard(0) : replicate()}));
+      } catch (const c10::Error& error) {
+        text = error.what_without_backtrace();
+      }
+      require(text.find("out of bounds") != std::string::npos, "test", "got '{}'", text);
+    }));
+  }
+}
+
+TEST_CASE("ops: ranks without classes", "[ops][loss]") {
+  auto x = fractions({3, 2}).mul(3);
+  x[2].fill_(-std::numeric_limits<float>::infinity());
+  const auto target = indices({3}, 2);
+  const auto run = [](at::Tensor logits, const at::Tensor& labels) {
+    logits = logits.detach().requires_grad_();
+    Tensors results{logits.softmax(1), logits.log_softmax(1), at::nll_loss(logits.log_softmax(1).slice(0, 0, 2), labels.slice(0, 0, 2))};
+    (results[0].slice(0, 0, 2).square().sum() + results[2]).backward();
+    results.push_back(logits.grad().slice(0, 0, 2));
+    return results;
+  };
+  const auto expected = run(x.clone(), target);
+  for (const auto& sizes : std::vector<std::vector<int64_t>>{{4}, {2, 2}}) {
+    CHECK_NOTHROW(on_mesh(sizes, [&](const DeviceMesh& mesh) {
+      set_comm_cost("", {.latency = 20e-6, .bandwidth = 1e18, .copy_bandwidth = 1e18});  // so that no small tensor is worth a move
+      Spmd spmd(mesh);
+      const auto logits = placed(x, mesh, Placements(mesh.ndim(), shard(1)));
+      CommDebugMode comm;
+      const auto got = run(logits, target);
+      require(comm.count(comm::Collective::all_gather) + comm.count(comm::Collective::all_to_all) == 0, "test", "gathered:\n{}", comm.str());
+      for (size_t i = 0; i < got.size(); ++i) {
+        require(full_tensor(got[i]).allclose(expected[i], 1e-5, 1e-6, true), "test", "result {} differs", i);
+      }
+    }));
+  }
+}

@@ -8,6 +8,7 @@
 #include "src/redistribute/transition.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 
 namespace dtensor::dispatch {
@@ -20,6 +21,7 @@ using rules::Candidates;
 
 // What candidates are compared by, best first: time, then fewer moves, then less memory, then order in the rule.
 using Price = std::tuple<double, int, int64_t>;
+constexpr double kForever = std::numeric_limits<double>::infinity();
 
 LayoutPtr with_one(const LayoutPtr& layout, int64_t mesh_dim, const Placement& placement) {
   if (layout->placements()[mesh_dim] == placement) return layout;
@@ -66,12 +68,14 @@ const Placement& placement_written(const Call& call, const OpInfo& info, const C
   return candidate.in[operand];
 }
 
-Price price_of(const Call& call, const OpInfo& info, const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
+// `enough`: a time that is of no interest any more.
+Price price_of(const Call& call, const OpInfo& info, const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now,
+               double enough) {
   double seconds = expanded_seconds(candidate, call.mesh.size(mesh_dim), mesh_dim, now);
   if (candidate.lowering_bytes > 0) seconds += redistribute::all_reduce_seconds(call.mesh, mesh_dim, candidate.lowering_bytes);
   int moves = 0;
   int64_t memory = 0;
-  for (size_t i = 0; i < now.size(); ++i) {
+  for (size_t i = 0; i < now.size() && seconds <= enough; ++i) {
     const auto next = with_one(now[i], mesh_dim, candidate.in[i]);
     if (is_written(info, call.operands[i])) {
       const auto written = with_one(now[i], mesh_dim, placement_written(call, info, candidate, i));
@@ -128,7 +132,7 @@ const Candidate* cheapest(const Call& call, const OpInfo& info, const Candidates
     for (const auto& candidate : candidates) {
       if (moves_nothing(candidate, mesh_dim, now) == moving) continue;
       const char* dropped = fits(call, candidate, mesh_dim) ? nullptr : "does not fit the sizes";
-      const auto price = dropped ? Price() : price_of(call, info, candidate, mesh_dim, now);
+      const auto price = dropped ? Price() : price_of(call, info, candidate, mesh_dim, now, best && !trace ? std::get<0>(lowest) : kForever);
       if (trace) trace->back()[&candidate - candidates.data()] = option_of(candidate, price, dropped);
       if (!dropped && (!best || price < lowest)) best = &candidate, lowest = price;
     }

@@ -74,6 +74,7 @@ CommCost comm_cost(const DeviceMesh& mesh, int64_t dim) {
   auto& cache = mesh.world().state().plans;
   std::lock_guard<std::mutex> lock(cache.mutex);
   load_costs(cache);
+  if (cache.costs.empty()) return {};
   for (const auto& name : {mesh.names()[dim], std::string()}) {
     if (auto it = cache.costs.find(name); it != cache.costs.end()) return it->second;
   }

@@ -60,6 +60,7 @@ class Search {
 };
 
 Search::Search(const Layout& from, const Layout& to) : model_(from) {
+  best_.reserve(64);
   for (size_t i = 0; i < model_.mesh_sizes.size(); ++i) {
     std::vector<Placement> choices{replicate(), from.placements()[i], to.placements()[i]};
     if (model_.mesh_sizes[i] > 1) {
