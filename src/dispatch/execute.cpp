@@ -3,6 +3,7 @@
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/explicit.hpp"
 #include "src/dispatch/guard.hpp"
+#include "src/dispatch/reading.hpp"
 
 #include <dtensor/comm/record.hpp>
 #include <dtensor/error.hpp>
@@ -173,6 +174,7 @@ void check_writable(const OpInfo& info, const Stack& stack, size_t begin) {
     auto* impl = const_cast<c10::TensorImpl*>(value.unsafeToTensorImpl());
     if (!is_dtensor_impl(impl)) continue;
     auto* distributed = static_cast<DTensorImpl*>(impl);
+    before_write(distributed->local());
     if (!is_parted(distributed->local())) [[likely]] continue;
     fail(info.name,
          "writes to {}, of which a view exists that had to be copied because no placement expresses it; the write would not "

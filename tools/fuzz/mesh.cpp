@@ -43,7 +43,7 @@ at::Tensor placed(const Leaf& leaf, const DeviceMesh& mesh) {
   if (!(cut == leaf.placements)) {
     value = from_local(DTensor(value).to_local().clone(), mesh, leaf.placements, leaf.sizes).tensor();
   }
-  return value.detach().requires_grad_(leaf.requires_grad);
+  return value.requires_grad_(leaf.requires_grad);
 }
 
 at::Tensor redistributed(const at::Tensor& from, const Placements& placements) {

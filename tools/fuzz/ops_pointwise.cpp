@@ -79,7 +79,7 @@ void add_unary(std::vector<Op>& ops) {
       unary("logical_not", keeps, [](T x) { return x.logical_not(); }, kink, any_tensor),
       unary("nan_to_num", keeps, [](T x) { return x.nan_to_num(); }),
       unary("remainder", keeps, [](T x) { return x.remainder(3); }, all_exact, number),
-      unary("floor_divide", keeps, [](T x) { return x.floor_divide(2); }, all_exact, number),
+      unary("floor_divide", keeps, [](T x) { return x.floor_divide(2); }, {}, integral),
       unary("x << 1", keeps, [](T x) { return x.bitwise_left_shift(1); }, {}, integral),
   });
 }

@@ -53,12 +53,12 @@ at::Tensor values(const Leaf& leaf) {
 }  // namespace
 
 at::Tensor data_of(const Leaf& leaf) {
-  auto data = values(leaf).to(leaf.dtype).view(leaf.sizes);
+  const auto data = values(leaf).to(leaf.dtype).view(leaf.sizes);
   const bool partial = std::any_of(leaf.placements.begin(), leaf.placements.end(), [](const auto& p) { return p.is_partial(); });
-  if (!leaf.reversed || partial) return data;  // from_local makes what is row-major
+  if (!leaf.reversed || partial) return data.clone();  // a leaf is nobody's view; from_local makes what is row-major
   Ints dims(leaf.sizes.size());
   std::iota(dims.rbegin(), dims.rend(), 0);
-  return data.permute(dims).contiguous().permute(dims);
+  return data.permute(dims).clone(at::MemoryFormat::Contiguous).permute(dims).clone();
 }
 
 Tensors run_op(const Step& step, const Tensors& in) {
@@ -103,6 +103,16 @@ bool PlainRun::run(const Step& step) {
   return false;
 }
 
+// A write may leave views that autograd refuses to look at.
+bool PlainRun::all_readable() const {
+  try {
+    for (const auto& [number, value] : values_) value.grad_fn();
+  } catch (const c10::Error&) {
+    return false;
+  }
+  return true;
+}
+
 bool PlainRun::run_call(const Step& step) {
   Tensors in;
   std::vector<bool> exact;
@@ -129,7 +139,7 @@ bool PlainRun::run_call(const Step& step) {
     const bool view = std::any_of(in.begin(), in.end(), [&](T operand) { return result.is_alias_of(operand); });
     if (!keep(result, op.effect == Effect::keeps ? worst : std::min(worst, Quality::fine), !view)) return false;
   }
-  if (op.in_place) return true;
+  if (op.in_place) return all_readable();
   for (size_t i = 0; i < out.size(); ++i) {
     if (step.out.empty()) results.push_back(out[i]);
     else values_[step.out[i]] = out[i];
@@ -168,8 +178,9 @@ void run_backward(const Program& program, const std::map<int, at::Tensor>& value
     sum.backward();
     for (const auto& gradient : gradients) outcome.gradients.push_back(seen(gradient));
     for (const auto& leaf : leaves) outcome.gradients.push_back(seen(leaf.grad()));
-  } catch (const c10::Error& error) {
-    outcome.backward_error = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    const auto* known = dynamic_cast<const c10::Error*>(&error);
+    outcome.backward_error = known ? known->what_without_backtrace() : error.what();
   }
 }
 

@@ -30,6 +30,7 @@ class PlainRun {
 
  private:
   bool run_call(const Step& step);
+  bool all_readable() const;
   bool keep(T value, Quality quality, bool fresh);
 
   std::map<int, at::Tensor> values_;
