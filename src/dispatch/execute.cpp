@@ -144,9 +144,20 @@ void wrap_results(Stack& stack, size_t begin, const Decision& decision, const st
 
 }  // namespace
 
+namespace {
+
+// Whether nobody else has the local memory. A move under way counts, but is over sooner on one rank than on another, and all ranks
+// must decide the same: so it is waited for.
+bool is_alone(DTensorImpl& impl) {
+  before_write(impl.local());
+  return impl.owns_local_alone();
+}
+
+}  // namespace
+
 at::Tensor moved(const at::Tensor& tensor, const Move& move, bool may_settle) {
   auto* impl = as_dtensor(tensor);
-  const bool keep = may_settle && impl && move.settles && impl->owns_local_alone();
+  const bool keep = may_settle && impl && move.settles && is_alone(*impl);
   auto part = move_local(impl ? impl->local() : tensor, move.from, move.to).get();
   // Kernels read saved state (the statistics of a norm) as contiguous where one device would have it so; a chunk may be a view.
   if (move.row_major && !part.is_contiguous()) part = part.contiguous();

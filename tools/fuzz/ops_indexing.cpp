@@ -66,10 +66,11 @@ Op two_indices() {
           [](const Tensors& in, const Ints&) { return Tensors{in[0].index({in[1], in[2]})}; }};
 }
 
+// Of contiguous tensors: the gradient of masked_select takes others in memory order, on one device.
 Op by_mask(std::string name, std::function<at::Tensor(T, T)> run) {
   return {std::move(name), keeps,
           [](Sketch& sketch, Step& step) {
-            step.in = {sketch.find_or_make(with_dims(1))};
+            step.in = {sketch.find_or_make(with_dims(1, 9, [](T x) { return x.is_contiguous(); }))};
             if (step.in[0] < 0) return false;
             step.in.push_back(sketch.of_sizes(sketch.at(step.in[0]).sizes().vec(), at::empty({0}, at::kBool)));
             return true;
