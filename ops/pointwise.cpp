@@ -38,20 +38,8 @@ class Pointwise : public Rule {
     return pointwise_candidates(call, mesh_dim, all, call.schema.returns().size(), keeps_);
   }
 
-  // Sizes broadcast, and dims lie in the operands' order: ATen's own iterator tells, as it does on one device.
   std::vector<OutputMeta> output_metas(const Call& call) const override {
-    const auto on_meta = [](const Operand& operand) {
-      const auto options = at::TensorOptions(at::kMeta).dtype(operand.layout->dtype());
-      return at::empty_strided(operand.sizes(), operand.layout->strides(), options);
-    };
-    at::TensorIteratorConfig config;
-    config.check_all_same_dtype(false).check_all_same_device(false).add_owned_output(at::Tensor());
-    const bool swaps = call.schema.name() == "aten::rsub";  // it is sub(other, self), and the first operand's order counts
-    for (size_t i = 0, n = call.operands.size(); i < n; ++i) config.add_owned_input(on_meta(call.operands[swaps ? n - 1 - i : i]));
-    const auto dtype = call.operands[0].layout->dtype();
-    const auto like = config.declare_static_dtype_and_device(dtype, at::kMeta).build().output();
-    const OutputMeta meta{Sizes(like.sizes().begin(), like.sizes().end()), Sizes(like.strides().begin(), like.strides().end()), dtype};
-    return std::vector<OutputMeta>(call.schema.returns().size(), meta);
+    return std::vector<OutputMeta>(call.schema.returns().size(), pointwise_meta(call));
   }
 
   bool reads_numbers() const override { return false; }
@@ -97,6 +85,19 @@ Candidates pointwise_candidates(const Call& call, int64_t mesh_dim, const std::v
     }
   }
   return result;
+}
+
+OutputMeta pointwise_meta(const Call& call) {
+  at::TensorIteratorConfig config;  // ATen's own
+  config.check_all_same_dtype(false).check_all_same_device(false).add_owned_output(at::Tensor());
+  const bool swaps = call.schema.name() == "aten::rsub";  // it is sub(other, self), and the first operand's order counts
+  for (size_t i = 0, n = call.operands.size(); i < n; ++i) {
+    const auto& layout = *call.operands[swaps ? n - 1 - i : i].layout;
+    config.add_owned_input(at::empty_strided(layout.sizes(), layout.strides(), at::TensorOptions(at::kMeta).dtype(layout.dtype())));
+  }
+  const auto dtype = call.operands[0].layout->dtype();
+  const auto like = config.declare_static_dtype_and_device(dtype, at::kMeta).build().output();
+  return {Sizes(like.sizes().begin(), like.sizes().end()), Sizes(like.strides().begin(), like.strides().end()), dtype};
 }
 
 RulePtr pointwise(KeepsPartial keeps) { return std::make_shared<Pointwise>(std::move(keeps)); }

@@ -5,6 +5,7 @@
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/reading.hpp"
 
+#include <ATen/ops/empty_strided.h>
 #include <dtensor/comm/record.hpp>
 #include <dtensor/error.hpp>
 #include <fmt/ranges.h>
@@ -64,16 +65,26 @@ void add_operands(const c10::IValue& value, Operands& operands) {
   for (const auto& element : value.toListRef()) add_operands(element, operands);
 }
 
+// A whole tensor in the memory order of one device, which the results' order may follow from.
+at::Tensor in_order(const at::Tensor& whole, const Layout& layout) {
+  if (whole.strides() == layout.strides()) return whole;
+  const auto ordered = at::empty_strided(layout.sizes(), layout.strides(), whole.options());
+  return ordered.is_non_overlapping_and_dense() ? ordered.copy_(whole) : whole;
+}
+
 void replace_by_locals(Stack& stack, size_t begin, const Decision& decision) {
   Operands operands;
   for (size_t i = begin; !decision.moves.empty() && i < stack.size(); ++i) add_operands(stack[i], operands);
   const bool may_settle = all_distinct(operands);
+  const bool free_order = !decision.outputs_known && decision.info->written.empty();
   for (size_t i = begin; i < stack.size(); ++i) {
     auto& value = stack[i];
     const int argument = static_cast<int>(i - begin);
     auto local = [&](const at::Tensor& tensor, int element) {
       const auto* move = tensor.defined() ? move_of(decision, argument, element) : nullptr;
-      return move ? moved(tensor, *move, may_settle) : local_of(tensor);
+      const auto part = move ? moved(tensor, *move, may_settle) : local_of(tensor);
+      auto* impl = free_order && tensor.defined() ? as_dtensor(tensor) : nullptr;
+      return impl ? in_order(part, *impl->layout()) : part;
     };
     if (value.isTensor()) {
       value = local(value.toTensor(), -1);
