@@ -149,7 +149,9 @@ Structure pointwise_forward(const Call& call) {
   Dims result;
   auto in = broadcast(call, from(0, call.operands.size()), result);
   const bool reduced = call.int_arg("reduction") != kNone;
-  return {std::move(in), {reduced ? Dims() : result}, {partial()}, {}};
+  Structure structure{std::move(in), {reduced ? Dims() : result}, {partial()}, {}};
+  if (!reduced) structure.strides = {pointwise_meta(call).strides};
+  return structure;
 }
 
 Structure pointwise_backward(const Call& call) {

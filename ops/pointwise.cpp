@@ -1,6 +1,9 @@
 // Pointwise operators: every dim may be cut. What differs is which Partial operands they pass through.
 #include "ops/pointwise.hpp"
 
+#include <ATen/TensorIterator.h>
+#include <ATen/ops/empty_strided.h>
+
 #include <algorithm>
 #include <numeric>
 #include <set>
@@ -35,16 +38,8 @@ class Pointwise : public Rule {
     return pointwise_candidates(call, mesh_dim, all, call.schema.returns().size(), keeps_);
   }
 
-  std::vector<Sizes> output_sizes(const Call& call) const override {
-    Sizes shape;
-    for (const auto& operand : call.operands) {
-      if (operand.ndim() > static_cast<int64_t>(shape.size())) shape.insert(shape.begin(), operand.ndim() - shape.size(), 1);
-      for (int64_t d = 0; d < operand.ndim(); ++d) {
-        auto& size = shape[shape.size() - operand.ndim() + d];
-        size = size == 1 ? operand.sizes()[d] : size;
-      }
-    }
-    return std::vector<Sizes>(call.schema.returns().size(), shape);
+  std::vector<OutputMeta> output_metas(const Call& call) const override {
+    return std::vector<OutputMeta>(call.schema.returns().size(), pointwise_meta(call));
   }
 
   bool reads_numbers() const override { return false; }
@@ -103,6 +98,19 @@ Candidates KeepsPartial::candidates(const Placements& now, size_t outputs) const
     }
   }
   return result;
+}
+
+OutputMeta pointwise_meta(const Call& call) {
+  at::TensorIteratorConfig config;  // ATen's own
+  config.check_all_same_dtype(false).check_all_same_device(false).add_owned_output(at::Tensor());
+  const bool swaps = call.schema.name() == "aten::rsub";  // it is sub(other, self), and the first operand's order counts
+  for (size_t i = 0, n = call.operands.size(); i < n; ++i) {
+    const auto& layout = *call.operands[swaps ? n - 1 - i : i].layout;
+    config.add_owned_input(at::empty_strided(layout.sizes(), layout.strides(), at::TensorOptions(at::kMeta).dtype(layout.dtype())));
+  }
+  const auto dtype = call.operands[0].layout->dtype();
+  const auto like = config.declare_static_dtype_and_device(dtype, at::kMeta).build().output();
+  return {Sizes(like.sizes().begin(), like.sizes().end()), Sizes(like.strides().begin(), like.strides().end()), dtype};
 }
 
 RulePtr pointwise(KeepsPartial keeps) { return std::make_shared<Pointwise>(std::move(keeps)); }

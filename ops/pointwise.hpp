@@ -36,6 +36,9 @@ class KeepsPartial {
 
 RulePtr pointwise(KeepsPartial keeps = {});
 
+// The result of a pointwise operator on all operands: sizes broadcast, and dims lie in the operands' order.
+OutputMeta pointwise_meta(const Call& call);
+
 // The candidates of a pointwise operator over some operands of a call: `members` are indices into call.operands. Every
 // member gets a placement, all other operands Replicate; `outputs` outputs follow the broadcast shape.
 Candidates pointwise_candidates(const Call& call, int64_t mesh_dim, const std::vector<int>& members, size_t outputs,

@@ -265,3 +265,72 @@ TEST_CASE("dispatch: shapes that change every step do not pile up", "[dispatch]"
     }
   }));
 }
+
+TEST_CASE("dispatch: a write waits for a move that still reads", "[dispatch]") {
+  REQUIRE_NOTHROW(on_ranks(4, [](dt::World& world) {
+    auto mesh = dt::init_device_mesh(torch::kCPU, {4});
+    for (int i = 0; i < 20; ++i) {
+      auto x = dt::distribute_tensor(torch::arange(1, 1001, torch::kDouble), mesh, {i % 2 ? dt::shard(0) : dt::replicate()});
+      auto p = dt::from_local(torch::full({100}, i + 1.0), mesh, {dt::partial()});
+      const auto moved = x.redistribute({i % 2 ? dt::replicate() : dt::shard(0)});
+      const auto sum = p.redistribute({dt::replicate()});
+      if ((world.rank() + i) % 3 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // so that others wait for it
+      x->neg_();
+      p->select(0, 3).zero_();  // through a view
+      dt::require(dt::full_tensor(moved).equal(torch::arange(1, 1001, torch::kDouble)), "test", "the move saw the write");
+      dt::require(dt::full_tensor(sum).equal(torch::full({100}, 4 * (i + 1.0))), "test", "the sum saw the write");
+    }
+  }));
+}
+
+TEST_CASE("dispatch: ranks agree whether a reduction settles while a move is under way", "[dispatch]") {
+  REQUIRE_NOTHROW(on_ranks(3, [](dt::World& world) {
+    auto mesh = dt::init_device_mesh(torch::kCPU, {3});
+    for (int i = 0; i < 30; ++i) {
+      auto p = dt::from_local(torch::full({4}, i + 1.0), mesh, {dt::partial()});
+      p = dt::DTensor(p->mul(1));  // memory of its own
+      const auto sum = p.redistribute({dt::replicate()});
+      if ((world.rank() + i) % 3 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      if ((world.rank() + i) % 2 == 0) dt::full_tensor(sum.tensor().clone());  // some see it done, and some do not
+      if ((world.rank() + i) % 2 == 1) dt::full_tensor(sum.tensor().clone());
+      const auto bounded = torch::clamp(p, -5, 5);
+      dt::require(dt::full_tensor(p).equal(torch::full({4}, 3 * (i + 1.0))), "test", "the value changed");
+    }
+  }));
+}
+
+TEST_CASE("dispatch: a view of a base that was written keeps its gradient", "[dispatch]") {
+  const auto gradient = [](const at::Tensor& base, const at::Tensor& weight) {
+    const auto view = base.view({4});
+    base.mul_(weight);
+    const auto copy = view.detach();  // asks for nothing of autograd's
+    (view * view).sum().backward();
+    return weight.grad();
+  };
+  const auto expected = gradient(torch::arange(4, torch::kDouble).view({2, 2}).clone(), torch::ones({2, 2}, torch::kDouble).requires_grad_());
+  REQUIRE_NOTHROW(on_ranks(2, [&](dt::World&) {
+    auto mesh = dt::init_device_mesh(torch::kCPU, {2});
+    const auto placed = [&](const at::Tensor& x) { return dt::distribute_tensor(x, mesh, {dt::shard(0)}).tensor(); };
+    const auto got = gradient(placed(torch::arange(4, torch::kDouble).view({2, 2})), placed(torch::ones({2, 2}, torch::kDouble)).requires_grad_());
+    dt::require(dt::full_tensor(got).equal(expected), "test", "the gradient differs");
+  }));
+}
+
+TEST_CASE("dispatch: results lie in memory as one device would have them", "[dispatch]") {
+  const auto results = [](const at::Tensor& x, const at::Tensor& y) {
+    const auto t = x.t();
+    return std::vector<at::Tensor>{at::where(t > 1, t, y), t.nan_to_num(), at::rsub(y, t), t.flip({0}), torch::huber_loss(t, y, at::Reduction::None),
+                                   t.logical_and(y > 0), at::rot90(t, 1, {0, 1})};
+  };
+  const auto x = torch::arange(12, torch::kDouble).view({3, 4}), y = torch::ones({4, 3}, torch::kDouble);
+  const auto expected = results(x, y);
+  REQUIRE_NOTHROW(on_ranks(2, [&](dt::World&) {
+    auto mesh = dt::init_device_mesh(torch::kCPU, {2});
+    for (const auto& placement : {dt::replicate(), dt::shard(0), dt::shard(1)}) {
+      const auto got = results(dt::distribute_tensor(x, mesh, {placement}), dt::distribute_tensor(y, mesh, {dt::replicate()}));
+      for (size_t i = 0; i < got.size(); ++i) {
+        dt::require(got[i].strides() == expected[i].strides() && dt::full_tensor(got[i]).equal(expected[i]), "test", "result {} differs", i);
+      }
+    }
+  }));
+}

@@ -2,6 +2,7 @@
 
 #include "src/dispatch/fast_thread_local.hpp"
 #include "src/dispatch/guard.hpp"
+#include "src/dispatch/reading.hpp"
 
 #include <dtensor/error.hpp>
 #include <dtensor/redistribute.hpp>
@@ -96,7 +97,8 @@ void DTensorImpl::relay(at::Tensor local, LayoutPtr layout, comm::WorkPtr work) 
 }
 
 void DTensorImpl::finish() {
-  auto work = std::move(work_);
+  const auto work = std::move(work_);
+  dispatch::no_longer_reading(work);
   work->wait();
 }
 
@@ -146,6 +148,7 @@ at::Tensor move_tensor(const at::Tensor& tensor, const LayoutPtr& target) {
   auto moved = move_local(local, impl->layout(), target);
   if (!moved.work && moved.tensor.is_alias_of(local)) moved.tensor = moved.tensor.clone();
   auto result = wrap(std::move(moved.tensor), target);
+  if (moved.work) dispatch::reading(local, moved.work);
   as_dtensor(result)->set_pending(std::move(moved.work));
   return result;
 }

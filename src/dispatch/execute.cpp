@@ -3,7 +3,9 @@
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/explicit.hpp"
 #include "src/dispatch/guard.hpp"
+#include "src/dispatch/reading.hpp"
 
+#include <ATen/ops/empty_strided.h>
 #include <dtensor/comm/record.hpp>
 #include <dtensor/error.hpp>
 #include <fmt/ranges.h>
@@ -68,16 +70,26 @@ void add_operands(const c10::IValue& value, Operands& operands) {
   for (const auto& element : value.toListRef()) add_operands(element, operands);
 }
 
+// A whole tensor in the memory order of one device, which the results' order may follow from.
+at::Tensor in_order(const at::Tensor& whole, const Layout& layout) {
+  if (whole.strides() == layout.strides()) return whole;
+  const auto ordered = at::empty_strided(layout.sizes(), layout.strides(), whole.options());
+  return ordered.is_non_overlapping_and_dense() ? ordered.copy_(whole) : whole;
+}
+
 void replace_by_locals(Stack& stack, size_t begin, const Decision& decision) {
   Operands operands;
   for (size_t i = begin; !decision.moves.empty() && i < stack.size(); ++i) add_operands(stack[i], operands);
   const bool may_settle = all_distinct(operands);
+  const bool free_order = !decision.outputs_known && decision.info->written.empty();
   for (size_t i = begin; i < stack.size(); ++i) {
     auto& value = stack[i];
     const int argument = static_cast<int>(i - begin);
     auto local = [&](const at::Tensor& tensor, int element) {
       const auto* move = tensor.defined() ? move_of(decision, argument, element) : nullptr;
-      return move ? moved(tensor, *move, may_settle && !is_brought_back(decision, argument, element)) : local_of(tensor);
+      const auto part = move ? moved(tensor, *move, may_settle && !is_brought_back(decision, argument, element)) : local_of(tensor);
+      auto* impl = free_order && tensor.defined() ? as_dtensor(tensor) : nullptr;
+      return impl ? in_order(part, *impl->layout()) : part;
     };
     if (value.isTensor()) {
       value = local(value.toTensor(), -1);
@@ -174,9 +186,20 @@ void wrap_results(Stack& stack, size_t begin, const Decision& decision, const st
 
 }  // namespace
 
+namespace {
+
+// Whether nobody else has the local memory. A move under way counts, but is over sooner on one rank than on another, and all ranks
+// must decide the same: so it is waited for.
+bool is_alone(DTensorImpl& impl) {
+  before_write(impl.local());
+  return impl.owns_local_alone();
+}
+
+}  // namespace
+
 at::Tensor moved(const at::Tensor& tensor, const Move& move, bool may_settle) {
   auto* impl = as_dtensor(tensor);
-  const bool keep = may_settle && impl && move.settles && impl->owns_local_alone();
+  const bool keep = may_settle && impl && move.settles && is_alone(*impl);
   auto part = move_local(impl ? impl->local() : tensor, move.from, move.to).get();
   // Kernels read saved state (the statistics of a norm) as contiguous where one device would have it so; a chunk may be a view.
   if (move.row_major && !part.is_contiguous()) part = part.contiguous();
@@ -204,6 +227,7 @@ void check_writable(const OpInfo& info, const Stack& stack, size_t begin) {
     auto* impl = const_cast<c10::TensorImpl*>(value.unsafeToTensorImpl());
     if (!is_dtensor_impl(impl)) continue;
     auto* distributed = static_cast<DTensorImpl*>(impl);
+    before_write(distributed->local());
     if (!is_parted(distributed->local())) [[likely]] continue;
     fail(info.name,
          "writes to {}, of which a view exists that had to be copied because no placement expresses it; the write would not "

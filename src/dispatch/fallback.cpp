@@ -10,6 +10,7 @@
 #include "src/dispatch/out_form.hpp"
 
 #include <dtensor/comm/record.hpp>
+#include <dtensor/tensor.hpp>
 
 #include <torch/library.h>
 
@@ -91,8 +92,17 @@ void remember(Key& key, std::shared_ptr<const Decision> decision) {
   cache.insert(key, key.hash(), std::move(decision));
 }
 
+// squeeze_, t_, ...: the tensor takes the place of the view that the operator's other form gives.
+void become_view(const c10::OperatorHandle& view, Stack& stack, size_t begin) {
+  const auto self = stack[begin].toTensor();
+  view.callBoxed(&stack);
+  self.unsafeGetTensorImpl()->shallow_copy_from(stack[begin].toTensor().getIntrusivePtr());
+  stack[begin] = self;
+}
+
 void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, Key& key) {
   const auto& info = info_of(op);
+  if (info.becomes && is_dtensor(stack[begin].toTensor())) return become_view(*info.becomes, stack, begin);
   const bool distributed = any_tensor(stack, begin, true);
   if (!distributed && (any_tensor(stack, begin, false) || !Spmd::current() || !is_factory(info))) {
     return run_plain(op, stack);

@@ -64,7 +64,9 @@ void check_leaf(DTensorImpl* impl) {
   if (!impl->requires_grad()) return;
   impl->leaf_checked = true;
   const auto tensor = at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(impl));
-  if (!tensor.is_leaf()) return;
+  // Not is_leaf(): of a view whose base was written it would work out the gradient function, which here, below autograd, is lost.
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  if (!meta || !meta->requires_grad_ || meta->grad_fn_) return;
   const c10::weak_intrusive_ptr<c10::TensorImpl> leaf(tensor.getIntrusivePtr());
   const auto last = std::make_shared<LastMove>();
   tensor.register_hook([leaf, last](const at::Tensor& gradient) { return on_gradient(leaf, gradient, *last); });

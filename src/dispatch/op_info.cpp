@@ -9,9 +9,11 @@ namespace dtensor::dispatch {
 
 namespace {
 
+const std::unordered_set<std::string> kBecomesView{
+    "aten::squeeze_", "aten::unsqueeze_", "aten::t_", "aten::transpose_", "aten::swapdims_", "aten::swapaxes_",
+};
 const std::unordered_set<std::string> kChangesMetadata{
-    "aten::squeeze_", "aten::unsqueeze_", "aten::t_",     "aten::transpose_", "aten::swapdims_", "aten::swapaxes_",
-    "aten::resize_",  "aten::resize_as_", "aten::set_",   "aten::as_strided_", "aten::detach_",  "aten::set_data",
+    "aten::resize_", "aten::resize_as_", "aten::set_", "aten::as_strided_", "aten::detach_", "aten::set_data",
 };
 
 bool is_tensor_type(const c10::TypePtr& type) {
@@ -84,6 +86,10 @@ void read_schema(OpInfo& info, const c10::FunctionSchema& schema) {
   info.in_place = !info.written.empty() && !out_form;
   if (out_form) info.functional = functional_of(schema);
   info.changes_metadata = info.in_place && kChangesMetadata.count(schema.name()) > 0;
+  if (kBecomesView.count(schema.name())) {
+    const auto view = schema.name().substr(0, schema.name().size() - 1);
+    info.becomes = c10::Dispatcher::singleton().findSchemaOrThrow(view.c_str(), schema.overload_name().c_str());
+  }
   info.rule = rules::find(schema);
 }
 

@@ -19,7 +19,8 @@ struct OpInfo {
   std::vector<int> written;         // arguments that the operator writes (in place, out=)
   std::vector<int> returns_argument; // per return: the argument it is (in place, out=), or -1
   bool in_place = false;            // writes its first argument and is not an out= form
-  bool changes_metadata = false;    // squeeze_, t_, resize_, ...: would part layout and local tensor
+  bool changes_metadata = false;    // resize_, set_, ...: would part layout and local tensor
+  c10::optional<c10::OperatorHandle> becomes;  // of squeeze_, t_, ...: the view that the tensor becomes
   bool is_view = false;             // returns an alias of an argument
   bool has_tensor_argument = false; // false: a factory
   std::optional<c10::OperatorHandle> functional = {};  // of an out= form: what returns the result instead

@@ -4,6 +4,7 @@
 #include "src/dispatch/explicit.hpp"
 #include "src/dispatch/fallback.hpp"
 #include "src/dispatch/guard.hpp"
+#include "src/dispatch/reading.hpp"
 
 #include <dtensor/comm/record.hpp>
 
@@ -117,6 +118,7 @@ struct Typed<Op, Result(Args...)> {
     }
     const auto base_offset = impl->storage_offset();
     if constexpr (in_place) {
+      before_write(impl->local());
       call_local(decision, args...);
       return self;
     } else {

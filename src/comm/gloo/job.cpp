@@ -50,6 +50,7 @@ void Job::run() {
 void Job::end(State state) {
   {
     std::lock_guard lock(mutex_);
+    if (state == State::done) keep.clear();  // now, not when the last holder goes: ranks ask who else has a tensor's memory
     state_ = state;
   }
   changed_.notify_all();

@@ -1,0 +1,27 @@
+// Moves under way whose input is a local tensor: until they are done it must not be written.
+#pragma once
+
+#include "src/dispatch/fast_thread_local.hpp"
+
+#include <dtensor/comm/work.hpp>
+
+namespace dtensor::dispatch {
+
+// From now on `work` reads the memory of `local`.
+void reading(const at::Tensor& local, comm::WorkPtr work);
+
+// It is done, or is about to be.
+void no_longer_reading(const comm::WorkPtr& work);
+
+// Waits for what still reads the memory of `local`.
+void wait_for_readers(const at::Tensor& local);
+
+namespace detail {
+extern DTENSOR_FAST_THREAD_LOCAL bool anything_read;
+}
+
+inline void before_write(const at::Tensor& local) {
+  if (detail::anything_read) [[unlikely]] wait_for_readers(local);
+}
+
+}  // namespace dtensor::dispatch
