@@ -69,12 +69,11 @@ RulePtr fill(std::vector<ReduceOp> keeps) {
   });
 }
 
-// self.masked_fill(mask, value): linear in self where the value is 0.
+// self.masked_fill(mask, value): pointwise in self and mask.
 Structure masked_fill(const Call& call) {
   Dims shape;
   auto in = broadcast(call, {0, 1}, shape);
-  const bool linear = call.arg("value").toScalar().equal(0);
-  return {std::move(in), {shape}, {}, {linear ? kAnyPartial : std::vector<ReduceOp>(), {{0}}}};
+  return {std::move(in), {shape}, {}, {kept_by_number(call.arg("value").toScalar()), {{0}}}};
 }
 
 const Register copies("aten::clone aten::_to_copy", family(copy),
@@ -86,7 +85,7 @@ const Register fill_("aten::fill_ aten::fill", fill({ReduceOp::avg, ReduceOp::mi
 const Register zero_("aten::zero_ aten::zero", fill(kAnyPartial), "any reduction of zeros is zero");
 
 const Register masked("aten::masked_fill.Scalar", family(masked_fill),
-                      "pointwise; any reduction of zeros is zero, so filling with 0 keeps Partial");
+                      "pointwise; the average, minimum and maximum of equal values is that value, and any reduction of zeros is zero");
 
 }  // namespace
 }  // namespace dtensor::rules

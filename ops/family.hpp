@@ -69,6 +69,11 @@ inline const std::vector<ReduceOp> kAnyPartial{ReduceOp::sum, ReduceOp::avg, Red
                                                ReduceOp::min, ReduceOp::max, ReduceOp::norm2};
 inline const std::vector<ReduceOp> kSums{ReduceOp::sum, ReduceOp::avg};
 
+// Reductions that pass where some elements are replaced by a number: of equal values, and any of zeros.
+inline std::vector<ReduceOp> kept_by_number(const at::Scalar& value) {
+  return value.equal(0) ? kAnyPartial : std::vector<ReduceOp>{ReduceOp::avg, ReduceOp::max, ReduceOp::min};
+}
+
 // Whether a dim of the operand is cut by any mesh dimension.
 bool is_cut(const LayoutPtr& layout, int64_t dim);
 bool is_cut(const LayoutPtr& layout, c10::ArrayRef<int64_t> dims);

@@ -132,17 +132,28 @@ Structure written_along(int64_t dim, std::vector<Dims> in, const KeepsPartial& k
   return {std::move(in), {out}, {}, keeps};
 }
 
-RulePtr scatter(KeepsPartial keeps) {
-  auto structure = [keeps = std::move(keeps)](const Call& call) {
+KeepsPartial moves(const Call&) { return {kAnyPartial, {{0, 2}}}; }
+KeepsPartial sums(const Call&) { return {kSums, {{0, 2}}}; }
+KeepsPartial number(const Call& call) { return {kept_by_number(call.arg("value").toScalar()), {{0}}}; }
+KeepsPartial nothing(const Call&) { return {}; }
+
+// By the argument `reduce`: what is added adds up.
+KeepsPartial as_reduced(const Call& call) {
+  const auto& name = call.arg("reduce").toStringRef();
+  return name == "sum" || name == "add" ? sums(call) : nothing(call);
+}
+
+RulePtr scatter(KeepsPartial (*keeps)(const Call&)) {
+  auto structure = [keeps](const Call& call) {
     const auto dim = wrap_dim(call.int_arg("dim"), call.operands[0].ndim());
-    return written_along(dim, alongside(call, dim), keeps);
+    return written_along(dim, alongside(call, dim), keeps(call));
   };
   return family(std::move(structure), write_own);
 }
 
 // index_add and its kin: `index` is a list of positions along `dim`; source runs alongside self elsewhere.
-RulePtr index_write(KeepsPartial keeps) {
-  auto structure = [keeps = std::move(keeps)](const Call& call) {
+RulePtr index_write(KeepsPartial (*keeps)(const Call&)) {
+  auto structure = [keeps](const Call& call) {
     const auto& self = call.operands[0];
     const auto dim = wrap_dim(call.int_arg("dim"), self.ndim());
     std::vector<Dims> in;
@@ -151,7 +162,7 @@ RulePtr index_write(KeepsPartial keeps) {
       in.push_back(runs_along ? lettered(operand.sizes()) : without_letters(operand.sizes()));
       if (runs_along && self.ndim() > 0) in.back()[dim].letter = kWhole;
     }
-    return written_along(dim, std::move(in), keeps);
+    return written_along(dim, std::move(in), keeps(call));
   };
   return family(std::move(structure), write_own);
 }
@@ -265,6 +276,7 @@ class Put final : public Rule {
  public:
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     const auto& now = call.operands[0].placements()[mesh_dim];
+    if (now.is_partial() && !call.bool_arg("accumulate")) return {{{now, replicate(), now}, {now}}};  // elements only move
     if (!now.is_shard()) return {};
     return {{{now, replicate(), replicate()}, {now}}};
   }
@@ -307,6 +319,7 @@ class MaskedScatter final : public Rule {
  public:
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     const auto& now = call.operands[0].placements()[mesh_dim];
+    if (now.is_partial()) return {{{now, replicate(), now}, {now}}};  // elements only move
     if (!now.is_shard()) return {};
     return {{{now, replicate(), replicate()}, {now}}};
   }
@@ -344,14 +357,16 @@ struct DataDependent final : Rule {
 const Register select("aten::index_select", family(index_select), "every index, and every other dim, by itself");
 const Register gathering("aten::gather", family(gather), "every index by itself, alongside self in the other dims");
 const Register taking("aten::take", family(take), "every index by itself");
-const Register scattering("aten::scatter.src", scatter({kAnyPartial, {{0, 2}}}), "dims alongside are independent");
-const Register scatter_sum("aten::scatter_add", scatter({kSums, {{0, 2}}}),
-                           "dims alongside are independent; linear in self and src");
-const Register scatter_rest("aten::scatter aten::scatter_reduce", scatter({}), "dims alongside are independent");
-const Register add("aten::index_add", index_write({kSums, {{0, 2}}}),
-                   "dims alongside are independent; linear in self and source");
-const Register copy("aten::index_copy", index_write({kAnyPartial, {{0, 2}}}), "dims alongside are independent");
-const Register fill("aten::index_fill aten::index_reduce", index_write({}), "dims alongside are independent");
+const Register scattering("aten::scatter.src", scatter(moves), "dims alongside are independent");
+const Register scatter_number("aten::scatter.value", scatter(number), "dims alongside are independent; one number is written");
+const Register scatter_sum("aten::scatter_add", scatter(sums), "dims alongside are independent; linear in self and src");
+const Register scatter_reduced("aten::scatter.reduce aten::scatter_reduce", scatter(as_reduced),
+                               "dims alongside are independent; a sum is linear in self and src");
+const Register scatter_rest("aten::scatter", scatter(nothing), "dims alongside are independent");
+const Register add("aten::index_add", index_write(sums), "dims alongside are independent; linear in self and source");
+const Register copy("aten::index_copy", index_write(moves), "dims alongside are independent");
+const Register fill("aten::index_fill.int_Scalar", index_write(number), "dims alongside are independent; one number is written");
+const Register rest("aten::index_fill aten::index_reduce", index_write(nothing), "dims alongside are independent");
 const Register indexing("aten::index.Tensor aten::_unsafe_index.Tensor", family(index),
                         "every index, and every other dim, by itself");
 const Register putting("aten::index_put aten::_index_put_impl aten::_unsafe_index_put", family(index_put, write_own),

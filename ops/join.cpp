@@ -96,7 +96,26 @@ Structure repeat(const Call& call) {
 const Register concatenation("aten::cat", std::make_shared<Concatenation>(),
                              "dims that are not joined keep their cuts; so does a joined one whose parts are cut in equal blocks");
 const Register stacking("aten::stack aten::_stack", family(stack), "dims of the elements keep their cuts");
-const Register repetition("aten::repeat", family(repeat), "dims that are not repeated keep their cuts");
+// A dim that is repeated n times holds n blocks, each cut as the dim was.
+class Repetition final : public Rule {
+ public:
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
+    auto result = beside_->candidates(call, mesh_dim);
+    const auto& now = call.operands[0].placements()[mesh_dim];
+    if (!now.is_shard()) return result;
+    const auto times = call.ints_arg("repeats");
+    const auto leading = static_cast<int64_t>(times.size()) - call.operands[0].ndim();
+    const auto blocks = times[leading + now.dim];
+    if (blocks > 1) result.push_back({{now}, {strided_shard(leading + now.dim, blocks * now.split, now.unit)}});
+    return result;
+  }
+  std::vector<OutputMeta> output_metas(const Call& call) const override { return beside_->output_metas(call); }
+
+ private:
+  RulePtr beside_ = family(repeat);
+};
+
+const Register repetition("aten::repeat", std::make_shared<Repetition>(), "dims keep their cuts; a repeated one is cut in each repetition");
 // Dims that turn are whole; an odd number of quarter turns swaps their lengths.
 Structure quarter_turns(const Call& call) {
   auto in = lettered(call.operands[0].sizes());

@@ -73,7 +73,9 @@ Maps flip(const Call& call) {
   return {map};
 }
 
-const Register flipped("aten::flip", rule(flip), "dims that are not flipped keep their cuts");
+std::vector<Sizes> same_sizes(const Call& call) { return {Sizes(sizes_of(call))}; }
+
+const Register flipped("aten::flip", std::make_shared<DimRule>(flip, nullptr, Passes::all, same_sizes), "dims that are not flipped keep their cuts");
 
 // -- Dims dropped and added --------------------------------------------------------------------------------------------------
 
@@ -223,7 +225,12 @@ int64_t reach(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
 
 class AsStridedRule : public Rule {
  public:
-  Candidates candidates(const Call&, int64_t) const override { return {}; }
+  // Whole operands; elements only move.
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
+    const auto& now = call.operands[0].placements()[mesh_dim];
+    if (!now.is_partial()) return {};
+    return {{Placements(call.operands.size(), now), {now}}};
+  }
 
   // So that lower() sees, and refuses, sizes that libtorch's own kernel refuses.
   std::vector<Sizes> output_sizes(const Call& call) const override {

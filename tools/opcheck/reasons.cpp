@@ -1,8 +1,53 @@
-// Legal placements that rules move on purpose.
+// Legal placements that rules move on purpose, and some that only look legal.
 #include "tools/opcheck/examine.hpp"
+
+#include <regex>
 
 namespace dtensor::opcheck {
 
-std::string reason_for(const std::string&, const std::string&, const std::string&) { return ""; }
+namespace {
+
+struct Reason {
+  const char* operators;   // regular expressions; of the whole name, and
+  const char* placements;  // of what is Partial in the operands: "sum max"
+  const char* why;
+};
+
+constexpr Reason kReasons[] = {
+    {".*", "(max|min| )+",
+     "increasing or decreasing in this operand, perhaps for some signs only. Partial(max) and Partial(min) come from reductions; "
+     "their results are small, and reducing them first is cheap"},
+    {"nextafter|heaviside|copysign|hardsigmoid_backward|special_zeta|rrelu_with_noise_backward|sgn|angle", ".*",
+     "the operand hardly matters to the values, and agrees within rounding"},
+    {"nan_to_num|nansum|xlogy|special_xlog1py", ".*", "linear except at NaN, infinities and zeros, which parts of a sum may have where the sum has none"},
+    {"unique.*|masked_select|bincount|index|nonzero.*", ".*", "the shape of the result depends on values: whole operands"},
+    {"div|floor_divide", ".*", "linear without a rounding mode, which the decision does not read"},
+    {"index_reduce|scatter_reduce", ".*", "a product is linear in self alone; nobody scatters products into a pending sum"},
+    {"binary_cross_entropy.*|.*_loss_backward", ".*", "affine in targets and weights, which are data and not Partial"},
+    {".*conv.*|native_.*_norm.*|prelu.*|_addmm_activation", ".*", "linear in a vector of parameters: reducing it first is cheap"},
+    {"gather|embedding_dense_backward", ".*", "lines up for these lengths only"},
+    {"squeeze|t|copy", ".*", "refused: an in-place change of shape; copy: the source is not a pending reduction"},
+    {"_to_copy", ".*", "rounds towards zero: no conversion of a sum is the sum of conversions"},
+};
+
+// "(P(sum)), (S(0))" -> "sum"
+std::string partials(const std::string& placements) {
+  std::string found;
+  const std::regex partial(R"(P\((\w+)\))");
+  for (std::sregex_iterator it(placements.begin(), placements.end(), partial), end; it != end; ++it) {
+    found += (found.empty() ? "" : " ") + (*it)[1].str();
+  }
+  return found;
+}
+
+}  // namespace
+
+std::string reason_for(const std::string& base, const std::string& placements, const std::string&) {
+  const auto found = partials(placements);
+  for (const auto& reason : kReasons) {
+    if (std::regex_match(base, std::regex(reason.operators)) && std::regex_match(found, std::regex(reason.placements))) return reason.why;
+  }
+  return "";
+}
 
 }  // namespace dtensor::opcheck

@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Writes docs/operators.md from what `opcheck --all --json FILE` found, one file per libtorch version; the last gives the tables.
+
+  build/tools/opcheck --all --json operators-1.13.json
+  tools/opcheck/document.py operators-1.13.json operators-2.14.json > docs/operators.md
+"""
+import argparse
+import collections
+import json
+import sys
+
+HEAD = """# Operators
+
+Every operator of libtorch works on DTensors. One with a **sharding rule** runs on the parts; one without runs on replicated operands
+(right, with a warning, once per operator). What `opcheck` proves: for every operator with a rule it makes sample arguments (several
+shapes, uneven and empty ones, memory orders, and the dtypes float64, float32, bfloat16, int64, bool), lays them out in *every*
+combination of placements on 2, 3 and 4 ranks and in drawn ones on a 2x2 mesh, with unequal parts of Partial tensors, runs the
+operator, and compares results, written arguments and gradients with one device. It also runs the *raw* operator on the parts, to find
+placements that are legal although the rule moves data: these are *missed*.
+
+```
+build/tools/opcheck --all              # all rules; the last line is the count
+build/tools/opcheck mm                 # one operator: what happens under every combination of placements
+build/tools/opcheck --list             # the operators with a rule, and why each rule holds
+build/tools/opcheck --without-rule     # those that run on replicated operands
+build/tools/opcheck --registry         # every operator in libtorch's registry that can be sampled
+build/tools/fuzz --seed 1 --programs 20000   # random programs of 5-40 operators against one device
+```
+
+"""
+
+
+def load(path):
+    with open(path) as file:
+        return json.load(file)
+
+
+def totals(found):
+    rules = [r for r in found["operators"] if "failed" not in r]
+    return (len(rules), sum(r["cases"] for r in rules), sum(len(r["wrong"]) for r in rules) + len(found["operators"]) - len(rules),
+            sum(len(r["missed"]) for r in rules), sum(r["samples"] == 0 for r in rules))
+
+
+def measured(runs):
+    yield "| libtorch | overloads with a rule | cases | wrong | missed | overloads that took no sample |"
+    yield "|---|---|---|---|---|---|"
+    for run in runs:
+        yield "| {} | {} | {} | {} | {} | {} |".format(run["libtorch"], *totals(run))
+
+
+def base(name):
+    name = name.removeprefix("aten::").split(".")[0]
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def families(run):
+    tables = collections.defaultdict(lambda: collections.defaultdict(collections.Counter))
+    for r in run["operators"]:
+        if "failed" not in r:
+            tables[r["family"]][r["why"]][base(r["name"])] += 1
+    for family in sorted(tables):
+        count = sum(sum(names.values()) for names in tables[family].values())
+        yield f"\n### {family} ({count})\n"
+        yield "| operators | why their rule holds |"
+        yield "|---|---|"
+        for why, names in sorted(tables[family].items(), key=lambda item: sorted(item[1])):
+            yield f"| {' '.join(f'`{n}`' for n in sorted(names))} | {why} |"
+
+
+def missed(run):
+    reasons = collections.defaultdict(list)
+    for r in run["operators"]:
+        for m in r.get("missed", []):
+            reasons[m["reason"] or "(no reason known)"].append((base(r["name"]), m))
+    yield "| reason | operators | placements | for example |"
+    yield "|---|---|---|---|"
+    for why, found in sorted(reasons.items(), key=lambda item: -len(item[1])):
+        names = sorted({name for name, _ in found})
+        shown = " ".join(f"`{n}`" for n in names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
+        name, m = found[0]
+        yield f"| {why} | {shown} | {len(found)} | `{name}`: {m['placements']} -> {m['legal']} |"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", help="written by opcheck --all --json")
+    runs = [load(path) for path in parser.parse_args().files]
+    out = [HEAD.rstrip("\n"), "", "## Measured", "", *measured(runs), "", "The seeds of the fuzzer's last long run, and what it found, are in "
+           "[fuzzing.md](fuzzing.md).", "", f"## Rules (libtorch {runs[-1]['libtorch']})", "",
+           "A heading is a table in `ops/`, with the number of overloads: in-place and out= forms share the line of their operator.",
+           *families(runs[-1]), "", "## Missed placements", "",
+           "Legal, but the rule moves data; each with the reason.", "", *missed(runs[-1])]
+    sys.stdout.write("\n".join(out) + "\n")
+
+
+if __name__ == "__main__":
+    main()
