@@ -111,30 +111,39 @@ bool set_outputs(Decision& decision, const rules::Call& call, const rules::Resol
   return true;
 }
 
-}  // namespace
-
-std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, Trace* trace) {
+void check_supported(const OpInfo& info) {
   require(info.schema->name() != "aten::set_", info.name,
           "a distributed tensor has no storage to set; hint: torch::load outside of dt::Spmd, into a plain module or tensor, and copy_ "
           "that into the distributed one under torch::NoGradGuard, inside dt::Spmd");
   require(!info.changes_metadata, info.name,
           "would change the shape of a distributed tensor in place, which would part its layout from its local part; "
           "hint: use the out-of-place form and assign the result");
+}
+
+// Refuses what one device refuses. True when that took a rehearsal. Fills call.outputs where they are known; without a rule, which
+// this takes away where it is of no use, operands are replicated.
+bool look_ahead(const c10::OperatorHandle& op, const OpInfo& info, rules::Call& call, const rules::Rule*& rule) {
+  auto outputs = call.operands.empty() ? c10::nullopt : meta_outputs(op, call);
+  const bool rehearsed = !outputs && !call.operands.empty();
+  if (rehearsed) rehearse(op, call);
+  const bool out_form = !info.in_place && !info.written.empty();  // of which no functional form is known
+  if (rule && (rule->data_dependent() || out_form)) rule = nullptr;
+  if (!rule || !info.written.empty()) return rehearsed;
+  call.outputs = outputs && !outputs->empty() ? std::move(*outputs) : rule->output_metas(call);
+  if (call.outputs.empty() && info.returns_tensors_only && !info.schema->returns().empty()) rule = nullptr;
+  return rehearsed;
+}
+
+}  // namespace
+
+std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, Trace* trace) {
+  check_supported(info);
   rules::Call call(*info.schema, arguments, common_mesh(info, arguments));
   call.in_place = info.in_place;
   check_plain_operands(info, call, trace != nullptr);
 
   const auto* rule = info.rule;
-  const bool out_form = !info.in_place && !info.written.empty();  // of which no functional form is known
-  if (rule && (rule->data_dependent() || out_form)) rule = nullptr;
-  auto outputs = call.operands.empty() ? c10::nullopt : meta_outputs(op, call);
-  const bool rehearsed = !outputs && !call.operands.empty();
-  if (rehearsed) rehearse(op, call);
-  if (outputs && rule && info.written.empty()) call.outputs = std::move(*outputs);
-  if (rule && call.outputs.empty() && info.written.empty()) {
-    call.outputs = rule->output_metas(call);
-    if (call.outputs.empty() && info.returns_tensors_only && !info.schema->returns().empty()) rule = nullptr;
-  }
+  const bool rehearsed = look_ahead(op, info, call, rule);
   if (!trace && !info.rule && !call.operands.empty() && info.name != "aten::_local_scalar_dense") warn_without_rule(info);
 
   auto decision = std::make_shared<Decision>(Decision{&info, call.mesh});
@@ -144,7 +153,7 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   decision->outputs_known = rule && info.written.empty() && set_outputs(*decision, call, resolution);
   if (rule) decision->lowering = rule->lower(call, resolution);
   const bool communicates = std::any_of(decision->moves.begin(), decision->moves.end(), [](const Move& move) { return move.communicates; });
-  if (!rehearsed && (communicates || decision->lowering)) rehearse(op, call);  // what kernels refuse, as dtypes
+  if (!rehearsed && (communicates || decision->lowering || !decision->write_backs.empty())) rehearse(op, call);  // what kernels refuse, as dtypes
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
   decision->simple = !info.has_tensor_list && info.returns_tensors_only && (decision->outputs_known || !info.written.empty()) &&
                      !call.operands.empty() && decision->write_backs.empty();
