@@ -193,3 +193,96 @@ TEST_CASE("collectives: every rank sees the same view", "[collectives]") {
     require_equal(flat, full.view({-1}), "view(-1)");
   });
 }
+
+namespace {
+
+// Two pre-norm blocks of causal attention and an MLP; the output projection is the embedding.
+struct TiedTransformerImpl : torch::nn::Module {
+  static constexpr int64_t kLayers = 2, kDim = 16, kHeads = 4, kVocab = 24, kSeq = 6;
+
+  struct Block {
+    torch::nn::LayerNorm norm1{nullptr}, norm2{nullptr};
+    torch::nn::Linear q{nullptr}, k{nullptr}, v{nullptr}, out{nullptr}, up{nullptr}, down{nullptr};
+  };
+
+  TiedTransformerImpl() {
+    embedding = register_module("embedding", torch::nn::Embedding(kVocab, kDim));
+    for (int64_t l = 0; l < kLayers; ++l) {
+      const auto name = [l](const char* part) { return fmt::format("block{}_{}", l, part); };
+      const auto linear = [&](const char* part, int64_t in, int64_t out) {
+        return register_module(name(part), torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(false)));
+      };
+      Block b;
+      b.norm1 = register_module(name("norm1"), torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})));
+      b.norm2 = register_module(name("norm2"), torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})));
+      b.q = linear("q", kDim, kDim), b.k = linear("k", kDim, kDim), b.v = linear("v", kDim, kDim), b.out = linear("out", kDim, kDim);
+      b.up = linear("up", kDim, 4 * kDim), b.down = linear("down", 4 * kDim, kDim);
+      blocks.push_back(b);
+    }
+  }
+
+  at::Tensor attention(const Block& b, const at::Tensor& x) {
+    const auto heads = [&](torch::nn::Linear f) { return f(x).view({x.size(0), kSeq, kHeads, kDim / kHeads}).transpose(1, 2); };
+    auto scores = heads(b.q).matmul(heads(b.k).transpose(-2, -1)) / 2.0;
+    const auto future = torch::ones({kSeq, kSeq}, torch::kBool).triu(1);
+    const auto weights = scores.masked_fill(future, -1e9).softmax(-1);
+    return b.out(weights.matmul(heads(b.v)).transpose(1, 2).reshape({x.size(0), kSeq, kDim}));
+  }
+
+  at::Tensor forward(const at::Tensor& tokens) {
+    auto x = embedding(tokens);
+    for (auto& b : blocks) {
+      x = x + attention(b, b.norm1(x));
+      x = x + b.down(torch::gelu(b.up(b.norm2(x))));
+    }
+    return torch::nn::functional::linear(x, embedding->weight);
+  }
+
+  torch::nn::Embedding embedding{nullptr};
+  std::vector<Block> blocks;
+};
+TORCH_MODULE(TiedTransformer);
+
+struct Step {
+  at::Tensor loss;
+  std::vector<at::Tensor> gradients;
+};
+
+Step step_of(TiedTransformer& model) {
+  const auto tokens = indices({4, TiedTransformerImpl::kSeq + 1}, TiedTransformerImpl::kVocab, 1);
+  const auto x = tokens.slice(1, 0, -1).contiguous(), y = tokens.slice(1, 1).contiguous();
+  const auto logits = model->forward(x).reshape({-1, TiedTransformerImpl::kVocab});
+  Step step{torch::nn::functional::cross_entropy(logits, y.reshape({-1})), {}};
+  step.loss.backward();
+  for (auto& parameter : model->parameters()) step.gradients.push_back(parameter.grad());
+  return step;
+}
+
+}  // namespace
+
+TEST_CASE("collectives: a transformer with a tied embedding in tensor parallel", "[collectives]") {
+  torch::manual_seed(0);
+  TiedTransformer plain;
+  plain->to(torch::kDouble);
+  const auto expected = step_of(plain);
+  on_four([&](const DeviceMesh& line) {
+    const auto mesh = init_device_mesh(torch::kCPU, {line.size()}, {"tp"});
+    Spmd spmd(mesh);
+    torch::manual_seed(0);
+    TiedTransformer model;
+    model->to(torch::kDouble);
+    parallelize_module(*model, mesh, {{"embedding.weight", {{"tp", shard(0)}}},
+                                      {"*_q.weight", {{"tp", shard(0)}}}, {"*_k.weight", {{"tp", shard(0)}}},
+                                      {"*_v.weight", {{"tp", shard(0)}}}, {"*_out.weight", {{"tp", shard(1)}}},
+                                      {"*_up.weight", {{"tp", shard(0)}}}, {"*_down.weight", {{"tp", shard(1)}}}});
+    CommDebugMode comm;
+    const auto step = step_of(model);
+    const auto counted = comm.str();
+    require_equal(step.loss, expected.loss.detach(), "the loss", 1e-12);
+    for (size_t i = 0; i < expected.gradients.size(); ++i) require_equal(step.gradients[i], expected.gradients[i], fmt::format("gradient {}", i), 1e-12);
+    // Forward: the lookup, and two per layer; the loss over cut classes reduces three small tensors. Backward: the gradient of the
+    // loss, two per layer, and the gradient of the tied output.
+    require(comm.count(Collective::all_gather) == 0 && comm.count(Collective::all_to_all) == 0, "test", "something was gathered:\n{}", counted);
+    require(comm.count(Collective::all_reduce) == 14, "test", "other collectives:\n{}", counted);
+  });
+}
