@@ -318,6 +318,8 @@ class ConvolutionRule final : public Rule {
     return {meta(sizes(input), mask[0]), meta(sizes(weight), mask[1]), meta({conv.output_sizes(call)[1]}, mask[2])};
   }
 
+  bool describes_outputs() const override { return true; }
+
   Lowering lower(const Call& call, const Resolution& resolution) const override {
     if (!is_regular(call)) return {};
     const Convolution conv(call);

@@ -124,7 +124,8 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
 
   const auto* rule = info.rule;
   if (rule && rule->data_dependent()) rule = nullptr;
-  if (rule && info.written.empty() && !call.operands.empty()) call.outputs = meta_outputs(op, call);
+  const bool asks_kernel = rule && !rule->describes_outputs();
+  if (asks_kernel && info.written.empty() && !call.operands.empty()) call.outputs = meta_outputs(op, call);
   if (rule && call.outputs.empty() && info.written.empty()) {
     call.outputs = rule->output_metas(call);
     if (call.outputs.empty() && returns_tensors_only(*info.schema) && !info.schema->returns().empty()) rule = nullptr;
