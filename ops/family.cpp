@@ -36,9 +36,10 @@ Cuts cuts_of(const Call& call, int64_t mesh_dim, const Structure& structure, int
   for (size_t i = 0; i < structure.in.size(); ++i) {
     const int dim = dim_with(structure.in[i], letter);
     if (dim < 0) continue;
-    if (structure.in[i][dim].size > 1) cuts.emplace(1, 1);
+    const auto block = structure.in[i][dim].block;
+    if (structure.in[i][dim].size > block) cuts.emplace(1, 1);
     const auto& now = call.operands[i].placements()[mesh_dim];
-    if (now.is_shard(dim)) cuts.emplace(now.split, now.unit);
+    if (now.is_shard(dim) && now.unit % block == 0) cuts.emplace(now.split, now.unit / block);
   }
   return cuts;
 }
@@ -54,11 +55,11 @@ void add_cuts(const Call& call, int64_t mesh_dim, const Structure& structure, in
     Candidate candidate;
     for (const auto& dims : structure.in) {
       const int dim = dim_with(dims, letter);
-      candidate.in.push_back(dim < 0 ? replicate() : strided_shard(dim, split, unit));
+      candidate.in.push_back(dim < 0 ? replicate() : strided_shard(dim, split, unit * dims[dim].block));
     }
     for (size_t i = 0; i < structure.out.size(); ++i) {
       const int dim = dim_with(structure.out[i], letter);
-      candidate.out.push_back(dim < 0 ? structure.lacking[i] : strided_shard(dim, split, unit));
+      candidate.out.push_back(dim < 0 ? structure.lacking[i] : strided_shard(dim, split, unit * structure.out[i][dim].block));
     }
     result.push_back(std::move(candidate));
   }
@@ -90,6 +91,10 @@ class Family final : public Rule {
     add_partials(call, mesh_dim, structure, result);
     for (auto& candidate : result) {
       for (const int i : structure.unread) candidate.in[i] = call.operands[i].placements()[mesh_dim];
+      for (const int i : structure.shapes) {
+        const auto& now = call.operands[i].placements()[mesh_dim];
+        if (now.is_partial() && !candidate.in[i].is_shard()) candidate.in[i] = now;
+      }
       for (size_t i = candidate.in.size(), o = 0; i < call.operands.size(); ++i, ++o)
         candidate.in.push_back(candidate.out[o]);
     }

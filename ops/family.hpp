@@ -20,6 +20,7 @@ constexpr int kWhole = -1;  // no letter: the dim is never cut
 struct Dim {
   int letter = kWhole;
   int64_t size = 1;
+  int64_t block = 1;  // elements per one of the letter's: [channels, kernel] as one dim has blocks of a kernel's size
 };
 using Dims = c10::SmallVector<Dim, 6>;
 
@@ -32,6 +33,7 @@ struct Structure {
   // Partial operands that pass through. Indices are of operands; an empty `together` means all of them.
   KeepsPartial keeps = {};
   std::vector<int> unread = {};  // operands whose values do not matter: they stay as they are
+  std::vector<int> shapes = {};  // operands of which only the sizes matter: pending ones stay so
   // Of outputs that libtorch does not describe: strides where they are not row-major, and which are undefined.
   std::vector<Sizes> strides = {};
   std::vector<int> undefined = {};
