@@ -239,11 +239,23 @@ at::Tensor sum_of_channels(const at::Tensor& gradient) {
   return gradient.sum(others);
 }
 
+// Kernels may leave something where no gradient was asked for.
+Lowering without_unasked(const Call& call) {
+  const auto mask = call.arg("output_mask").toBoolList();
+  if (mask[0] && mask[1] && mask[2]) return {};
+  return [mask](LocalCall& local) {
+    local.call();
+    for (size_t i = 0; i < mask.size(); ++i) {
+      if (!mask[i]) local.arg(i) = at::Tensor();
+    }
+  };
+}
+
 Lowering lower_backward(const Call& call, const Resolution& resolution, const Convolution& conv) {
   const auto input = resolution.in[conv.operand[kInput]], output = resolution.in[conv.operand[kOutput]];
   const Share share(call, conv, input, output);
   const bool whole = !is_empty(input->local_sizes()) && !is_empty(output->local_sizes());
-  if (whole && nothing_differs(conv, share)) return {};
+  if (whole && nothing_differs(conv, share)) return without_unasked(call);
   const auto at = [&](Part part) { return call.operands[conv.operand[part]].argument; };
   const int mask_at = call.argument_index("output_mask");
   return [share, mask_at, gradient = at(kOutput), input = at(kInput), weight = at(kWeight)](LocalCall& local) {

@@ -36,3 +36,43 @@ TEST_CASE("ops: batch norm", "[ops][normalization]") {
          1e-4});
   check_over("gloo", {"batch_norm in training", {x, weight, bias}, batch_norm(true), 1e-4});
 }
+
+namespace {
+
+// Input, weight, bias, running mean and running variance, as `placements` say; with what it communicates.
+void check_running(const std::vector<Placement>& placements, const std::string& result, int64_t collectives) {
+  const auto x = fractions({5, 6, 3});
+  const Tensors plain{x, fractions({6}, 1), fractions({6}, 2), fractions({6}, 3), fractions({6}, 4).abs()};
+  CHECK_NOTHROW(on_mesh({3}, [&](const DeviceMesh& mesh) {
+    Tensors inputs, expected;
+    for (size_t i = 0; i < plain.size(); ++i) inputs.push_back(placed(plain[i], mesh, {placements[i]})), expected.push_back(plain[i].clone());
+    const auto run = [](const Tensors& in) { return torch::batch_norm(in[0], in[1], in[2], in[3], in[4], true, 0.3, 1e-5, false); };
+    const auto y = run(expected);
+    CommDebugMode comm;
+    const auto got = run(inputs);
+    require(comm.count() == collectives, "test", "expected {} collectives; got\n{}", collectives, comm.str());
+    require(str(DTensor(got).placements()) == result, "test", "the result is {}", DTensor(got).layout().str());
+    require(full_tensor(got).allclose(y, 1e-4, 1e-4), "test", "results differ");
+    for (const int i : {3, 4}) {
+      require(DTensor(inputs[i]).placements()[0] == placements[i], "test", "running statistics moved");
+      require(full_tensor(inputs[i]).allclose(expected[i], 1e-4, 1e-4), "test", "running statistics differ:\n{}", i);
+    }
+  }));
+}
+
+}  // namespace
+
+TEST_CASE("ops: running statistics of a batch norm stay where they are", "[ops][normalization]") {
+  const auto r = replicate(), channels = shard(0);
+  check_running({shard(0), r, r, r, r}, "(S(0))", 1);
+  check_running({shard(2), r, r, r, r}, "(S(2))", 1);
+  check_running({shard(1), channels, channels, channels, channels}, "(S(1))", 0);
+  check_running({r, channels, channels, channels, channels}, "(S(1))", 0);
+  check_running({shard(1), channels, channels, r, r}, "(S(1))", 2);
+  CHECK_THROWS_WITH(on_mesh({2}, [](const DeviceMesh& mesh) {
+                      const auto x = placed(fractions({4, 2, 3}), mesh, {replicate()});
+                      const auto mean = placed(fractions({2}), mesh, {partial()}), variance = placed(fractions({2}), mesh, {partial()});
+                      torch::batch_norm(x, {}, {}, mean, variance, true, 0.1, 1e-5, false);
+                    }),
+                    Catch::Contains("running statistics are written"));
+}

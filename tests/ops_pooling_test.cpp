@@ -91,3 +91,29 @@ TEST_CASE("ops: pooling of whole planes", "[ops][pooling]") {
          },
          1e-6});
 }
+
+TEST_CASE("ops: what pooling communicates", "[ops][pooling]") {
+  const auto x = fractions({2, 3, 12, 5});
+  check_free({"windows within parts", {x}, [](const Tensors& in) { return Tensors{torch::avg_pool2d(in[0], {2, 2})}; }, 1e-5}, {3}, {{shard(2)}},
+             {"(S(2))"});
+  check_free({"pending averages", {x}, [](const Tensors& in) { return Tensors{torch::avg_pool2d(in[0], {2, 2})}; }, 1e-5}, {3}, {{partial()}},
+             {"(P(sum))"});
+  CHECK_NOTHROW(on_mesh({3}, [&](const DeviceMesh& mesh) {
+    auto input = placed(x, mesh, {shard(2)}).detach().requires_grad_();
+    CommDebugMode comm;
+    auto y = torch::max_pool2d(input, {3, 3}, {1, 1}, {1, 1});
+    y.backward(torch::ones_like(y));
+    require(comm.count() == 2 && comm.count(comm::Collective::all_to_all) == 2, "test",
+            "expected a halo and the gradient of one; got\n{}", comm.str());
+  }));
+}
+
+TEST_CASE("ops: pooling without gradients", "[ops][pooling]") {
+  check({"max_pool1d",
+         {fractions({3, 2, 7})},
+         [](const Tensors& in) {
+           torch::NoGradGuard guard;
+           return Tensors{torch::max_pool1d(in[0], 3, 2, 1)};
+         },
+         0, false, false});
+}
