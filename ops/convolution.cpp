@@ -18,16 +18,21 @@ enum Part : int { kInput, kWeight, kBias, kOutput, kParts };
 // The arguments of any of the convolutions, by their names.
 struct Convolution {
   explicit Convolution(const Call& call) {
+    if (has_out(call)) return;
     for (int i = 0; i < static_cast<int>(call.operands.size()); ++i) {
       const auto part = part_of(call.schema.arguments()[call.operands[i].argument].name());
       parts.push_back(part);
       operand[part] = i;
     }
+    if (operand[kInput] < 0 || operand[kWeight] < 0) return;
     const auto& weight = call.operands[operand[kWeight]];
     spatial = weight.ndim() - 2;
+    regular = spatial > 0 && call.operands[operand[kInput]].ndim() == weight.ndim();
+    if (!regular) return;
     const auto ints = [&](std::string_view name, int64_t otherwise) {
       auto values = call.has(name) ? call.ints_arg(name) : std::vector<int64_t>{otherwise};
-      if (values.size() == 1) values.resize(spatial, values[0]);
+      regular = regular && (values.size() == 1 || values.size() == static_cast<size_t>(spatial));
+      values.resize(spatial, values.empty() ? otherwise : values[0]);
       return values;
     };
     stride = ints("stride", 1), padding = ints("padding", 0), dilation = ints("dilation", 1);
@@ -37,6 +42,7 @@ struct Convolution {
     const bool depthwise = call.schema.name().find("depthwise") != std::string::npos;
     groups = call.has("groups") ? call.int_arg("groups") : depthwise ? input[1] : 1;
     for (int64_t i = 0; i < spatial; ++i) windows.push_back({weight.sizes()[2 + i], stride[i], padding[i], dilation[i]});
+    regular = regular && fits(call);
   }
 
   static Part part_of(std::string_view argument) {
@@ -54,19 +60,40 @@ struct Convolution {
     Sizes sizes{input[0], transposed ? weight[1] * groups : weight[0]};
     for (int64_t i = 0; i < spatial; ++i) {
       const auto& w = windows[i];
-      const auto length = input[2 + i], reach = w.dilation * (w.kernel - 1) + 1;
+      const auto length = length_of(call, i), reach = w.dilation * (w.kernel - 1) + 1;
       sizes.push_back(transposed ? (length - 1) * w.stride - 2 * w.padding + reach + output_padding[i]
                                  : (length + 2 * w.padding - reach) / w.stride + 1);
     }
     return sizes;
   }
 
+  // Whether operands and arguments fit each other; the kernel says what is wrong with those that do not. No out= form.
+  bool regular = false;
   int operand[kParts] = {-1, -1, -1, -1};
   std::vector<Part> parts;  // of the operands
-  int64_t spatial, groups;
-  bool transposed;
+  int64_t spatial = 0, groups = 1;
+  bool transposed = false;
   std::vector<int64_t> stride, padding, dilation, output_padding;
   std::vector<Window> windows;
+
+ private:
+  int64_t length_of(const Call& call, int64_t i) const { return call.operands[operand[kInput]].sizes()[2 + i]; }
+
+  bool fits(const Call& call) const {
+    const auto sizes = [&](Part part) { return call.operands[operand[part]].sizes(); };
+    for (int64_t i = 0; i < spatial; ++i) {
+      const auto& w = windows[i];
+      if (w.stride < 1 || w.padding < 0 || w.dilation < 1 || w.kernel < 1 || output_padding[i] < 0) return false;
+      if (transposed && output_padding[i] >= std::max(w.stride, w.dilation)) return false;
+      if (!transposed && length_of(call, i) + 2 * w.padding < w.dilation * (w.kernel - 1) + 1) return false;
+    }
+    const auto input = sizes(kInput), weight = sizes(kWeight);
+    if (groups < 1 || weight[0] % groups != 0 || input[1] != (transposed ? weight[0] : weight[1] * groups)) return false;
+    const auto output = output_sizes(call);
+    if (operand[kBias] >= 0 && sizes(kBias) != c10::IntArrayRef(output[1])) return false;
+    if (is_backward() && sizes(kOutput) != c10::IntArrayRef(output)) return false;
+    return std::all_of(output.begin(), output.end(), [](int64_t n) { return n >= 0; });
+  }
 };
 
 // -- Candidates -------------------------------------------------------------------------------------------------------
@@ -291,8 +318,8 @@ Lowering lower_backward(const Call& call, const Resolution& resolution, const Co
 class ConvolutionRule final : public Rule {
  public:
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
-    if (!is_regular(call)) return {};
     const Convolution conv(call);
+    if (!conv.regular) return {};
     Candidates all;
     for (const auto& way : ways(call, mesh_dim, conv)) {
       Candidate candidate{{}, {}, way.bytes};
@@ -313,8 +340,8 @@ class ConvolutionRule final : public Rule {
   }
 
   std::vector<OutputMeta> output_metas(const Call& call) const override {
-    if (!is_regular(call)) return {};
     const Convolution conv(call);
+    if (!conv.regular) return {};
     const auto& input = *call.operands[conv.operand[kInput]].layout;
     const auto& weight = *call.operands[conv.operand[kWeight]].layout;
     // The transpose's kernels write row-major.
@@ -333,25 +360,12 @@ class ConvolutionRule final : public Rule {
   bool describes_outputs() const override { return true; }
 
   Lowering lower(const Call& call, const Resolution& resolution) const override {
-    if (!is_regular(call)) return {};
     const Convolution conv(call);
+    if (!conv.regular) return {};
     return conv.is_backward() ? lower_backward(call, resolution, conv) : lower_forward(call, resolution, conv);
   }
 
  private:
-  // Operands that fit each other, and no out= form; the kernel says what is wrong with others.
-  static bool is_regular(const Call& call) {
-    if (has_out(call)) return false;
-    const Convolution conv(call);
-    if (conv.operand[kInput] < 0 || conv.operand[kWeight] < 0) return false;
-    const auto input = call.operands[conv.operand[kInput]].sizes(), weight = call.operands[conv.operand[kWeight]].sizes();
-    if (input.size() != weight.size() || weight.size() < 3 || conv.groups < 1) return false;
-    if (input[1] != (conv.transposed ? weight[0] : weight[1] * conv.groups) || weight[0] % conv.groups != 0) return false;
-    const auto output = conv.output_sizes(call);
-    if (conv.is_backward() && call.operands[conv.operand[kOutput]].sizes() != c10::IntArrayRef(output)) return false;
-    return std::all_of(output.begin(), output.end(), [](int64_t n) { return n >= 0; });
-  }
-
   // Linear in each operand alone. A gradient does not depend on what it is the gradient of.
   static void add_partial(const Call& call, int64_t mesh_dim, const Convolution& conv, Part part, ReduceOp op, Candidates& all) {
     const int i = conv.operand[part];

@@ -159,6 +159,13 @@ Dims without_letters(c10::IntArrayRef sizes) {
   return dims;
 }
 
+Structure senseless(const Call& call) {
+  Structure structure;
+  for (const auto& operand : call.operands) structure.in.push_back(without_letters(operand.sizes()));
+  structure.out.resize(call.schema.returns().size());
+  return structure;
+}
+
 std::vector<Dims> broadcast(const Call& call, c10::ArrayRef<int> operands, Dims& result) {
   int64_t ndim = 0;
   for (const int i : operands) ndim = std::max(ndim, call.operands[i].ndim());

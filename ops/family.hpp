@@ -61,6 +61,9 @@ std::vector<int64_t> dims_arg(const Call& call, std::string_view name, int64_t n
 Dims lettered(c10::IntArrayRef sizes, int first = 0);
 Dims without_letters(c10::IntArrayRef sizes);
 
+// Of a call that makes no sense: whole operands, so that the kernel says what is wrong.
+Structure senseless(const Call& call);
+
 // Dims of tensors that broadcast against each other: letters by distance from the right; a dim of size 1 that is
 // stretched bears none.
 std::vector<Dims> broadcast(const Call& call, c10::ArrayRef<int> operands, Dims& result);

@@ -59,12 +59,19 @@ struct Grid {
   Dims input, grid, output;
 };
 
+bool makes_sense(const Call& call) {
+  const auto input = call.operand(call.argument_index("input"))->ndim(), grid = call.operand(call.argument_index("grid"))->ndim();
+  return input == grid && input >= 3;
+}
+
 Structure sample(const Call& call) {
+  if (!makes_sense(call)) return senseless(call);
   Grid grid(call);
   return {{grid.input, grid.grid}, {grid.output}, {}, {kSums, {{0}}}};
 }
 
 Structure sample_backward(const Call& call) {
+  if (!makes_sense(call)) return senseless(call);
   Grid grid(call);
   Structure structure{{grid.output, grid.input, grid.grid}, {grid.input, grid.grid}, Placements(2, partial()), {kSums, {{0}}}};
   if (!call.arg("output_mask").toBoolList()[0]) structure.undefined = {0};

@@ -20,9 +20,11 @@ const Operand& self_of(const Call& call) { return *call.operand(call.argument_in
 
 std::vector<int64_t> ints(const Call& call, std::string_view name, int64_t otherwise) {
   auto values = call.has(name) ? call.ints_arg(name) : std::vector<int64_t>{otherwise};
-  if (values.size() == 1) values.resize(positions_of(call), values[0]);
+  if (!values.empty()) values.resize(positions_of(call), values[0]);
   return values;
 }
+
+const std::string& name_of(const Call& call, const Operand& operand) { return call.schema.arguments()[operand.argument].name(); }
 
 // -- Samples and channels ---------------------------------------------------------------------------------------------
 
@@ -35,9 +37,13 @@ Dims with_positions(const Dims& like, const std::vector<int64_t>& lengths) {
 // All tensors of a call have the same leading dims, and whole positions.
 Structure planes(const Call& call, const std::vector<int64_t>& output_positions, KeepsPartial keeps) {
   const auto positions = positions_of(call);
+  const auto ndim = self_of(call).ndim();
+  for (const auto& operand : call.operands) {
+    if (operand.ndim() <= positions && name_of(call, operand) != "random_samples") return senseless(call);
+  }
   const auto dims = [&](c10::IntArrayRef sizes) {
     auto all = lettered(sizes);
-    for (size_t d = std::max<int64_t>(all.size() - positions, 0); d < all.size(); ++d) all[d].letter = kWhole;
+    for (int64_t d = ndim - positions; d < static_cast<int64_t>(all.size()); ++d) all[d].letter = kWhole;
     return all;
   };
   Structure structure;
@@ -77,9 +83,11 @@ Structure unpool(const Call& call) {
 Structure fractional(const Call& call) {
   auto structure = whole_planes(call, {});
   const auto& self = self_of(call);
+  if (self.ndim() <= positions_of(call)) return structure;
   auto& random = structure.in[call.operand_index(call.argument_index("random_samples"))];
   const auto leading = self.ndim() - positions_of(call);
   random = without_letters(call.operand(call.argument_index("random_samples"))->sizes());
+  if (random.size() != 3) return structure;
   for (int64_t d = 0; d < leading; ++d) random[2 - leading + d].letter = static_cast<int>(d);
   return structure;
 }
@@ -99,14 +107,17 @@ std::vector<Window> windows_of(const Call& call) {
 
 // The last window may reach past the end when sizes are rounded up, but starts inside of the input or its left padding.
 int64_t count_of(const Window& w, int64_t length, bool round_up) {
-  const auto room = length + 2 * w.padding - w.dilation * (w.kernel - 1) - 1;
-  const auto count = (room + (round_up ? w.stride - 1 : 0)) / w.stride + 1;
+  if (w.stride < 1) return 0;
+  const auto room = length + 2 * w.padding - w.dilation * (w.kernel - 1) - 1 + (round_up ? w.stride - 1 : 0);
+  if (room < 0) return 0;
+  const auto count = room / w.stride + 1;
   return round_up && (count - 1) * w.stride >= length + w.padding ? count - 1 : count;
 }
 
 std::vector<int64_t> counts_of(const Call& call, const std::vector<Window>& windows) {
   const auto sizes = self_of(call).sizes();
   std::vector<int64_t> counts;
+  if (sizes.size() < windows.size()) return counts;
   for (size_t i = 0; i < windows.size(); ++i) {
     counts.push_back(count_of(windows[i], sizes[sizes.size() - windows.size() + i], call.bool_arg("ceil_mode")));
   }

@@ -3,7 +3,7 @@
 
 #include "ops/family.hpp"
 
-#include <dtensor/compat.hpp>
+#include <algorithm>
 
 namespace dtensor::rules {
 namespace {
@@ -35,13 +35,16 @@ Structure moved(Dims in, Dims out, const Layout& input) {
 }
 
 Structure pixel_shuffle(const Call& call) {
-  Pixels pixels(call.operands[0].sizes(), call.int_arg("upscale_factor"));
+  const auto r = call.int_arg("upscale_factor");
+  if (r < 1 || call.operands[0].ndim() < 3) return senseless(call);
+  Pixels pixels(call.operands[0].sizes(), r);
   return moved(pixels.packed, pixels.plane, *call.operands[0].layout);
 }
 
 Structure pixel_unshuffle(const Call& call) {
   const auto r = call.int_arg("downscale_factor");
   const auto sizes = call.operands[0].sizes();
+  if (r < 1 || sizes.size() < 3) return senseless(call);
   Sizes packed(sizes.begin(), sizes.end());
   packed[packed.size() - 3] *= r * r;
   packed[packed.size() - 2] /= r;
@@ -58,7 +61,17 @@ Structure channel_shuffle(const Call& call) {
 
 // -- Columns: [samples, channels, height, width] <-> [samples, channels * kernel, windows] ----------------------------
 
-// Samples and channels are free; an input without samples has two dims less than four.
+bool makes_sense(const Call& call, int64_t ndim_without_samples) {
+  const auto ndim = call.operands[0].ndim();
+  if (ndim != ndim_without_samples && ndim != ndim_without_samples + 1) return false;
+  for (const auto name : {"kernel_size", "stride", "padding", "dilation"}) {
+    const auto values = call.ints_arg(name);
+    const int64_t lowest = std::string_view(name) == "padding" ? 0 : 1;
+    if (values.empty() || values.size() > 2 || *std::min_element(values.begin(), values.end()) < lowest) return false;
+  }
+  return !call.has("output_size") || call.ints_arg("output_size").size() == 2;
+}
+
 struct Columns {
   Columns(const Call& call, int64_t samples, c10::IntArrayRef plane_sizes) {
     const auto kernel = call.ints_arg("kernel_size"), stride = call.ints_arg("stride"), padding = call.ints_arg("padding"),
@@ -80,12 +93,14 @@ struct Columns {
 };
 
 Structure im2col(const Call& call) {
+  if (!makes_sense(call, 3)) return senseless(call);
   const auto sizes = call.operands[0].sizes();
   const Columns dims(call, static_cast<int64_t>(sizes.size()) - 3, sizes);
   return {{dims.planes}, {dims.columns}, {}, {kAnyPartial, {{0}}}};
 }
 
 Structure col2im(const Call& call) {
+  if (!makes_sense(call, 2)) return senseless(call);
   const auto sizes = call.operands[0].sizes();
   const auto samples = static_cast<int64_t>(sizes.size()) - 2;
   Sizes plane(sizes.begin(), sizes.end() - 1);

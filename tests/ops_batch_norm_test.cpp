@@ -76,3 +76,21 @@ TEST_CASE("ops: running statistics of a batch norm stay where they are", "[ops][
                     }),
                     Catch::Contains("running statistics are written"));
 }
+
+TEST_CASE("ops: instance norm with running statistics", "[ops][normalization]") {
+  const auto x = fractions({3, 4, 5});
+  check({"instance_norm with running statistics",
+         {x},
+         [](const Tensors& in) {
+           const auto mean = torch::full({4}, 0.25), variance = torch::full({4}, 1.5);
+           const auto y = torch::instance_norm(in[0], {}, {}, mean, variance, true, 0.3, 1e-5, false);
+           return Tensors{y, mean, variance};
+         },
+         1e-4});
+  check_free({"instance norm over samples", {x}, [](const Tensors& in) { return Tensors{torch::instance_norm(in[0], {}, {}, {}, {}, true, 0.1, 1e-5, false)}; }, 1e-4},
+             {2}, {{shard(0)}}, {"(S(0))"});
+}
+
+TEST_CASE("ops: batch norm in channels-last order", "[ops][normalization]") {
+  check({"batch_norm in channels-last order", {fractions({3, 2, 4, 3}).contiguous(at::MemoryFormat::ChannelsLast)}, batch_norm(true), 1e-4, true, false});
+}

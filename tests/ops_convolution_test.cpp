@@ -147,3 +147,65 @@ TEST_CASE("ops: what a convolution communicates", "[ops][convolution]") {
   CHECK(traffic(conv, {shard(2), replicate(), replicate()}) == "1 of 1 forward, 2 of 4 backward, (S(2))");
   CHECK(traffic(conv, {shard(0), replicate(), replicate()}) == "0 of 0 forward, 0 of 2 backward, (S(0))");
 }
+
+TEST_CASE("ops: other names of convolutions", "[ops][convolution]") {
+  const auto x = fractions({2, 3, 5, 4}), weight = fractions({4, 3, 3, 2}, 1), bias = fractions({4}, 2);
+  check({"_convolution",
+         {x, weight, bias},
+         [](const Tensors& in) {
+           return Tensors{at::_convolution(in[0], in[1], in[2], {1, 2}, {1, 0}, {1, 1}, false, {0, 0}, 1, false, false, false, false)};
+         },
+         kTolerance, false});
+  check({"slow_conv_dilated2d",
+         {x, weight, bias},
+         [](const Tensors& in) { return Tensors{at::slow_conv_dilated2d(in[0], in[1], {3, 2}, in[2], {1, 2}, {1, 0}, {1, 2})}; },
+         kTolerance});
+  check({"slow_conv_transpose2d",
+         {x, fractions({3, 4, 3, 2}, 1), bias},
+         [](const Tensors& in) {
+           return Tensors{at::slow_conv_transpose2d(in[0], in[1], {3, 2}, in[2], {2, 2}, {1, 0}, {1, 0}, {1, 2})};
+         },
+         kTolerance});
+  check({"thnn_conv2d",
+         {x, weight, bias},
+         [](const Tensors& in) { return Tensors{at::thnn_conv2d(in[0], in[1], {3, 2}, in[2], {1, 2}, {1, 0})}; },
+         kTolerance});
+  check({"slow_conv3d",
+         {fractions({2, 2, 3, 4, 3}), fractions({3, 2, 2, 3, 1}, 1), fractions({3}, 2)},
+         [](const Tensors& in) { return Tensors{at::slow_conv3d(in[0], in[1], {2, 3, 1}, in[2], {1, 2, 1}, {1, 1, 0})}; },
+         kTolerance});
+}
+
+TEST_CASE("ops: convolution in channels-last order", "[ops][convolution]") {
+  const auto last = [](const at::Tensor& t) { return t.contiguous(at::MemoryFormat::ChannelsLast); };
+  const auto x = last(fractions({2, 3, 5, 4})), weight = fractions({4, 3, 3, 2}, 1), bias = fractions({4}, 2);
+  check({"both", {x, last(weight), bias}, convolution({{1, 2}, {1, 0}, {1, 1}}), kTolerance, true, false});
+  check({"the input", {x, weight, bias}, convolution({{1, 2}, {1, 0}, {1, 1}}), kTolerance, true, false});
+}
+
+TEST_CASE("ops: second derivatives of a convolution", "[ops][convolution]") {
+  check({"conv1d twice",
+         {fractions({2, 3, 5}), fractions({4, 3, 3}, 1), fractions({4}, 2)},
+         [](const Tensors& in) {
+           if (!in[0].requires_grad()) return Tensors{};
+           const auto y = torch::conv1d(in[0], in[1], in[2], 2, 1).square().sum();
+           return torch::autograd::grad({y}, {in[0], in[1]}, {}, true, true);
+         },
+         1e-3});
+}
+
+TEST_CASE("ops: convolutions that make no sense", "[ops][convolution]") {
+  const auto refused = [](const at::Tensor& x, const at::Tensor& weight, Ints stride, Ints padding) {
+    CHECK_THROWS(torch::conv1d(x, weight, {}, stride, padding));
+    CHECK_THROWS(on_mesh({2}, [&](const DeviceMesh& mesh) {
+      const auto placed_x = placed(x, mesh, {shard(x.dim() - 1)}), placed_weight = placed(weight, mesh, {replicate()});
+      torch::conv1d(placed_x, placed_weight, {}, stride, padding);
+    }));
+  };
+  const auto x = fractions({2, 3, 5}), weight = fractions({4, 3, 3}, 1);
+  refused(x, weight, {0}, {0});
+  refused(x, weight, {1}, {-1});
+  refused(x, fractions({4, 3, 6}), {1}, {0});
+  refused(x, fractions({4, 2, 3}), {1}, {0});
+  refused(fractions({5}), weight, {1}, {0});
+}
