@@ -1,8 +1,6 @@
 // Batch normalization. Statistics are of one channel over the whole batch: ranks that hold parts of it combine theirs.
 #include "ops/family.hpp"
 
-#include "ops/halo.hpp"
-
 #include <dtensor/error.hpp>
 #include <dtensor/redistribute.hpp>
 
@@ -200,7 +198,7 @@ Lowering forward(const Call& call, const Resolution& resolution) {
                reserves = call.schema.name() == "aten::_batch_norm_with_update"](LocalCall& local) {
       train_on_parts(local, at, mesh.communicator(parted), functional, reserves);
     };
-  } else if (c10::multiply_integers(input->local_sizes()) == 0) {
+  } else if (is_empty(input->local_sizes())) {
     compute = zeros_of_nothing(call, resolution);
   } else if (running.empty()) {
     return {};
@@ -246,7 +244,7 @@ Lowering backward(const Call& call, const Resolution& resolution) {
   const auto& input = resolution.in[input_of(call)];
   const auto parted = trains(call) ? parting(input) : std::vector<int64_t>();
   if (parted.empty()) {
-    return c10::multiply_integers(input->local_sizes()) == 0 ? zeros_of_nothing(call, resolution) : Lowering();
+    return is_empty(input->local_sizes()) ? zeros_of_nothing(call, resolution) : Lowering();
   }
   double n = 1;
   for (int64_t d = 0; d < input->ndim(); ++d) n *= d == kChannel ? 1 : static_cast<double>(input->sizes()[d]);

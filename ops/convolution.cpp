@@ -174,14 +174,14 @@ Placement gradient_of(const Way& way, Part part) {
 
 // What is different on a rank.
 struct Share {
-  std::vector<Halo> halos;
+  Halos halos;
   bool transposed;
   std::vector<int64_t> padding, output_padding;  // none where there is a halo: it comes with the fetched values
   int64_t groups;
   int padding_at, output_padding_at, groups_at;  // arguments
 
   Share(const Call& call, const Convolution& conv, const LayoutPtr& input, const LayoutPtr& output)
-      : halos(rules::halos(conv.transposed ? output : input, conv.transposed ? input : output, 2, conv.windows)),
+      : halos(conv.transposed ? output : input, conv.transposed ? input : output, 2, conv.windows),
         transposed(conv.transposed),
         padding(conv.padding),
         output_padding(conv.output_padding),
@@ -198,24 +198,7 @@ struct Share {
     if (output_padding_at >= 0) local.arg(output_padding_at) = output_padding;
     if (groups_at >= 0) local.arg(groups_at) = groups;
   }
-
-  at::Tensor fetch(at::Tensor part) const {
-    for (const auto& halo : halos) part = halo.fetch(part, 0);
-    return part;
-  }
-  at::Tensor give_back(at::Tensor read) const {
-    for (auto halo = halos.rbegin(); halo != halos.rend(); ++halo) read = halo->give_back(read);
-    return read;
-  }
-  // The sizes of what is fetched, and given back.
-  std::vector<int64_t> read_sizes(c10::IntArrayRef part) const {
-    auto sizes = part.vec();
-    for (const auto& halo : halos) sizes[halo.dim()] = halo.read().length();
-    return sizes;
-  }
 };
-
-bool is_empty(c10::IntArrayRef sizes) { return std::find(sizes.begin(), sizes.end(), 0) != sizes.end(); }
 
 // A bias counts once in a sum over input channels.
 bool is_first(const Call& call, const Placements& output) {
@@ -240,11 +223,11 @@ Lowering lower_forward(const Call& call, const Resolution& resolution, const Con
   const bool first = is_first(call, resolution.out[0]), whole = !is_empty(input->local_sizes()) && !is_empty(output->local_sizes());
   if (first && whole && nothing_differs(conv, share)) return {};
   const auto at = [&](Part part) { return conv.operand[part] < 0 ? -1 : call.operands[conv.operand[part]].argument; };
-  const auto sizes = conv.transposed ? share.read_sizes(output->local_sizes()) : output->local_sizes().vec();
+  const auto sizes = conv.transposed ? share.halos.read_sizes(output->local_sizes()) : output->local_sizes().vec();
   return [share, first, sizes, input = at(kInput), bias = at(kBias)](LocalCall& local) {
     auto x = local.arg(input).toTensor();
     const auto b = bias >= 0 && first ? local.arg(bias).toTensor() : at::Tensor();
-    if (!share.transposed) x = share.fetch(x);
+    if (!share.transposed) x = share.halos.fetch(x, 0);
     const bool nothing = is_empty(x.sizes()) || is_empty(sizes), adds = nothing || share.transposed;
     if (nothing) {
       local.replace({x.new_zeros(sizes)});
@@ -255,7 +238,7 @@ Lowering lower_forward(const Call& call, const Resolution& resolution, const Con
       local.call();
     }
     auto y = local.arg(0).toTensor();
-    if (share.transposed) y = share.give_back(y);
+    if (share.transposed) y = share.halos.give_back(y);
     local.replace({adds ? with_bias(y, b) : y});
   };
 }
@@ -291,9 +274,9 @@ Lowering lower_backward(const Call& call, const Resolution& resolution, const Co
     auto y = local.arg(gradient).toTensor(), x = local.arg(input).toTensor();
     const auto bias = for_bias ? sum_of_channels(y) : at::Tensor();
     if (share.transposed) {
-      y = share.fetch(y);
+      y = share.halos.fetch(y, 0);
     } else {
-      x = for_weight ? share.fetch(x) : x.new_zeros(share.read_sizes(x.sizes()));
+      x = for_weight ? share.halos.fetch(x, 0) : x.new_zeros(share.halos.read_sizes(x.sizes()));
     }
     at::Tensor dx, dw;
     if (is_empty(x.sizes()) || is_empty(y.sizes())) {
@@ -308,7 +291,7 @@ Lowering lower_backward(const Call& call, const Resolution& resolution, const Co
       dx = local.arg(0).toTensor();
       dw = local.arg(1).toTensor();
     }
-    if (for_input && !share.transposed) dx = share.give_back(dx);
+    if (for_input && !share.transposed) dx = share.halos.give_back(dx);
     local.replace({dx, dw, bias});
   };
 }

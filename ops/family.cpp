@@ -5,6 +5,9 @@
 
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/MemoryFormat.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <numeric>
@@ -224,6 +227,42 @@ void check_positions(std::string_view op, const at::Tensor& positions, int64_t l
   const auto lowest = positions.min().item<int64_t>(), highest = positions.max().item<int64_t>();
   require(lowest >= 0 && highest < length, op, "index out of range; got indices from {} to {}; expected 0 to {}",
           lowest, highest, length - 1);
+}
+
+bool is_channels_last(const Layout& layout) {
+  if (layout.ndim() == 4) return c10::is_channels_last_strides_2d(layout.sizes(), layout.strides());
+  return layout.ndim() == 5 && c10::is_channels_last_strides_3d(layout.sizes(), layout.strides());
+}
+
+Sizes strides_like(c10::IntArrayRef sizes, const Layout& like) {
+  if (sizes.size() != static_cast<size_t>(like.ndim()) || !is_channels_last(like)) return contiguous_strides(sizes);
+  const auto strides = sizes.size() == 4 ? c10::get_channels_last_strides_2d(sizes) : c10::get_channels_last_strides_3d(sizes);
+  return Sizes(strides.begin(), strides.end());
+}
+
+LayoutPtr output_layout(const Call& call, const Resolution& resolution, size_t i) {
+  const auto& meta = call.outputs[i];
+  return Layout::get(call.mesh, resolution.out[i], meta.sizes, meta.strides, meta.dtype);
+}
+
+bool is_empty(c10::IntArrayRef sizes) { return c10::multiply_integers(sizes) == 0; }
+
+Lowering zeros_of_nothing(const Call& call, const Resolution& resolution, Lowering otherwise) {
+  std::vector<LayoutPtr> outputs;
+  for (size_t i = 0; i < call.outputs.size(); ++i) {
+    outputs.push_back(call.outputs[i].defined ? output_layout(call, resolution, i) : LayoutPtr());
+  }
+  const auto nothing = [](const LayoutPtr& layout) { return layout && is_empty(layout->local_sizes()); };
+  const auto any = [&](const auto& layouts) { return std::any_of(layouts.begin(), layouts.end(), nothing); };
+  if (!any(resolution.in) && !any(outputs)) return otherwise;
+  return [outputs](LocalCall& local) {
+    const auto options = local.arg(0).toTensor().options();
+    std::vector<c10::IValue> zeros;
+    for (const auto& layout : outputs) {
+      zeros.emplace_back(layout ? at::zeros(layout->local_sizes(), options.dtype(layout->dtype())) : at::Tensor());
+    }
+    local.replace(std::move(zeros));
+  };
 }
 
 bool has_out(const Call& call) { return !call.schema.arguments().empty() && call.schema.arguments().back().is_out(); }

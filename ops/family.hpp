@@ -86,6 +86,18 @@ at::Tensor own_rows(const at::Tensor& positions, const Intervals& held, int64_t 
 // Throws unless all positions are in [0, length). Not checked on accelerators, where it would have to wait.
 void check_positions(std::string_view op, const at::Tensor& positions, int64_t length);
 
+// Strides of a tensor of `sizes` in channels-last order if `like` is in that order, else row-major.
+Sizes strides_like(c10::IntArrayRef sizes, const Layout& like);
+bool is_channels_last(const Layout& layout);
+
+// The layout of output `i`, and whether this rank has none of a tensor.
+LayoutPtr output_layout(const Call& call, const Resolution& resolution, size_t i);
+bool is_empty(c10::IntArrayRef sizes);
+
+// Most kernels refuse empty tensors. On a rank where an operand or a result is empty, all results are zeros of the right
+// sizes; elsewhere `otherwise` is the lowering.
+Lowering zeros_of_nothing(const Call& call, const Resolution& resolution, Lowering otherwise = {});
+
 // Whether the call is of an out= form.
 bool has_out(const Call& call);
 

@@ -1,6 +1,4 @@
 // Resampling of planes: samples and channels are free, positions are whole.
-#include "ops/halo.hpp"
-
 #include "ops/family.hpp"
 
 namespace dtensor::rules {

@@ -1,6 +1,4 @@
 // Padding: dims that are padded are whole, others are free.
-#include "ops/halo.hpp"
-
 #include "ops/family.hpp"
 
 namespace dtensor::rules {
@@ -56,7 +54,7 @@ Structure backward(const Call& call) {
 
 // Nothing in a padded dim becomes padding; nothing in another one stays nothing, which the kernel refuses.
 Lowering constants(const Call& call, const Resolution& resolution) {
-  const bool nothing = c10::multiply_integers(output_layout(call, resolution, 0)->local_sizes()) == 0;
+  const bool nothing = is_empty(output_layout(call, resolution, 0)->local_sizes());
   return nothing ? zeros_of_nothing(call, resolution) : Lowering();
 }
 

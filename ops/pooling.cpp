@@ -126,22 +126,22 @@ std::vector<int64_t> counts_of(const Call& call, const std::vector<Window>& wind
 
 // What is different on a rank whose positions are cut.
 struct Cut {
-  std::vector<Halo> halos;
   std::vector<Window> windows;
+  int64_t first;                 // the dim of the first position
+  Halos halos;
   std::vector<int64_t> padding;  // none where there is a halo
   std::vector<int64_t> lengths;  // of all positions
   Intervals outputs;             // this rank's, of each position
-  int64_t first;                 // the dim of the first position
   int self, padding_at, divisor_at, indices;
 
   Cut(const Call& call, const LayoutPtr& input, const LayoutPtr& output)
       : windows(windows_of(call)),
         first(input->ndim() - positions_of(call)),
+        halos(input, output, first, windows),
         self(call.argument_index("self")),
         padding_at(call.argument_index("padding")),
         divisor_at(call.argument_index("divisor_override")),
         indices(call.argument_index("indices")) {
-    halos = rules::halos(input, output, first, windows);
     for (size_t i = 0; i < windows.size(); ++i) {
       const auto dim = first + static_cast<int64_t>(i);
       const auto held = output->intervals(dim, call.mesh.coordinate());
@@ -152,19 +152,6 @@ struct Cut {
     for (const auto& halo : halos) padding[halo.dim() - first] = 0;
   }
 
-  at::Tensor fetch(at::Tensor part, const at::Scalar& beyond) const {
-    for (const auto& halo : halos) part = halo.fetch(part, beyond);
-    return part;
-  }
-  at::Tensor give_back(at::Tensor read) const {
-    for (auto halo = halos.rbegin(); halo != halos.rend(); ++halo) read = halo->give_back(read);
-    return read;
-  }
-  std::vector<int64_t> read_sizes(c10::IntArrayRef part) const {
-    auto sizes = part.vec();
-    for (const auto& halo : halos) sizes[halo.dim()] = halo.read().length();
-    return sizes;
-  }
   // What of each position is read: all of it where it is not cut.
   Intervals reads() const {
     Intervals all;
@@ -173,8 +160,6 @@ struct Cut {
     return all;
   }
 };
-
-bool is_empty(c10::IntArrayRef sizes) { return c10::multiply_integers(sizes) == 0; }
 
 // -- Averages: sums of windows, divided by what one device divides by -----------------------------------------------
 
@@ -210,18 +195,18 @@ Lowering average(const Call& call, const Resolution& resolution) {
   if (is_backward(call)) {
     return [cut, divides, divided](LocalCall& local) {
       const auto gradient = local.arg(0).toTensor(), self = local.arg(cut.self).toTensor();
-      const auto read = self.new_zeros(cut.read_sizes(self.sizes()));
-      if (is_empty(gradient.sizes()) || is_empty(read.sizes())) return local.replace({cut.give_back(read)});
+      const auto read = self.new_zeros(cut.halos.read_sizes(self.sizes()));
+      if (is_empty(gradient.sizes()) || is_empty(read.sizes())) return local.replace({cut.halos.give_back(read)});
       local.arg(0) = divided(gradient);
       local.arg(cut.self) = read;
       local.arg(cut.padding_at) = cut.padding;
       if (divides) local.arg(cut.divisor_at) = 1;
       local.call();
-      local.replace({cut.give_back(local.arg(0).toTensor())});
+      local.replace({cut.halos.give_back(local.arg(0).toTensor())});
     };
   }
   return [cut, divides, divided, sizes = output->local_sizes().vec()](LocalCall& local) {
-    const auto read = cut.fetch(local.arg(cut.self).toTensor(), 0);
+    const auto read = cut.halos.fetch(local.arg(cut.self).toTensor(), 0);
     if (is_empty(sizes)) return local.replace({read.new_zeros(sizes)});
     local.arg(cut.self) = read;
     local.arg(cut.padding_at) = cut.padding;
@@ -279,7 +264,7 @@ Lowering maximum(const Call& call, const Resolution& resolution) {
   const Cut cut(call, resolution.in[0], output);
   if (cut.halos.empty()) return zeros_of_nothing(call, resolution);
   return [cut, sizes = output->local_sizes().vec()](LocalCall& local) {
-    const auto read = cut.fetch(local.arg(0).toTensor(), -std::numeric_limits<double>::infinity());
+    const auto read = cut.halos.fetch(local.arg(0).toTensor(), -std::numeric_limits<double>::infinity());
     if (is_empty(sizes)) return local.replace({read.new_zeros(sizes), at::zeros(sizes, read.options().dtype(at::kLong))});
     local.arg(cut.self) = read;
     local.arg(cut.padding_at) = cut.padding;
@@ -293,12 +278,12 @@ Lowering maximum_gradient(const Call& call, const Resolution& resolution) {
   if (cut.halos.empty()) return zeros_of_nothing(call, resolution);
   return [cut](LocalCall& local) {
     const auto gradient = local.arg(0).toTensor(), indices = local.arg(cut.indices).toTensor();
-    const auto read = gradient.new_zeros(cut.read_sizes(local.arg(cut.self).toTensor().sizes()));
+    const auto read = gradient.new_zeros(cut.halos.read_sizes(local.arg(cut.self).toTensor().sizes()));
     if (!is_empty(gradient.sizes())) {
       const auto at = in_read_plane(cut, indices).flatten(cut.first);
       read.flatten(cut.first).scatter_add_(cut.first, at, gradient.flatten(cut.first));
     }
-    local.replace({cut.give_back(read)});
+    local.replace({cut.halos.give_back(read)});
   };
 }
 

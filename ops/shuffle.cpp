@@ -1,6 +1,4 @@
 // Planes regrouped: pixels to channels and back, windows to columns and back, channels shuffled.
-#include "ops/halo.hpp"
-
 #include "ops/family.hpp"
 
 #include <algorithm>

@@ -62,6 +62,7 @@ TEST_CASE("ops: convolution", "[ops][convolution]") {
          {x, weight},
          [](const Tensors& in) { return Tensors{torch::conv2d(in[0], in[1], {}, 1, "same")}; },
          kTolerance});
+  check({"conv2d of a column", {fractions({1, 2, 3, 1}), fractions({2, 2, 3, 3}, 1)}, convolution({{1, 1}, {1, 1}, {1, 1}}), kTolerance});
   check({"conv2d of one sample", {x[0], weight, bias}, [](const Tensors& in) { return Tensors{torch::conv2d(in[0], in[1], in[2])}; },
          kTolerance});
   check({"conv3d",
@@ -97,6 +98,9 @@ TEST_CASE("ops: transposed convolution", "[ops][convolution]") {
   check({"conv_transpose2d",
          {fractions({2, 2, 4, 3}), fractions({2, 3, 3, 2}, 1), fractions({3}, 2)},
          transposed({2, 1}, {1, 0}, {1, 2}, {1, 0}), kTolerance});
+  check({"conv_transpose2d of a column",
+         {fractions({1, 2, 3, 1}), fractions({2, 1, 3, 2}, 1)},
+         transposed({2, 1}, {1, 0}, {1, 1}, {0, 0}), kTolerance});
   check_over("gloo", {"conv_transpose1d over gloo", {x, weight, bias}, transposed({2}, {1}, {1}, {1}), kTolerance});
 }
 

@@ -21,6 +21,7 @@ TEST_CASE("ops: average pooling", "[ops][pooling]") {
          {x},
          [](const Tensors& in) { return Tensors{torch::avg_pool2d(in[0], {3, 3}, {1, 1}, {1, 1}, false, true, 5)}; },
          1e-5});
+  check({"avg_pool2d of a column", {fractions({1, 1, 3, 1})}, [](const Tensors& in) { return Tensors{torch::avg_pool2d(in[0], {2, 2}, {1, 1}, {1, 1})}; }, 1e-5});
   check({"avg_pool1d", {fractions({3, 2, 7})}, [](const Tensors& in) { return Tensors{torch::avg_pool1d(in[0], 3, 2, 1)}; }, 1e-5});
   check({"avg_pool3d",
          {fractions({2, 2, 3, 4, 3})},
@@ -45,6 +46,7 @@ TEST_CASE("ops: maximum pooling", "[ops][pooling]") {
   check({"max_pool2d of nothing finite",
          {at::full({2, 1, 7, 5}, -std::numeric_limits<float>::infinity())},
          indices(Two{3, 2}, Two{1, 2}, Two{1, 1}, Two{2, 3}), 0, false, false});
+  check({"max_pool2d of a column", {fractions({1, 1, 3, 1})}, indices(Two{2, 2}, Two{1, 1}, Two{1, 1}), 1e-6, true, false});
   check({"max_pool3d",
          {fractions({2, 2, 3, 4, 3})},
          [](const Tensors& in) {
