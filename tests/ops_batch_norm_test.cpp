@@ -94,3 +94,40 @@ TEST_CASE("ops: instance norm with running statistics", "[ops][normalization]") 
 TEST_CASE("ops: batch norm in channels-last order", "[ops][normalization]") {
   check({"batch_norm in channels-last order", {fractions({3, 2, 4, 3}).contiguous(at::MemoryFormat::ChannelsLast)}, batch_norm(true), 1e-4, true, false});
 }
+
+TEST_CASE("ops: batch norms that say what they write", "[ops][normalization]") {
+#if __has_include(<ATen/ops/_batch_norm_with_update.h>)
+  const auto x = fractions({5, 4, 3}), weight = fractions({4}, 1), bias = fractions({4}, 2);
+  const auto statistics = [] { return std::pair(torch::full({4}, 0.25), torch::full({4}, 1.5)); };
+  check({"_native_batch_norm_legit",
+         {x, weight, bias},
+         [=](const Tensors& in) {
+           auto [mean, variance] = statistics();
+           auto [y, m, r] = at::_native_batch_norm_legit(in[0], in[1], in[2], mean, variance, true, 0.3, 1e-5);
+           return Tensors{y, m.detach(), r.detach(), mean, variance};
+         },
+         1e-4});
+  check({"_native_batch_norm_legit without running statistics",
+         {x, weight, bias},
+         [=](const Tensors& in) {
+           auto [y, m, r] = at::_native_batch_norm_legit(in[0], in[1], in[2], true, 0.3, 1e-5);
+           return Tensors{y, m.detach(), r.detach()};
+         },
+         1e-4});
+  check({"_batch_norm_with_update",
+         {x, weight, bias},
+         [=](const Tensors& in) {
+           auto [mean, variance] = statistics();
+           auto [y, m, r, reserve] = at::_batch_norm_with_update(in[0], in[1], in[2], mean, variance, 0.3, 1e-5);
+           return Tensors{y, m.detach(), r.detach(), mean, variance};
+         },
+         1e-4});
+  check({"_batch_norm_no_update",
+         {x, weight, bias},
+         [=](const Tensors& in) {
+           auto [mean, variance] = statistics();
+           return Tensors{std::get<0>(at::_batch_norm_no_update(in[0], in[1], in[2], mean, variance, 0.3, 1e-5))};
+         },
+         1e-4, false});
+#endif
+}

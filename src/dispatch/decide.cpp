@@ -125,8 +125,8 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   const auto* rule = info.rule;
   if (rule && rule->data_dependent()) rule = nullptr;
   const bool asks_kernel = rule && !rule->describes_outputs();
-  if (asks_kernel && info.written.empty() && !call.operands.empty()) call.outputs = meta_outputs(op, call);
-  if (rule && call.outputs.empty() && info.written.empty()) {
+  if (asks_kernel && info.makes_results && !call.operands.empty()) call.outputs = meta_outputs(op, call);
+  if (rule && call.outputs.empty() && info.makes_results) {
     call.outputs = rule->output_metas(call);
     if (call.outputs.empty() && returns_tensors_only(*info.schema) && !info.schema->returns().empty()) rule = nullptr;
   }
@@ -135,11 +135,11 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   auto decision = std::make_shared<Decision>(Decision{&info, call.mesh});
   const auto resolution = resolve(call, info, rule);
   decision->moves = moves_for(call, resolution);
-  decision->outputs_known = rule && info.written.empty() && set_outputs(*decision, call, resolution);
+  decision->outputs_known = rule && info.makes_results && set_outputs(*decision, call, resolution);
   if (rule) decision->lowering = rule->lower(call, resolution);
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
   decision->simple = !has_tensor_list(*info.schema) &&
-                     returns_tensors_only(*info.schema) && (decision->outputs_known || !info.written.empty()) &&
+                     returns_tensors_only(*info.schema) && (decision->outputs_known || !info.makes_results) &&
                      !call.operands.empty();
   return decision;
 }

@@ -1,5 +1,6 @@
 #include "src/dispatch/op_info.hpp"
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
@@ -46,6 +47,9 @@ OpInfo read_schema(const c10::FunctionSchema& schema) {
     }
     info.returns_argument.push_back(source);
   }
+  const auto& sources = info.returns_argument;
+  const bool only_new = std::all_of(sources.begin(), sources.end(), [](int source) { return source < 0; });
+  info.makes_results = only_new && (info.written.empty() || !sources.empty());
   const bool out_form = !info.written.empty() && arguments[info.written[0]].is_out();
   info.in_place = !info.written.empty() && !out_form;
   info.changes_metadata = info.in_place && kChangesMetadata.count(schema.name()) > 0;

@@ -16,6 +16,7 @@ struct OpInfo {
   const rules::Rule* rule = nullptr;
   std::vector<int> written;         // arguments that the operator writes (in place, out=)
   std::vector<int> returns_argument; // per return: the argument it is (in place, out=), or -1
+  bool makes_results = false;       // no result is an argument, though arguments may be written too (running statistics)
   bool in_place = false;            // writes its first argument and is not an out= form
   bool changes_metadata = false;    // squeeze_, t_, resize_, ...: would part layout and local tensor
   bool is_view = false;             // returns an alias of an argument
