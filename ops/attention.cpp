@@ -102,8 +102,6 @@ Sizes local_sizes(const Resolution& resolution, int operand) {
 }
 
 // The kernels do not take empty tensors; a rank without queries returns nothing, or gradients of zero.
-bool is_empty(const Sizes& sizes) { return std::find(sizes.begin(), sizes.end(), 0) != sizes.end(); }
-
 Lowering forward_of_nothing(const Call& call, const Resolution& resolution) {
   auto out = local_sizes(resolution, 0);
   if (!is_empty(out)) return {};

@@ -23,11 +23,15 @@ struct Convolution {
       parts.push_back(part);
       operand[part] = i;
     }
+    if (operand[kInput] < 0 || operand[kWeight] < 0) return;
     const auto& weight = call.operands[operand[kWeight]];
     spatial = weight.ndim() - 2;
+    regular = spatial > 0 && call.operands[operand[kInput]].ndim() == weight.ndim();
+    if (!regular) return;
     const auto ints = [&](std::string_view name, int64_t otherwise) {
       auto values = call.has(name) ? call.ints_arg(name) : std::vector<int64_t>{otherwise};
-      if (values.size() == 1) values.resize(spatial, values[0]);
+      regular = regular && (values.size() == 1 || values.size() == static_cast<size_t>(spatial));
+      values.resize(spatial, values.empty() ? otherwise : values[0]);
       return values;
     };
     stride = ints("stride", 1), padding = ints("padding", 0), dilation = ints("dilation", 1);
@@ -37,6 +41,7 @@ struct Convolution {
     const bool depthwise = call.schema.name().find("depthwise") != std::string::npos;
     groups = call.has("groups") ? call.int_arg("groups") : depthwise ? input[1] : 1;
     for (int64_t i = 0; i < spatial; ++i) windows.push_back({weight.sizes()[2 + i], stride[i], padding[i], dilation[i]});
+    regular = regular && fits(call);
   }
 
   static Part part_of(std::string_view argument) {
@@ -54,19 +59,40 @@ struct Convolution {
     Sizes sizes{input[0], transposed ? weight[1] * groups : weight[0]};
     for (int64_t i = 0; i < spatial; ++i) {
       const auto& w = windows[i];
-      const auto length = input[2 + i], reach = w.dilation * (w.kernel - 1) + 1;
+      const auto length = length_of(call, i), reach = w.dilation * (w.kernel - 1) + 1;
       sizes.push_back(transposed ? (length - 1) * w.stride - 2 * w.padding + reach + output_padding[i]
                                  : (length + 2 * w.padding - reach) / w.stride + 1);
     }
     return sizes;
   }
 
+  // Whether operands and arguments fit each other; the kernel says what is wrong with those that do not. No out= form.
+  bool regular = false;
   int operand[kParts] = {-1, -1, -1, -1};
   std::vector<Part> parts;  // of the operands
-  int64_t spatial, groups;
-  bool transposed;
+  int64_t spatial = 0, groups = 1;
+  bool transposed = false;
   std::vector<int64_t> stride, padding, dilation, output_padding;
   std::vector<Window> windows;
+
+ private:
+  int64_t length_of(const Call& call, int64_t i) const { return call.operands[operand[kInput]].sizes()[2 + i]; }
+
+  bool fits(const Call& call) const {
+    const auto sizes = [&](Part part) { return call.operands[operand[part]].sizes(); };
+    for (int64_t i = 0; i < spatial; ++i) {
+      const auto& w = windows[i];
+      if (w.stride < 1 || w.padding < 0 || w.dilation < 1 || w.kernel < 1 || output_padding[i] < 0) return false;
+      if (transposed && output_padding[i] >= std::max(w.stride, w.dilation)) return false;
+      if (!transposed && length_of(call, i) + 2 * w.padding < w.dilation * (w.kernel - 1) + 1) return false;
+    }
+    const auto input = sizes(kInput), weight = sizes(kWeight);
+    if (groups < 1 || weight[0] % groups != 0 || input[1] != (transposed ? weight[0] : weight[1] * groups)) return false;
+    const auto output = output_sizes(call);
+    if (operand[kBias] >= 0 && sizes(kBias) != c10::IntArrayRef(output[1])) return false;
+    if (is_backward() && sizes(kOutput) != c10::IntArrayRef(output)) return false;
+    return std::all_of(output.begin(), output.end(), [](int64_t n) { return n >= 0; });
+  }
 };
 
 // -- Candidates -------------------------------------------------------------------------------------------------------
@@ -147,14 +173,14 @@ Placement gradient_of(const Way& way, Part part) {
 
 // What is different on a rank.
 struct Share {
-  std::vector<Halo> halos;
+  Halos halos;
   bool transposed;
   std::vector<int64_t> padding, output_padding;  // none where there is a halo: it comes with the fetched values
   int64_t groups;
   int padding_at, output_padding_at, groups_at;  // arguments
 
   Share(const Call& call, const Convolution& conv, const LayoutPtr& input, const LayoutPtr& output)
-      : halos(rules::halos(conv.transposed ? output : input, conv.transposed ? input : output, 2, conv.windows)),
+      : halos(conv.transposed ? output : input, conv.transposed ? input : output, 2, conv.windows),
         transposed(conv.transposed),
         padding(conv.padding),
         output_padding(conv.output_padding),
@@ -171,24 +197,7 @@ struct Share {
     if (output_padding_at >= 0) local.arg(output_padding_at) = output_padding;
     if (groups_at >= 0) local.arg(groups_at) = groups;
   }
-
-  at::Tensor fetch(at::Tensor part) const {
-    for (const auto& halo : halos) part = halo.fetch(part, 0);
-    return part;
-  }
-  at::Tensor give_back(at::Tensor read) const {
-    for (auto halo = halos.rbegin(); halo != halos.rend(); ++halo) read = halo->give_back(read);
-    return read;
-  }
-  // The sizes of what is fetched, and given back.
-  std::vector<int64_t> read_sizes(c10::IntArrayRef part) const {
-    auto sizes = part.vec();
-    for (const auto& halo : halos) sizes[halo.dim()] = halo.read().length();
-    return sizes;
-  }
 };
-
-bool is_empty(c10::IntArrayRef sizes) { return std::find(sizes.begin(), sizes.end(), 0) != sizes.end(); }
 
 // A bias counts once in a sum over input channels.
 bool is_first(const Call& call, const Placements& output) {
@@ -213,11 +222,11 @@ Lowering lower_forward(const Call& call, const Resolution& resolution, const Con
   const bool first = is_first(call, resolution.out[0]), whole = !is_empty(input->local_sizes()) && !is_empty(output->local_sizes());
   if (first && whole && nothing_differs(conv, share)) return {};
   const auto at = [&](Part part) { return conv.operand[part] < 0 ? -1 : call.operands[conv.operand[part]].argument; };
-  const auto sizes = conv.transposed ? share.read_sizes(output->local_sizes()) : output->local_sizes().vec();
+  const auto sizes = conv.transposed ? share.halos.read_sizes(output->local_sizes()) : output->local_sizes().vec();
   return [share, first, sizes, input = at(kInput), bias = at(kBias)](LocalCall& local) {
     auto x = local.arg(input).toTensor();
     const auto b = bias >= 0 && first ? local.arg(bias).toTensor() : at::Tensor();
-    if (!share.transposed) x = share.fetch(x);
+    if (!share.transposed) x = share.halos.fetch(x, 0);
     const bool nothing = is_empty(x.sizes()) || is_empty(sizes), adds = nothing || share.transposed;
     if (nothing) {
       local.replace({x.new_zeros(sizes)});
@@ -228,7 +237,7 @@ Lowering lower_forward(const Call& call, const Resolution& resolution, const Con
       local.call();
     }
     auto y = local.arg(0).toTensor();
-    if (share.transposed) y = share.give_back(y);
+    if (share.transposed) y = share.halos.give_back(y);
     local.replace({adds ? with_bias(y, b) : y});
   };
 }
@@ -239,11 +248,23 @@ at::Tensor sum_of_channels(const at::Tensor& gradient) {
   return gradient.sum(others);
 }
 
+// Kernels may leave something where no gradient was asked for.
+Lowering without_unasked(const Call& call) {
+  const auto mask = call.arg("output_mask").toBoolList();
+  if (mask[0] && mask[1] && mask[2]) return {};
+  return [mask](LocalCall& local) {
+    local.call();
+    for (size_t i = 0; i < mask.size(); ++i) {
+      if (!mask[i]) local.arg(i) = at::Tensor();
+    }
+  };
+}
+
 Lowering lower_backward(const Call& call, const Resolution& resolution, const Convolution& conv) {
   const auto input = resolution.in[conv.operand[kInput]], output = resolution.in[conv.operand[kOutput]];
   const Share share(call, conv, input, output);
   const bool whole = !is_empty(input->local_sizes()) && !is_empty(output->local_sizes());
-  if (whole && nothing_differs(conv, share)) return {};
+  if (whole && nothing_differs(conv, share)) return without_unasked(call);
   const auto at = [&](Part part) { return call.operands[conv.operand[part]].argument; };
   const int mask_at = call.argument_index("output_mask");
   return [share, mask_at, gradient = at(kOutput), input = at(kInput), weight = at(kWeight)](LocalCall& local) {
@@ -252,9 +273,9 @@ Lowering lower_backward(const Call& call, const Resolution& resolution, const Co
     auto y = local.arg(gradient).toTensor(), x = local.arg(input).toTensor();
     const auto bias = for_bias ? sum_of_channels(y) : at::Tensor();
     if (share.transposed) {
-      y = share.fetch(y);
+      y = share.halos.fetch(y, 0);
     } else {
-      x = for_weight ? share.fetch(x) : x.new_zeros(share.read_sizes(x.sizes()));
+      x = for_weight ? share.halos.fetch(x, 0) : x.new_zeros(share.halos.read_sizes(x.sizes()));
     }
     at::Tensor dx, dw;
     if (is_empty(x.sizes()) || is_empty(y.sizes())) {
@@ -269,7 +290,7 @@ Lowering lower_backward(const Call& call, const Resolution& resolution, const Co
       dx = local.arg(0).toTensor();
       dw = local.arg(1).toTensor();
     }
-    if (for_input && !share.transposed) dx = share.give_back(dx);
+    if (for_input && !share.transposed) dx = share.halos.give_back(dx);
     local.replace({dx, dw, bias});
   };
 }
@@ -279,8 +300,8 @@ Lowering lower_backward(const Call& call, const Resolution& resolution, const Co
 class ConvolutionRule final : public Rule {
  public:
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
-    if (!is_regular(call)) return {};
     const Convolution conv(call);
+    if (!conv.regular) return {};
     Candidates all;
     for (const auto& way : ways(call, mesh_dim, conv)) {
       Candidate candidate{{}, {}, way.bytes};
@@ -301,8 +322,8 @@ class ConvolutionRule final : public Rule {
   }
 
   std::vector<OutputMeta> output_metas(const Call& call) const override {
-    if (!is_regular(call)) return {};
     const Convolution conv(call);
+    if (!conv.regular) return {};
     const auto& input = *call.operands[conv.operand[kInput]].layout;
     const auto& weight = *call.operands[conv.operand[kWeight]].layout;
     // The transpose's kernels write row-major.
@@ -318,25 +339,15 @@ class ConvolutionRule final : public Rule {
     return {meta(sizes(input), mask[0]), meta(sizes(weight), mask[1]), meta({conv.output_sizes(call)[1]}, mask[2])};
   }
 
+  bool describes_outputs() const override { return true; }
+
   Lowering lower(const Call& call, const Resolution& resolution) const override {
-    if (!is_regular(call)) return {};
     const Convolution conv(call);
+    if (!conv.regular) return {};
     return conv.is_backward() ? lower_backward(call, resolution, conv) : lower_forward(call, resolution, conv);
   }
 
  private:
-  // Operands that fit each other, and no out= form; the kernel says what is wrong with others.
-  static bool is_regular(const Call& call) {
-    const Convolution conv(call);
-    if (conv.operand[kInput] < 0 || conv.operand[kWeight] < 0) return false;
-    const auto input = call.operands[conv.operand[kInput]].sizes(), weight = call.operands[conv.operand[kWeight]].sizes();
-    if (input.size() != weight.size() || weight.size() < 3 || conv.groups < 1) return false;
-    if (input[1] != (conv.transposed ? weight[0] : weight[1] * conv.groups) || weight[0] % conv.groups != 0) return false;
-    const auto output = conv.output_sizes(call);
-    if (conv.is_backward() && call.operands[conv.operand[kOutput]].sizes() != c10::IntArrayRef(output)) return false;
-    return std::all_of(output.begin(), output.end(), [](int64_t n) { return n >= 0; });
-  }
-
   // Linear in each operand alone. A gradient does not depend on what it is the gradient of.
   static void add_partial(const Call& call, int64_t mesh_dim, const Convolution& conv, Part part, ReduceOp op, Candidates& all) {
     const int i = conv.operand[part];

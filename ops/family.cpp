@@ -5,6 +5,9 @@
 
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/MemoryFormat.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <numeric>
@@ -36,9 +39,10 @@ Cuts cuts_of(const Call& call, int64_t mesh_dim, const Structure& structure, int
   for (size_t i = 0; i < structure.in.size(); ++i) {
     const int dim = dim_with(structure.in[i], letter);
     if (dim < 0) continue;
-    if (structure.in[i][dim].size > 1) cuts.emplace(1, 1);
+    const auto block = structure.in[i][dim].block;
+    if (structure.in[i][dim].size > block) cuts.emplace(1, 1);
     const auto& now = call.operands[i].placements()[mesh_dim];
-    if (now.is_shard(dim)) cuts.emplace(now.split, now.unit);
+    if (now.is_shard(dim) && now.unit % block == 0) cuts.emplace(now.split, now.unit / block);
   }
   return cuts;
 }
@@ -55,11 +59,11 @@ void add_cuts(const Call& call, int64_t mesh_dim, const Structure& structure, in
     for (const auto& [costly, bytes] : structure.lowering_bytes) candidate.lowering_bytes += costly == letter ? bytes : 0;
     for (const auto& dims : structure.in) {
       const int dim = dim_with(dims, letter);
-      candidate.in.push_back(dim < 0 ? replicate() : strided_shard(dim, split, unit));
+      candidate.in.push_back(dim < 0 ? replicate() : strided_shard(dim, split, unit * dims[dim].block));
     }
     for (size_t i = 0; i < structure.out.size(); ++i) {
       const int dim = dim_with(structure.out[i], letter);
-      candidate.out.push_back(dim < 0 ? structure.lacking[i] : strided_shard(dim, split, unit));
+      candidate.out.push_back(dim < 0 ? structure.lacking[i] : strided_shard(dim, split, unit * structure.out[i][dim].block));
     }
     result.push_back(std::move(candidate));
   }
@@ -82,6 +86,10 @@ class Family final : public Rule {
     add_partials(call, mesh_dim, structure, result);
     for (auto& candidate : result) {
       for (const int i : structure.unread) candidate.in[i] = call.operands[i].placements()[mesh_dim];
+      for (const int i : structure.shapes) {
+        const auto& now = call.operands[i].placements()[mesh_dim];
+        if (now.is_partial() && !candidate.in[i].is_shard()) candidate.in[i] = now;
+      }
     }
     return result;
   }
@@ -142,6 +150,13 @@ Dims without_letters(c10::IntArrayRef sizes) {
   Dims dims;
   for (const auto size : sizes) dims.push_back({kWhole, size});
   return dims;
+}
+
+Structure senseless(const Call& call) {
+  Structure structure;
+  for (const auto& operand : call.operands) structure.in.push_back(without_letters(operand.sizes()));
+  structure.out.resize(call.schema.returns().size());
+  return structure;
 }
 
 std::vector<Dims> broadcast(const Call& call, c10::ArrayRef<int> operands, Dims& result) {
@@ -229,6 +244,42 @@ void check_positions(std::string_view op, const at::Tensor& positions, int64_t l
   if (lowest >= 0 && highest < length) return;
   fail(op, "{}; got indices from {} to {}; expected 0 to {}", fmt::format(fmt::runtime(words), lowest < 0 ? lowest : highest), lowest,
        highest, length - 1);
+}
+
+bool is_channels_last(const Layout& layout) {
+  if (layout.ndim() == 4) return c10::is_channels_last_strides_2d(layout.sizes(), layout.strides());
+  return layout.ndim() == 5 && c10::is_channels_last_strides_3d(layout.sizes(), layout.strides());
+}
+
+Sizes strides_like(c10::IntArrayRef sizes, const Layout& like) {
+  if (sizes.size() != static_cast<size_t>(like.ndim()) || !is_channels_last(like)) return contiguous_strides(sizes);
+  const auto strides = sizes.size() == 4 ? c10::get_channels_last_strides_2d(sizes) : c10::get_channels_last_strides_3d(sizes);
+  return Sizes(strides.begin(), strides.end());
+}
+
+LayoutPtr output_layout(const Call& call, const Resolution& resolution, size_t i) {
+  const auto& meta = call.outputs[i];
+  return Layout::get(call.mesh, resolution.out[i], meta.sizes, meta.strides, meta.dtype);
+}
+
+bool is_empty(c10::IntArrayRef sizes) { return c10::multiply_integers(sizes) == 0; }
+
+Lowering zeros_of_nothing(const Call& call, const Resolution& resolution, Lowering otherwise) {
+  std::vector<LayoutPtr> outputs;
+  for (size_t i = 0; i < call.outputs.size(); ++i) {
+    outputs.push_back(call.outputs[i].defined ? output_layout(call, resolution, i) : LayoutPtr());
+  }
+  const auto nothing = [](const LayoutPtr& layout) { return layout && is_empty(layout->local_sizes()); };
+  const auto any = [&](const auto& layouts) { return std::any_of(layouts.begin(), layouts.end(), nothing); };
+  if (!any(resolution.in) && !any(outputs)) return otherwise;
+  return [outputs](LocalCall& local) {
+    const auto options = local.arg(0).toTensor().options();
+    std::vector<c10::IValue> zeros;
+    for (const auto& layout : outputs) {
+      zeros.emplace_back(layout ? at::zeros(layout->local_sizes(), options.dtype(layout->dtype())) : at::Tensor());
+    }
+    local.replace(std::move(zeros));
+  };
 }
 
 RulePtr sliced(std::function<std::vector<int64_t>(const Call&)> along, KeepsPartial keeps) {

@@ -20,6 +20,7 @@ constexpr int kWhole = -1;  // no letter: the dim is never cut
 struct Dim {
   int letter = kWhole;
   int64_t size = 1;
+  int64_t block = 1;  // elements per one of the letter's: [channels, kernel] as one dim has blocks of a kernel's size
 };
 using Dims = c10::SmallVector<Dim, 6>;
 
@@ -32,6 +33,7 @@ struct Structure {
   // Partial operands that pass through. Indices are of operands; an empty `together` means all of them.
   KeepsPartial keeps = {};
   std::vector<int> unread = {};  // operands whose values do not matter: they stay as they are
+  std::vector<int> shapes = {};  // operands of which only the sizes matter: pending ones stay so
   // Of outputs that libtorch does not describe: strides where they are not row-major, and which are undefined.
   std::vector<Sizes> strides = {};
   std::vector<int> undefined = {};
@@ -59,6 +61,9 @@ std::vector<int64_t> dims_arg(const Call& call, std::string_view name, int64_t n
 // Letters first, first + 1, ... for the dims of a tensor.
 Dims lettered(c10::IntArrayRef sizes, int first = 0);
 Dims without_letters(c10::IntArrayRef sizes);
+
+// Of a call that makes no sense: whole operands, so that the kernel says what is wrong.
+Structure senseless(const Call& call);
 
 // Dims of tensors that broadcast against each other: letters by distance from the right; a dim of size 1 that is
 // stretched bears none.
@@ -94,6 +99,18 @@ at::Tensor own_rows(const at::Tensor& positions, const Intervals& held, int64_t 
 // Throws unless all positions are in [0, length), in libtorch's `words` for it ("{}": one that is not). Not checked on accelerators,
 // where it would have to wait.
 void check_positions(std::string_view op, const at::Tensor& positions, int64_t length, std::string_view words = "index out of range");
+
+// Strides of a tensor of `sizes` in channels-last order if `like` is in that order, else row-major.
+Sizes strides_like(c10::IntArrayRef sizes, const Layout& like);
+bool is_channels_last(const Layout& layout);
+
+// The layout of output `i`, and whether this rank has none of a tensor.
+LayoutPtr output_layout(const Call& call, const Resolution& resolution, size_t i);
+bool is_empty(c10::IntArrayRef sizes);
+
+// Most kernels refuse empty tensors. On a rank where an operand or a result is empty, all results are zeros of the right
+// sizes; elsewhere `otherwise` is the lowering.
+Lowering zeros_of_nothing(const Call& call, const Resolution& resolution, Lowering otherwise = {});
 
 // Operators that treat every slice along some dims by itself: the dims that `along` names are whole, others are free,
 // and outputs have the shape of the operands.

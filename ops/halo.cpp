@@ -3,9 +3,6 @@
 #include "ops/family.hpp"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/zeros.h>
-#include <c10/core/MemoryFormat.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
@@ -131,11 +128,11 @@ at::Tensor Halo::fetch(const at::Tensor& input, const at::Scalar& beyond) const 
   const auto fetched = fetch_interval(input, dim_, held_, needed_, mesh_.communicator(mesh_dims_));
   const auto missing = read_.length() - own_.length();
   if (missing == 0) return fetched;
-  const auto before = std::clamp<int64_t>(-read_.begin, 0, missing);
-  std::vector<int64_t> pad(2 * (input.dim() - dim_), 0);
-  pad[pad.size() - 2] = before;
-  pad[pad.size() - 1] = missing - before;
-  return at::constant_pad_nd(fetched, pad, beyond);
+  auto sizes = fetched.sizes().vec();
+  sizes[dim_] = read_.length();
+  const auto padded = fetched.new_full(sizes, beyond);
+  padded.narrow(dim_, std::clamp<int64_t>(-read_.begin, 0, missing), own_.length()).copy_(fetched);
+  return padded;
 }
 
 at::Tensor Halo::give_back(const at::Tensor& read) const {
@@ -143,13 +140,27 @@ at::Tensor Halo::give_back(const at::Tensor& read) const {
   return return_interval(valid, dim_, held_, needed_, mesh_.communicator(mesh_dims_));
 }
 
-std::vector<Halo> halos(const LayoutPtr& input, const LayoutPtr& output, int64_t first, const std::vector<Window>& windows) {
-  std::vector<Halo> all;
+Halos::Halos(const LayoutPtr& input, const LayoutPtr& output, int64_t first, const std::vector<Window>& windows) {
   for (size_t i = 0; i < windows.size(); ++i) {
     const auto dim = first + static_cast<int64_t>(i);
-    if (is_cut(input, dim)) all.emplace_back(input, output, dim, windows[i]);
+    if (is_cut(input, dim)) halos_.emplace_back(input, output, dim, windows[i]);
   }
-  return all;
+}
+
+at::Tensor Halos::fetch(at::Tensor input, const at::Scalar& beyond) const {
+  for (const auto& halo : halos_) input = halo.fetch(input, beyond);
+  return input;
+}
+
+at::Tensor Halos::give_back(at::Tensor read) const {
+  for (auto halo = halos_.rbegin(); halo != halos_.rend(); ++halo) read = halo->give_back(read);
+  return read;
+}
+
+std::vector<int64_t> Halos::read_sizes(c10::IntArrayRef sizes) const {
+  auto read = sizes.vec();
+  for (const auto& halo : halos_) read[halo.dim()] = halo.read().length();
+  return read;
 }
 
 // The same on every rank, as a price must be: the share of a rank in the other dims is taken to be even.
@@ -172,40 +183,6 @@ int64_t halo_bytes(const Call& call, int64_t mesh_dim, const Operand& like, c10:
     if (m != mesh_dim && chosen[m].is_shard()) bytes /= call.mesh.size(m);
   }
   return bytes;
-}
-
-bool is_channels_last(const Layout& layout) {
-  if (layout.ndim() == 4) return c10::is_channels_last_strides_2d(layout.sizes(), layout.strides());
-  return layout.ndim() == 5 && c10::is_channels_last_strides_3d(layout.sizes(), layout.strides());
-}
-
-Sizes strides_like(c10::IntArrayRef sizes, const Layout& like) {
-  if (sizes.size() != static_cast<size_t>(like.ndim()) || !is_channels_last(like)) return contiguous_strides(sizes);
-  const auto strides = sizes.size() == 4 ? c10::get_channels_last_strides_2d(sizes) : c10::get_channels_last_strides_3d(sizes);
-  return Sizes(strides.begin(), strides.end());
-}
-
-LayoutPtr output_layout(const Call& call, const Resolution& resolution, size_t i) {
-  const auto& meta = call.outputs[i];
-  return Layout::get(call.mesh, resolution.out[i], meta.sizes, meta.strides, meta.dtype);
-}
-
-Lowering zeros_of_nothing(const Call& call, const Resolution& resolution, Lowering otherwise) {
-  std::vector<LayoutPtr> outputs;
-  for (size_t i = 0; i < call.outputs.size(); ++i) {
-    outputs.push_back(call.outputs[i].defined ? output_layout(call, resolution, i) : LayoutPtr());
-  }
-  const auto is_empty = [](const LayoutPtr& layout) { return layout && c10::multiply_integers(layout->local_sizes()) == 0; };
-  const auto any = [&](const auto& layouts) { return std::any_of(layouts.begin(), layouts.end(), is_empty); };
-  if (!any(resolution.in) && !any(outputs)) return otherwise;
-  return [outputs](LocalCall& local) {
-    const auto options = local.arg(0).toTensor().options();
-    std::vector<c10::IValue> zeros;
-    for (const auto& layout : outputs) {
-      zeros.emplace_back(layout ? at::zeros(layout->local_sizes(), options.dtype(layout->dtype())) : at::Tensor());
-    }
-    local.replace(std::move(zeros));
-  };
 }
 
 }  // namespace dtensor::rules

@@ -49,25 +49,27 @@ class Halo {
   Interval read_, own_;   // own_: the part of read_ that is inside of the input
 };
 
-// A halo for every cut dim among those from `first` on, which have a window each.
-std::vector<Halo> halos(const LayoutPtr& input, const LayoutPtr& output, int64_t first, const std::vector<Window>& windows);
+// The halos of all cut dims among those from `first` on, which have a window each. Dims take turns, so that corners come along.
+class Halos {
+ public:
+  Halos(const LayoutPtr& input, const LayoutPtr& output, int64_t first, const std::vector<Window>& windows);
+
+  bool empty() const { return halos_.empty(); }
+  auto begin() const { return halos_.begin(); }
+  auto end() const { return halos_.end(); }
+
+  at::Tensor fetch(at::Tensor input, const at::Scalar& beyond) const;
+  at::Tensor give_back(at::Tensor read) const;
+  // The sizes of what fetch makes of an input of `sizes`.
+  std::vector<int64_t> read_sizes(c10::IntArrayRef sizes) const;
+
+ private:
+  std::vector<Halo> halos_;
+};
 
 // At most so many bytes come to a rank when mesh dimension `mesh_dim` cuts `dim` of a tensor of `sizes` and the `outputs` windows
 // on it. `like` is an operand whose other dims are cut as that tensor's are.
 int64_t halo_bytes(const Call& call, int64_t mesh_dim, const Operand& like, c10::IntArrayRef sizes, int64_t outputs, int64_t dim,
                    const Window& window);
-
-// Memory order and emptiness, where kernels have their own ideas -----------------------------------------------------------
-
-// Strides of a tensor of `sizes` in channels-last order if `like` is in that order, else row-major.
-Sizes strides_like(c10::IntArrayRef sizes, const Layout& like);
-bool is_channels_last(const Layout& layout);
-
-// Most kernels refuse empty tensors. On a rank where an operand or a result is empty, all results are zeros of the right sizes;
-// elsewhere `otherwise` is the lowering.
-Lowering zeros_of_nothing(const Call& call, const Resolution& resolution, Lowering otherwise = {});
-
-// The layout of output `i`.
-LayoutPtr output_layout(const Call& call, const Resolution& resolution, size_t i);
 
 }  // namespace dtensor::rules

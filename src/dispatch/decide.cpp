@@ -128,8 +128,9 @@ bool look_ahead(const c10::OperatorHandle& op, const OpInfo& info, rules::Call& 
   if (rehearsed) rehearse(op, call);
   const bool out_form = !info.in_place && !info.written.empty();  // of which no functional form is known
   if (rule && (rule->data_dependent() || out_form)) rule = nullptr;
-  if (!rule || !info.written.empty()) return rehearsed;
-  call.outputs = outputs && !outputs->empty() ? std::move(*outputs) : rule->output_metas(call);
+  if (!rule || !info.makes_results) return rehearsed;
+  const bool told = outputs && !outputs->empty() && !rule->describes_outputs();
+  call.outputs = told ? std::move(*outputs) : rule->output_metas(call);
   if (call.outputs.empty() && info.returns_tensors_only && !info.schema->returns().empty()) rule = nullptr;
   return rehearsed;
 }
@@ -150,12 +151,12 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   const auto resolution = resolve(call, info, rule, trace);
   decision->moves = moves_for(call, resolution);
   decision->write_backs = write_backs_for(info, call, resolution);
-  decision->outputs_known = rule && info.written.empty() && set_outputs(*decision, call, resolution);
+  decision->outputs_known = rule && info.makes_results && set_outputs(*decision, call, resolution);
   if (rule) decision->lowering = rule->lower(call, resolution);
   const bool communicates = std::any_of(decision->moves.begin(), decision->moves.end(), [](const Move& move) { return move.communicates; });
   if (!rehearsed && (communicates || decision->lowering || !decision->write_backs.empty())) rehearse(op, call);  // what kernels refuse, as dtypes
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
-  decision->simple = !info.has_tensor_list && info.returns_tensors_only && (decision->outputs_known || !info.written.empty()) &&
+  decision->simple = !info.has_tensor_list && info.returns_tensors_only && (decision->outputs_known || !info.makes_results) &&
                      !call.operands.empty() && decision->write_backs.empty();
   return decision;
 }

@@ -64,7 +64,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     LocalMode local;
     op.callBoxed(&stack);
   }
-  if (!info.written.empty()) {
+  if (!info.makes_results) {
     if (!info.returns_argument.empty()) stack[begin] = std::move(self);
     return;
   }

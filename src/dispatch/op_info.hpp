@@ -18,6 +18,7 @@ struct OpInfo {
   const rules::Rule* rule = nullptr;
   std::vector<int> written;         // arguments that the operator writes (in place, out=)
   std::vector<int> returns_argument; // per return: the argument it is (in place, out=), or -1
+  bool makes_results = false;       // no result is an argument, though arguments may be written too (running statistics)
   bool in_place = false;            // writes its first argument and is not an out= form
   bool changes_metadata = false;    // resize_, set_, ...: would part layout and local tensor
   c10::optional<c10::OperatorHandle> becomes;  // of squeeze_, t_, ...: the view that the tensor becomes

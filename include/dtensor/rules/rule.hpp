@@ -108,6 +108,8 @@ class Rule {
   virtual std::vector<Sizes> output_sizes(const Call&) const { return {}; }
   // The same for rules that know better.
   virtual std::vector<OutputMeta> output_metas(const Call& call) const;
+  // True: output_metas tells all, and there is no need to try a meta kernel (one that is missing costs milliseconds).
+  virtual bool describes_outputs() const { return false; }
 
   // How the local call differs from calling the operator on the locals; empty: it does not.
   virtual Lowering lower(const Call&, const Resolution&) const { return {}; }
