@@ -329,8 +329,10 @@ class MaskedScatter final : public Rule {
   }
 
   Lowering lower(const Call& call, const Resolution& resolution) const override {
-    if (resolution.in[0]->is_replicated()) return {};
-    return [layout = resolution.in[0], in_place = call.in_place](LocalCall& local) {
+    auto cuts = Placements(resolution.in[0]->placements().begin(), resolution.in[0]->placements().end());
+    if (std::none_of(cuts.begin(), cuts.end(), [](const Placement& p) { return p.is_shard(); })) return {};
+    for (auto& p : cuts) p = p.is_shard() ? p : replicate();
+    return [layout = resolution.in[0]->with(cuts), in_place = call.in_place](LocalCall& local) {
       const auto self = local.arg(0).toTensor(), source = local.arg(2).toTensor();
       const auto mask = local.arg(1).toTensor().expand(layout->sizes()).contiguous();
       const auto rank = mask.reshape({-1}).cumsum(0).sub_(1).clamp_min_(0).view(layout->sizes());

@@ -11,14 +11,19 @@ Dims planes(c10::IntArrayRef sizes) {
   return dims;
 }
 
+// The gradient has the sizes of the input, the result those of the output, where the call says so.
 Structure upsample(const Call& call) {
   const auto dims = planes(call.operands[0].sizes());
-  return {{dims}, {dims}, {}, {kSums, {{0}}}};
+  auto result = dims;
+  const bool gradient = call.has("input_size");
+  const auto sizes = call.has("output_size") || gradient ? call.ints_arg(gradient ? "input_size" : "output_size") : std::vector<int64_t>();
+  for (size_t i = 0; i < sizes.size() && i < result.size(); ++i) result[result.size() - 1 - i].size = sizes[sizes.size() - 1 - i];
+  return {{dims}, {result}, {}, {kSums, {{0}}}};
 }
 
 Structure nearest(const Call& call) {
   auto structure = upsample(call);
-  structure.keeps.ops = kAnyPartial;
+  structure.keeps = {kAnyPartial, {{0}}};
   return structure;
 }
 

@@ -15,11 +15,12 @@ RulePtr batched(std::string_view notation) {
   return einsum(notation, {.whole = whole});
 }
 
-const Register one_to_one("aten::cholesky aten::cholesky_inverse aten::linalg_matrix_exp aten::linalg_matrix_power",
+const Register one_to_one("aten::cholesky aten::cholesky_inverse aten::linalg_matrix_exp",
                           batched("...ij->...ij"), kWhy);
 const Register with_info("aten::linalg_cholesky_ex aten::linalg_inv_ex", batched("...ij->...ij,..."), kWhy);
 const Register pseudo_inverse("aten::linalg_pinv.atol_rtol_tensor", batched("...ij,...,...->...ji"), kWhy);
-const Register substitution("aten::linalg_solve_triangular aten::_cholesky_solve_helper", batched("...ij,...ik->...ij"), kWhy);
+const Register substitution("aten::linalg_solve_triangular", batched("...ij,...kl->...kl"), kWhy);
+const Register by_factor("aten::_cholesky_solve_helper", batched("...kl,...ij->...kl"), kWhy);
 const Register two_matrices("aten::triangular_solve", batched("...ik,...ij->...ik,...ij"), kWhy);
 const Register determinant("aten::_linalg_det", batched("...ij->...,...ij,...i"), kWhy);
 const Register sign_and_log("aten::_linalg_slogdet", batched("...ij->...,...,...ij,...i"), kWhy);
@@ -33,7 +34,7 @@ const Register householder("aten::linalg_householder_product", batched("...ij,..
 const Register times_q("aten::ormqr", batched("...ij,...k,...il->...il"), kWhy);
 const Register svd("aten::_linalg_svd", batched("...ij->...ij,...j,...ij"), kWhy);
 const Register eigen("aten::_linalg_eigh aten::linalg_eig", batched("...ij->...i,...ij"), kWhy);
-const Register eigenvalues("aten::linalg_eigvals aten::_linalg_eigvals", batched("...ij->...i"), kWhy);
+const Register eigenvalues("aten::_linalg_eigvals", batched("...ij->...i"), kWhy);
 
 // A right-hand side is a matrix per matrix, or a vector per matrix where it has a dim less.
 RulePtr solution() {

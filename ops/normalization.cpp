@@ -111,7 +111,7 @@ Structure weight_norm(const Call& call) {
   return {{data, data, scale, scale}, {data, scale}, {}, {kSums, {{0}}}};
 }
 
-const Register weight_normed("aten::_weight_norm_interface aten::_weight_norm_interface_backward", family(weight_norm),
+const Register weight_normed("aten::_weight_norm_interface aten::_weight_norm_interface_backward", family(weight_norm, [](const Call& call, const Resolution& resolution) { return zeros_of_nothing(call, resolution); }),
                              "slices of the kept dim are independent");
 const Register layer("aten::native_layer_norm aten::_fused_rms_norm", family(forward),
                      "every position of the leading dims is normalized by itself");

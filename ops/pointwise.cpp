@@ -162,7 +162,7 @@ const Register reversed("aten::rsub.Tensor", pointwise(KeepsPartial{kSums, {{0, 
 const Register reversed_number("aten::rsub.Scalar", pointwise({{ReduceOp::avg}, {{0}}}), "an average of c - a's is c - their average");
 const Register bilinear("aten::mul.Tensor aten::mul_.Tensor", kBilinear, "(a + a') b = a b + a' b");
 const Register linear("aten::mul.Scalar aten::div.Scalar aten::mul_.Scalar aten::div_.Scalar aten::div.Tensor aten::true_divide "
-                      "aten::div_.Tensor aten::real aten::imag aten::conj_physical",
+                      "aten::div_.Tensor aten::real aten::imag aten::conj_physical aten::_conj_physical",
                       kLinear, "f(a + a') = f(a) + f(a')");
 const Register negative("aten::neg aten::negative", pointwise(KeepsPartial{kSums, {{0}}} | kFirstDecreases), "linear, and decreasing");
 const Register angles("aten::deg2rad aten::rad2deg", pointwise(KeepsPartial{kSums, {{0}}} | kFirstIncreases), "linear, and increasing");
@@ -217,7 +217,7 @@ const Register plain(
     "aten::reciprocal aten::remainder aten::rsqrt aten::sgn aten::signbit aten::silu aten::sin aten::sinc "
     "aten::special_entr aten::special_i0e aten::special_i1e "
     "aten::special_ndtri aten::special_xlog1py aten::special_zeta aten::sqrt aten::square aten::tan aten::threshold aten::where "
-    "aten::_add_relu aten::frexp aten::_conj_physical aten::_standard_gamma_grad aten::special_airy_ai aten::special_bessel_j0 "
+    "aten::_add_relu aten::frexp aten::_standard_gamma_grad aten::special_airy_ai aten::special_bessel_j0 "
     "aten::special_bessel_j1 aten::special_bessel_y0 aten::special_bessel_y1 aten::special_chebyshev_polynomial_t "
     "aten::special_chebyshev_polynomial_u aten::special_chebyshev_polynomial_v aten::special_chebyshev_polynomial_w "
     "aten::special_hermite_polynomial_h aten::special_hermite_polynomial_he aten::special_laguerre_polynomial_l "

@@ -75,7 +75,7 @@ Structure plane_gradient(const Call& call) { return whole_planes(call, {kSums, {
 // Places of values are positions in the whole output; there, zero is zero on every rank.
 Structure unpool(const Call& call) {
   auto structure = adaptive_average(call);
-  structure.keeps.ops = kAnyPartial;
+  structure.keeps = {kAnyPartial, {{0}}};
   return structure;
 }
 

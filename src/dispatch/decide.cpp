@@ -123,14 +123,14 @@ void check_supported(const OpInfo& info) {
 // Refuses what one device refuses. True when that took a rehearsal. Fills call.outputs where they are known; without a rule, which
 // this takes away where it is of no use, operands are replicated.
 bool look_ahead(const c10::OperatorHandle& op, const OpInfo& info, rules::Call& call, const rules::Rule*& rule) {
-  auto outputs = call.operands.empty() ? c10::nullopt : meta_outputs(op, call);
+  const bool asks_kernel = !call.operands.empty() && !(rule && rule->describes_outputs());
+  auto outputs = asks_kernel ? meta_outputs(op, call) : c10::nullopt;
   const bool rehearsed = !outputs && !call.operands.empty();
   if (rehearsed) rehearse(op, call);
   const bool out_form = !info.in_place && !info.written.empty();  // of which no functional form is known
   if (rule && (rule->data_dependent() || out_form)) rule = nullptr;
   if (!rule || !info.makes_results) return rehearsed;
-  const bool told = outputs && !outputs->empty() && !rule->describes_outputs();
-  call.outputs = told ? std::move(*outputs) : rule->output_metas(call);
+  call.outputs = outputs && !outputs->empty() ? std::move(*outputs) : rule->output_metas(call);
   if (call.outputs.empty() && info.returns_tensors_only && !info.schema->returns().empty()) rule = nullptr;
   return rehearsed;
 }

@@ -55,7 +55,8 @@ std::unordered_set<const c10::FunctionSchema*>& without_kernel() {
 // A missing kernel, as opposed to operands that the operator refuses.
 bool is_missing_kernel(const c10::Error& error) {
   const std::string text = error.what_without_backtrace();
-  for (const char* part : {"Could not run", "meta", "Meta", "not implemented", "storage", "data pointer"}) {
+  for (const char* part : {"Could not run", "meta", "Meta", "not implemented", "storage", "data pointer",
+                           "tensor backend other than", "not allocated", "expects CPU tensor"}) {
     if (text.find(part) != std::string::npos) return true;
   }
   return false;

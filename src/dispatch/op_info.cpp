@@ -30,12 +30,19 @@ const std::unordered_set<c10::Symbol>& alias_sets(const c10::AliasInfo& info) {
   return info.containedTypes().empty() ? info.beforeSets() : info.containedTypes()[0].beforeSets();
 }
 
+// One name for int and SymInt, which overloads of one operator mix.
+std::string type_name(const c10::Argument& argument) {
+  auto name = argument.type()->str();
+  for (size_t at; (at = name.find("SymInt")) != std::string::npos;) name.replace(at, 6, "int");
+  return name;
+}
+
 bool same_inputs(const c10::FunctionSchema& out_form, const c10::FunctionSchema& other) {
   const auto& a = out_form.arguments();
   const auto& b = other.arguments();
   const auto inputs = std::find_if(a.begin(), a.end(), [](const c10::Argument& argument) { return argument.is_out(); }) - a.begin();
   const auto same = [](const c10::Argument& x, const c10::Argument& y) {
-    return x.name() == y.name() && *x.type() == *y.type() && !(y.alias_info() && y.alias_info()->isWrite());
+    return x.name() == y.name() && type_name(x) == type_name(y) && !(y.alias_info() && y.alias_info()->isWrite());
   };
   return static_cast<size_t>(inputs) == b.size() && std::equal(b.begin(), b.end(), a.begin(), [&](const auto& y, const auto& x) { return same(x, y); });
 }

@@ -40,13 +40,14 @@ nlohmann::json examine_apart(const Operator& op, const Effort& effort) {
     ::close(ends[0]);
     alarm(kSeconds);
     if (!std::freopen("/dev/null", "w", stderr)) _exit(1);  // what libtorch warns of is known here
-    std::string text;
+    const auto tell = [&](const nlohmann::json& known) {
+      write_all(ends[1], known.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    };
     try {
-      text = examine(op, effort).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+      tell(examine(op, effort, tell));
     } catch (const std::exception& error) {
-      text = nlohmann::json{{"name", op.name}, {"failed", error.what()}}.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+      tell({{"name", op.name}, {"failed", error.what()}});
     }
-    write_all(ends[1], text);
     _exit(0);
   }
   ::close(ends[1]);
@@ -54,8 +55,11 @@ nlohmann::json examine_apart(const Operator& op, const Effort& effort) {
   ::close(ends[0]);
   int status = 0;
   waitpid(child, &status, 0);
-  if (WIFSIGNALED(status)) return {{"name", op.name}, {"failed", std::string("ended by signal ") + strsignal(WTERMSIG(status))}};
-  return nlohmann::json::parse(text);
+  if (WIFSIGNALED(status) && text.find('\n') == std::string::npos) {
+    return {{"name", op.name}, {"failed", std::string("ended by signal ") + strsignal(WTERMSIG(status))}};
+  }
+  const auto end = text.rfind('\n'), begin = text.rfind('\n', end - 1);
+  return nlohmann::json::parse(text.substr(begin == std::string::npos ? 0 : begin + 1, end - (begin == std::string::npos ? 0 : begin)));
 }
 
 }  // namespace dtensor::opcheck

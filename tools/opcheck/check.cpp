@@ -117,7 +117,8 @@ std::vector<at::Tensor> gradients(const std::vector<at::Tensor>& results, const 
 }
 
 bool differentiable(const Operator& op, const Sample& sample) {
-  return sample.dtype == at::kDouble && written_arguments(op.schema()).empty();
+  // The derivative of as_strided_scatter reads memory that nobody wrote.
+  return sample.dtype == at::kDouble && written_arguments(op.schema()).empty() && op.base != "as_strided_scatter";
 }
 
 void require_gradients(const Stack& arguments) {
@@ -149,7 +150,8 @@ std::vector<at::Tensor> expected_gradients(const Operator& op, const Sample& sam
 }
 
 bool is_refusal(const std::string& message) {
-  return message.find("would change the shape of a distributed tensor in place") != std::string::npos;
+  return message.find("would change the shape of a distributed tensor in place") != std::string::npos ||
+         message.find("of which a view exists that had to be copied") != std::string::npos;
 }
 
 class Runner {

@@ -30,25 +30,39 @@ class Examination {
  public:
   Examination(const Operator& op, const Effort& effort) : op_(op), effort_(effort) {}
 
-  Json run() {
-    bool first = true;
+  // Tells what is known after each stage: the raw operators of the second may crash on parts that do not belong together.
+  Json run(const std::function<void(const Json&)>& tell) {
     for (const auto dtype : kDtypes) {
-      for (const auto& sample : samples_of(op_, dtype)) {
+      const bool first = samples_ == 0;
+      for (auto& sample : samples_of(op_, dtype)) {
         ++samples_;
-        first ? thoroughly(sample) : briefly(sample);
+        first ? thoroughly(std::move(sample)) : briefly(sample);
       }
-      if (samples_ > 0) first = false;
-      if (!first && effort_.quick) break;
+      if (samples_ > 0 && effort_.quick) break;
     }
-    return {{"name", op_.name}, {"family", op_.family}, {"why", op_.why}, {"samples", samples_}, {"cases", cases_},
-            {"refused", refused_}, {"wrong", wrong_}, {"missed", missed_}, {"rows", rows_}};
+    tell(found(false));
+    for (const auto& [sample, cases, outcomes] : thorough_) {
+      if (effort_.missed) find_missed(sample, cases, outcomes);
+    }
+    return found(true);
   }
 
  private:
-  void thoroughly(const Sample& sample) {
+  struct Thorough {
+    Sample sample;
+    std::vector<Case> cases;
+    std::vector<Outcome> outcomes;  // on 3 ranks
+  };
+
+  Json found(bool all) const {
+    return {{"name", op_.name}, {"family", op_.family}, {"why", op_.why}, {"samples", samples_}, {"cases", cases_},
+            {"refused", refused_}, {"wrong", wrong_}, {"missed", missed_}, {"rows", rows_}, {"complete", all}};
+  }
+
+  void thoroughly(Sample sample) {
     const bool partials = !is_random(op_);  // rounding would change how many numbers are drawn
     const bool out_form = is_out_form(op_.schema());  // which is the functional form and a copy
-    const auto cases = cases_1d(sample, out_form ? effort_.cases / 5 : effort_.cases, partials);
+    auto cases = cases_1d(sample, out_form ? effort_.cases / 5 : effort_.cases, partials);
     std::vector<Outcome> on_three;
     for (const int64_t ranks : {2, 3, 4}) {
       if (effort_.quick && ranks != 3) continue;
@@ -56,10 +70,12 @@ class Examination {
       if (ranks == 3) on_three = std::move(outcomes);
     }
     if (!effort_.quick) checked(sample, cases_2d(sample, effort_.drawn, partials), {2, 2});
-    if (effort_.missed) find_missed(sample, cases, on_three);
+    thorough_.push_back({std::move(sample), std::move(cases), std::move(on_three)});
   }
 
-  void briefly(const Sample& sample) { checked(sample, cases_1d(sample, 24, !is_random(op_) && sample.dtype != at::kBFloat16), {3}); }
+  void briefly(const Sample& sample) {
+    checked(sample, cases_1d(sample, 24, !is_random(op_) && sample.dtype != at::kBFloat16), {3});
+  }
 
   std::vector<Outcome> checked(const Sample& sample, const std::vector<Case>& cases, const std::vector<int64_t>& mesh) {
     auto outcomes = check(op_, sample, cases, mesh);
@@ -127,6 +143,7 @@ class Examination {
 
   const Operator& op_;
   const Effort& effort_;
+  std::vector<Thorough> thorough_;
   std::map<std::string, std::vector<Sample>> alike_;
   int64_t samples_ = 0, cases_ = 0, refused_ = 0;
   Json wrong_ = Json::array(), missed_ = Json::array(), rows_ = Json::array();
@@ -135,6 +152,8 @@ class Examination {
 
 }  // namespace
 
-Json examine(const Operator& op, const Effort& effort) { return Examination(op, effort).run(); }
+Json examine(const Operator& op, const Effort& effort, const std::function<void(const Json&)>& tell) {
+  return Examination(op, effort).run(tell);
+}
 
 }  // namespace dtensor::opcheck

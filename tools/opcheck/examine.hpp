@@ -5,6 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <functional>
+
 namespace dtensor::opcheck {
 
 struct Effort {
@@ -16,7 +18,8 @@ struct Effort {
 };
 
 // What was found, as JSON: samples, cases, refused, wrong [..], missed [..], and for a table: rows [..].
-nlohmann::json examine(const Operator& op, const Effort& effort);
+// `tell` gets what is known before the raw operator runs on parts that may not belong together, and may crash.
+nlohmann::json examine(const Operator& op, const Effort& effort, const std::function<void(const nlohmann::json&)>& tell);
 
 // The same in a process of its own, which may crash or hang.
 nlohmann::json examine_apart(const Operator& op, const Effort& effort);

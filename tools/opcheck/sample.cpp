@@ -61,6 +61,18 @@ at::Tensor definite(c10::IntArrayRef sizes, at::ScalarType dtype) {
   return (factor.matmul(factor.transpose(-1, -2)) + 3 * torch::eye(sizes.back(), at::kDouble)).to(dtype);
 }
 
+// Positions in planes of twice the sizes, one in each window of 2.
+at::Tensor window_positions(c10::IntArrayRef sizes) {
+  auto positions = torch::zeros(sizes, at::kLong);
+  for (int64_t d = 2; d < static_cast<int64_t>(sizes.size()); ++d) {
+    std::vector<int64_t> shape(sizes.size(), 1);
+    shape[d] = sizes[d];
+    const auto row = torch::arange(sizes[d], at::kLong).mul(2).reshape(shape);
+    positions = positions * (2 * sizes[d]) + row + torch::randint(0, 2, sizes, at::kLong);
+  }
+  return positions;
+}
+
 at::Tensor tensor(const std::string& text, at::ScalarType base) {
   if (text == "-") return {};
   const auto end = text.find(']');
@@ -81,6 +93,7 @@ at::Tensor tensor(const std::string& text, at::ScalarType base) {
   if (has('+')) result = (c10::isIntegralType(dtype, false) ? result.abs() + 1 : result.abs() + 0.25).to(dtype);
   if (has('u')) result = torch::rand(sizes, at::kDouble).mul(0.9).add(0.05).to(floating);
   if (has('o')) result = torch::ones(sizes, dtype);
+  if (has('m')) result = window_positions(sizes);
   if (has('p')) result = torch::randperm(sizes.at(0), at::kLong);
   if (has('d')) result = definite(sizes, floating);
   if (has('l')) result = definite(sizes, floating).tril();

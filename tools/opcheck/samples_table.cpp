@@ -32,6 +32,9 @@ einsum: equation=bik,bkj->bij tensors={[4,5,6];[4,6,3]}
 cross linalg_cross: self=[5,3] other=[5,3] dim=1 | self=[3,6] other=[3,6] dim=0
 cdist _euclidean_dist: x1=[6,4] x2=[5,4] p=2. | x1=[3,6,4] x2=[3,5,4] p=1. | x1=[6,4] x2=[5,4]
 _cdist_forward: x1=[6,4] x2=[5,4] p=2. compute_mode=none | x1=[3,6,4] x2=[3,5,4] p=1. compute_mode=none
+_cdist_backward: grad=[6,5] x1=[6,4] x2=[5,4] p=2. cdist=[6,5]+ | grad=[3,6,5] x1=[3,6,4] x2=[3,5,4] p=1. cdist=[3,6,5]+
+_weight_norm_interface: v=[6,4] g=[6,1] dim=0 | v=[6,4] g=[1,4] dim=1
+_weight_norm_interface_backward: grad_w=[6,4] saved_v=[6,4] saved_g=[6,1] saved_norms=[6,1]+ dim=0
 _pdist_forward pdist: self=[6,4] p=2.
 dist: self=[6,4] other=[6,4] p=2
 # -- reductions
@@ -86,7 +89,7 @@ multi_margin_loss: self=[6,5] target=[6]<5 | self=[6,5] target=[6]<5 reduction=0
 multi_margin_loss_backward: grad_output=[] self=[6,5] target=[6]<5 p=1 margin=1 | grad_output=[6] self=[6,5] target=[6]<5 p=1 margin=1 reduction=0
 multilabel_margin_loss_forward multilabel_margin_loss: self=[6,5] target=[6,5]<5 reduction=1 | self=[6,5] target=[6,5]<5 reduction=0
 multilabel_margin_loss_backward: grad_output=[] self=[6,5] target=[6,5]<5 reduction=1 is_target=[6,5]u
-_ctc_loss ctc_loss: log_probs=[7,3,5] targets=[3,2]<4 input_lengths=[7,7,7] target_lengths=[2,2,1]
+ctc_loss: log_probs=[7,3,5] targets=[3,2]<4 input_lengths=[7,7,7] target_lengths=[2,2,1]
 cosine_embedding_loss: input1=[6,4] input2=[6,4] target=[6]o
 hinge_embedding_loss margin_ranking_loss: self=[6,4] target=[6,4]o | input1=[6] input2=[6] target=[6]o
 triplet_margin_loss: anchor=[6,4] positive=[6,4] negative=[6,4]
@@ -285,9 +288,9 @@ avg_pool3d: self=[2,3,6,4,4] kernel_size=[2,2,2]
 avg_pool3d_backward: grad_output=[2,3,3,2,2] self=[2,3,6,4,4] kernel_size=[2,2,2] stride=[2,2,2] padding=[0,0,0] ceil_mode=false count_include_pad=true divisor_override=none
 max_pool1d max_pool1d_with_indices: self=[4,3,8] kernel_size=[2]
 max_pool2d max_pool2d_with_indices mkldnn_max_pool2d: self=[4,3,8,6] kernel_size=[2,2] | self=[4,3,9,7] kernel_size=[3,3] stride=[2,2] padding=[1,1] | self=[3,8,6] kernel_size=[2,2]
-max_pool2d_with_indices_backward: grad_output=[4,3,4,3] self=[4,3,8,6] kernel_size=[2,2] stride=[2,2] padding=[0,0] dilation=[1,1] ceil_mode=false indices=[4,3,4,3]<48
+max_pool2d_with_indices_backward: grad_output=[4,3,4,3] self=[4,3,8,6] kernel_size=[2,2] stride=[2,2] padding=[0,0] dilation=[1,1] ceil_mode=false indices=[4,3,4,3]m
 max_pool3d max_pool3d_with_indices: self=[2,3,6,4,4] kernel_size=[2,2,2]
-max_pool3d_with_indices_backward: grad_output=[2,3,3,2,2] self=[2,3,6,4,4] kernel_size=[2,2,2] stride=[2,2,2] padding=[0,0,0] dilation=[1,1,1] ceil_mode=false indices=[2,3,3,2,2]<96
+max_pool3d_with_indices_backward: grad_output=[2,3,3,2,2] self=[2,3,6,4,4] kernel_size=[2,2,2] stride=[2,2,2] padding=[0,0,0] dilation=[1,1,1] ceil_mode=false indices=[2,3,3,2,2]m
 adaptive_avg_pool1d: self=[4,3,8] output_size=[4]
 adaptive_avg_pool2d _adaptive_avg_pool2d: self=[4,3,8,6] output_size=[4,3] | self=[4,3,7,5] output_size=[3,2]
 _adaptive_avg_pool2d_backward: grad_output=[4,3,4,3] self=[4,3,8,6]
