@@ -122,6 +122,15 @@ TEST_CASE("ops: batch norms that say what they write", "[ops][normalization]") {
            return Tensors{y, m.detach(), r.detach(), mean, variance};
          },
          1e-4});
+  check({"_batch_norm_with_update_functional",
+         {x, weight, bias},
+         [=](const Tensors& in) {
+           auto [mean, variance] = statistics();
+           auto [y, m, r, reserve, new_mean, new_variance] =
+               at::_batch_norm_with_update_functional(in[0], in[1], in[2], mean, variance, 0.3, 1e-5);
+           return Tensors{y, m, r, new_mean, new_variance};
+         },
+         1e-4, false});
   check({"_batch_norm_no_update",
          {x, weight, bias},
          [=](const Tensors& in) {
