@@ -77,7 +77,7 @@ Structure structure(const Call& call) {
 std::vector<int64_t> parting(const LayoutPtr& input) {
   std::vector<int64_t> dims;
   for (int64_t m = 0; m < input->mesh().ndim(); ++m) {
-    const auto& p = input->placements()[m];
+    const auto p = input->placements()[m];
     if (p.is_shard() && !p.is_shard(kChannel) && input->mesh().size(m) > 1) dims.push_back(m);
   }
   return dims;
