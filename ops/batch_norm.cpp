@@ -43,6 +43,9 @@ bool writes_running(const Call& call) {
   return !is_backward(call) && trains(call) && call.schema.name().find("functional") == std::string::npos;
 }
 
+// Whether a result is what cuDNN keeps for its gradient: nothing elsewhere.
+bool reserves(const Call& call) { return !is_backward(call) && call.schema.name().rfind("aten::_batch_norm_", 0) == 0; }
+
 Structure structure(const Call& call) {
   const auto input = call.operands[input_of(call)].sizes();
   const auto data = lettered(input);
@@ -64,9 +67,7 @@ Structure structure(const Call& call) {
   }
   result.lacking.assign(result.out.size(), replicate());
   if (!trains(call)) result.out[1] = result.out[2] = none;
-  if (call.schema.name() == "aten::_batch_norm_with_update" || call.schema.name() == "aten::_batch_norm_no_update") {
-    result.out[3] = none;  // what cuDNN keeps for its gradient
-  }
+  if (reserves(call)) result.out[3] = none;
   return result;
 }
 
@@ -76,7 +77,7 @@ Structure structure(const Call& call) {
 std::vector<int64_t> parting(const LayoutPtr& input) {
   std::vector<int64_t> dims;
   for (int64_t m = 0; m < input->mesh().ndim(); ++m) {
-    const auto& p = input->placements()[m];
+    const auto p = input->placements()[m];
     if (p.is_shard() && !p.is_shard(kChannel) && input->mesh().size(m) > 1) dims.push_back(m);
   }
   return dims;
@@ -147,7 +148,7 @@ at::Tensor blended(const at::Tensor& running, const at::Tensor& now, double mome
 }
 
 // Training on parts of the batch: combine the statistics, and normalize as in evaluation.
-void train_on_parts(LocalCall& local, const Positions& at, comm::Communicator& group, bool functional, bool reserves) {
+void train_on_parts(LocalCall& local, const Positions& at, comm::Communicator& group, bool functional, bool reserve) {
   const auto x = local.arg(at.input()).toTensor();
   const auto momentum = local.arg(at.momentum()).toDouble(), eps = local.arg(at.eps()).toDouble();
   const auto weight = optional(local, at.weight()), bias = optional(local, at.bias());
@@ -158,7 +159,7 @@ void train_on_parts(LocalCall& local, const Positions& at, comm::Communicator& g
   const auto y = x.numel() == 0 ? at::empty_like(x)
                                 : std::get<0>(at::native_batch_norm(x, weight, bias, now, spread, /*training=*/false, momentum, eps));
   std::vector<c10::IValue> results{y, now, all.variance.add(eps).rsqrt().to(dtype)};
-  if (reserves) results.emplace_back(at::empty({0}, x.options().dtype(at::kByte)));
+  if (reserve) results.emplace_back(at::empty({0}, x.options().dtype(at::kByte)));
   const auto keep = [&](c10::optional<at::Tensor>& running, const at::Tensor& value) {
     if (running && functional) results.emplace_back(blended(*running, value, momentum));
     if (running && !functional) running->copy_(blended(*running, value, momentum));
@@ -195,8 +196,8 @@ Lowering forward(const Call& call, const Resolution& resolution) {
   Lowering compute = [](LocalCall& local) { local.call(); };
   if (!parted.empty()) {
     compute = [at = Positions(call), mesh = call.mesh, parted, functional = !writes_running(call),
-               reserves = call.schema.name() == "aten::_batch_norm_with_update"](LocalCall& local) {
-      train_on_parts(local, at, mesh.communicator(parted), functional, reserves);
+               reserve = reserves(call)](LocalCall& local) {
+      train_on_parts(local, at, mesh.communicator(parted), functional, reserve);
     };
   } else if (is_empty(input->local_sizes())) {
     compute = zeros_of_nothing(call, resolution);
@@ -281,7 +282,7 @@ class BatchNorm final : public Rule {
     metas[0].strides = strides_like(input.sizes(), input);
     metas[0].dtype = input.dtype();
     for (size_t i = 1; i < metas.size(); ++i) metas[i].dtype = dtype;
-    if (metas.size() == 4) metas[3].dtype = at::kByte;
+    if (reserves(call)) metas[3].dtype = at::kByte;
     if (!is_backward(call)) return metas;
     const auto mask = call.arg("output_mask").toBoolList();
     for (size_t i = 0; i < metas.size(); ++i) metas[i].defined = mask[i];
@@ -292,7 +293,6 @@ class BatchNorm final : public Rule {
 
   Lowering lower(const Call& call, const Resolution& resolution) const override {
     if (!is_regular(call)) return {};
-    refuse_pending(call);
     return is_backward(call) ? backward(call, resolution) : forward(call, resolution);
   }
 
@@ -309,15 +309,6 @@ class BatchNorm final : public Rule {
       if (is_running(call, call.operands[i]) && !p.is_replicate() && !alike) return false;
     }
     return true;
-  }
-
-  static void refuse_pending(const Call& call) {
-    for (const auto& operand : call.operands) {
-      if (!writes_running(call) || !is_running(call, operand)) continue;
-      require(!operand.layout->has_partial(), call.schema.name(),
-              "running statistics are written, and cannot be while they are pending; got {}; hint: redistribute them to Replicate first",
-              operand.layout->str());
-    }
   }
 
   RulePtr family_ = family(structure);

@@ -77,7 +77,8 @@ void add_partials(const Call& call, int64_t mesh_dim, const Structure& structure
 
 class Family final : public Rule {
  public:
-  Family(StructureOf structure, LoweringOf lower) : structure_(std::move(structure)), lower_(std::move(lower)) {}
+  Family(StructureOf structure, LoweringOf lower, Outputs outputs)
+      : structure_(std::move(structure)), lower_(std::move(lower)), outputs_(outputs) {}
 
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     Candidates result;
@@ -107,6 +108,8 @@ class Family final : public Rule {
     return all;
   }
 
+  bool describes_outputs() const override { return outputs_ == Outputs::of_structure; }
+
   Lowering lower(const Call& call, const Resolution& resolution) const override {
     return lower_ ? lower_(call, resolution) : Lowering();
   }
@@ -114,6 +117,7 @@ class Family final : public Rule {
  private:
   StructureOf structure_;
   LoweringOf lower_;
+  Outputs outputs_;
 };
 
 struct Replicated final : Rule {
@@ -122,8 +126,8 @@ struct Replicated final : Rule {
 
 }  // namespace
 
-RulePtr family(StructureOf structure, LoweringOf lower) {
-  return std::make_shared<Family>(std::move(structure), std::move(lower));
+RulePtr family(StructureOf structure, LoweringOf lower, Outputs outputs) {
+  return std::make_shared<Family>(std::move(structure), std::move(lower), outputs);
 }
 
 RulePtr replicated() { return std::make_shared<Replicated>(); }
@@ -155,7 +159,6 @@ Dims without_letters(c10::IntArrayRef sizes) {
 Structure senseless(const Call& call) {
   Structure structure;
   for (const auto& operand : call.operands) structure.in.push_back(without_letters(operand.sizes()));
-  structure.out.resize(call.schema.returns().size());
   return structure;
 }
 

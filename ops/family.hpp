@@ -44,8 +44,12 @@ struct Structure {
 using StructureOf = std::function<Structure(const Call&)>;
 using LoweringOf = std::function<Lowering(const Call&, const Resolution&)>;
 
+// Who knows the outputs' sizes and strides: libtorch's meta kernel, where there is one, or the structure (for operators whose
+// meta kernel is not of a mind with the others).
+enum class Outputs { of_kernel, of_structure };
+
 // The rule that offers every cut of every letter, and what `keeps` says.
-RulePtr family(StructureOf structure, LoweringOf lower = {});
+RulePtr family(StructureOf structure, LoweringOf lower = {}, Outputs outputs = Outputs::of_kernel);
 
 // Whole operands, whole results.
 RulePtr replicated();

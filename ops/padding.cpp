@@ -1,6 +1,8 @@
 // Padding: dims that are padded are whole, others are free.
 #include "ops/family.hpp"
 
+#include <dtensor/compat.hpp>
+
 namespace dtensor::rules {
 namespace {
 
@@ -44,12 +46,22 @@ Structure forward(const Call& call) {
   return {{pads.of_input(input)}, {pads.of_output(input)}, {}, {kept(call), {{0}}}};
 }
 
+// Since libtorch 2.1 planes keep their memory order.
+Structure in_order(Structure structure, const Layout& input) {
+  Sizes sizes;
+  for (const auto& dim : structure.out[0]) sizes.push_back(dim.size);
+  structure.strides = {DTENSOR_TORCH_AT_LEAST(2, 1) ? strides_like(sizes, input) : contiguous_strides(sizes)};
+  return structure;
+}
+
+Structure mirror(const Call& call) { return in_order(forward(call), *call.operands[0].layout); }
+
 Structure backward(const Call& call) {
   const auto& input = call.operands[1];
   const Pads pads(call, input);
   Structure structure{{pads.of_output(input), pads.of_input(input)}, {pads.of_input(input)}, {}, {kSums, {{0}}}};
   structure.shapes = {1};
-  return structure;
+  return in_order(std::move(structure), *input.layout);
 }
 
 // Nothing in a padded dim becomes padding; nothing in another one stays nothing, which the kernel refuses.
@@ -64,11 +76,11 @@ const Register constant("aten::constant_pad_nd", family(forward, constants), "di
 const Register mirrored(
     "aten::reflection_pad1d aten::reflection_pad2d aten::reflection_pad3d aten::replication_pad1d aten::replication_pad2d "
     "aten::replication_pad3d",
-    family(forward, copies), "data movement along padded dims; others are free");
+    family(mirror, copies, Outputs::of_structure), "data movement along padded dims; others are free");
 const Register mirrored_gradient(
     "aten::reflection_pad1d_backward aten::reflection_pad2d_backward aten::reflection_pad3d_backward "
     "aten::replication_pad1d_backward aten::replication_pad2d_backward aten::replication_pad3d_backward",
-    family(backward, copies), "linear in the incoming gradient; dims without padding are free");
+    family(backward, copies, Outputs::of_structure), "linear in the incoming gradient; dims without padding are free");
 
 }  // namespace
 }  // namespace dtensor::rules

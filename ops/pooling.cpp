@@ -62,6 +62,7 @@ Structure whole_planes(const Call& call, KeepsPartial keeps) {
 
 Structure adaptive_average(const Call& call) {
   auto structure = whole_planes(call, {kSums, {{0}}});
+  if (structure.out.empty()) return structure;
   // Only the kernels of two dims know other memory orders.
   Sizes sizes;
   for (const auto& dim : structure.out[0]) sizes.push_back(dim.size);

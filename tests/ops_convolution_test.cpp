@@ -187,7 +187,14 @@ TEST_CASE("ops: convolution in channels-last order", "[ops][convolution]") {
   check({"the input", {x, weight, bias}, convolution({{1, 2}, {1, 0}, {1, 1}}), kTolerance, true, false});
 }
 
-TEST_CASE("ops: second derivatives of a convolution", "[ops][convolution]") {
+TEST_CASE("ops: second derivatives", "[ops][convolution]") {
+  check({"mm twice",
+         {fractions({4, 3}), fractions({3, 2}, 1)},
+         [](const Tensors& in) {
+           if (!in[0].requires_grad()) return Tensors{};
+           return torch::autograd::grad({in[0].mm(in[1]).square().sum()}, {in[0], in[1]}, {}, true, true);
+         },
+         1e-3});
   check({"conv1d twice",
          {fractions({2, 3, 5}), fractions({4, 3, 3}, 1), fractions({4}, 2)},
          [](const Tensors& in) {

@@ -60,3 +60,20 @@ TEST_CASE("ops: shuffling of planes", "[ops][shuffle]") {
   check_free({"pixel_shuffle of rows", {fractions({2, 12, 3, 2})}, [](const Tensors& in) { return Tensors{at::pixel_shuffle(in[0], 2)}; }},
              {3}, {{shard(2)}}, {"(S(2))"});
 }
+
+TEST_CASE("ops: planes in channels-last order", "[ops][pooling]") {
+  const auto x = fractions({3, 4, 4, 6}).contiguous(at::MemoryFormat::ChannelsLast);
+  const auto same = [&](const std::string& name, const std::function<at::Tensor(const at::Tensor&)>& run) {
+    check({name, {x}, [run](const Tensors& in) { return Tensors{run(in[0])}; }, 1e-5, true, false});
+  };
+  same("adaptive_avg_pool2d", [](const at::Tensor& t) { return at::adaptive_avg_pool2d(t, {2, 3}); });
+  same("avg_pool2d", [](const at::Tensor& t) { return at::avg_pool2d(t, {3, 3}, {1, 1}, {1, 1}); });
+  same("max_pool2d", [](const at::Tensor& t) { return at::max_pool2d(t, {3, 3}, {1, 1}, {1, 1}); });
+  same("upsample_bilinear2d", [](const at::Tensor& t) { return at::upsample_bilinear2d(t, std::vector<int64_t>{8, 12}, false); });
+  same("reflection_pad2d", [](const at::Tensor& t) { return at::reflection_pad2d(t, {1, 1, 1, 1}); });
+  same("replication_pad2d", [](const at::Tensor& t) { return at::replication_pad2d(t, {1, 1, 1, 1}); });
+  same("constant_pad_nd", [](const at::Tensor& t) { return at::constant_pad_nd(t, {1, 1, 1, 1}); });
+  same("pixel_shuffle", [](const at::Tensor& t) { return at::pixel_shuffle(t, 2); });
+  same("pixel_unshuffle", [](const at::Tensor& t) { return at::pixel_unshuffle(t, 2); });
+  same("im2col", [](const at::Tensor& t) { return at::im2col(t, {2, 2}, {1, 1}, {0, 0}, {1, 1}); });
+}

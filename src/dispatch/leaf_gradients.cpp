@@ -8,6 +8,7 @@
 #include <dtensor/tensor.hpp>
 
 #include <ATen/ops/add.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace dtensor {
@@ -27,6 +28,7 @@ at::Tensor in_layout(const at::Tensor& gradient, const LayoutPtr& like, LastMove
   if (layout != last.from || last.to->placements() != like->placements()) last = {layout, layout->with(like->placements())};
   const auto target = last.to;
   comm::Cause cause("gradient", true);
+  if (gradient.requires_grad() && c10::GradMode::is_enabled()) return redistribute(gradient, like->placements());  // create_graph
   return move_tensor(gradient, target);
 }
 
