@@ -64,12 +64,21 @@ void add_cuts(const Call& call, int64_t mesh_dim, const Structure& structure, in
   }
 }
 
+// Whether all of these operands are norms: a norm has no sign, so other numbers cannot become parts of one. A list of single numbers
+// that has a norm in it is one of norms, of which some need no reduction (to_partial looks).
+bool norms_only(const Call& call, int64_t mesh_dim, const std::vector<int>& together) {
+  const auto is_norm = [&](const Operand& operand) { return operand.placements()[mesh_dim].is_partial(ReduceOp::norm2); };
+  if (!together.empty()) return std::all_of(together.begin(), together.end(), [&](int i) { return is_norm(call.operands[i]); });
+  return std::all_of(call.operands.begin(), call.operands.end(), [&](const auto& o) { return is_norm(o) || o.ndim() == 0; });
+}
+
 void add_partials(const Call& call, int64_t mesh_dim, const Structure& structure, Candidates& result) {
   for (const auto op : structure.keeps.ops) {
     bool present = false;
     for (size_t i = 0; i < structure.in.size(); ++i) present |= call.operands[i].placements()[mesh_dim].is_partial(op);
     if (!present) continue;
     for (const auto& together : structure.keeps.together) {
+      if (op == ReduceOp::norm2 && !norms_only(call, mesh_dim, together)) continue;
       Candidate candidate{Placements(structure.in.size(), together.empty() ? partial(op) : replicate()),
                           Placements(structure.out.size(), partial(op))};
       for (const int i : together) candidate.in[i] = partial(op);

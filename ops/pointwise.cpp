@@ -121,6 +121,8 @@ class AddNumber final : public Pointwise {
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     auto result = Pointwise::candidates(call, mesh_dim);
     const auto& now = call.operands[0].placements()[mesh_dim];
+    // The extreme of an empty part is the largest or smallest number there is: whole numbers wrap around.
+    if (!at::isFloatingType(call.operands[0].layout->dtype())) std::erase_if(result, [](const auto& c) { return c.in[0].is_partial(); });
     if (call.in_place && (now.is_partial(ReduceOp::sum) || now.is_partial(ReduceOp::avg))) result.push_back({{now}, {now}});
     return result;
   }

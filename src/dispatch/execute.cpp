@@ -5,6 +5,7 @@
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/reading.hpp"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty_strided.h>
 #include <dtensor/comm/record.hpp>
 #include <dtensor/error.hpp>
@@ -68,8 +69,8 @@ void add_operands(const c10::IValue& value, Operands& operands) {
 // A whole tensor in the memory order of one device, which the results' order may follow from.
 at::Tensor in_order(const at::Tensor& whole, const Layout& layout) {
   if (whole.strides() == layout.strides()) return whole;
-  const auto ordered = at::empty_strided(layout.sizes(), layout.strides(), whole.options());
-  return ordered.is_non_overlapping_and_dense() ? ordered.copy_(whole) : whole;
+  const auto strides = at::infer_dense_strides(layout.sizes(), layout.strides());
+  return whole.strides() == c10::IntArrayRef(strides) ? whole : at::empty_strided(layout.sizes(), strides, whole.options()).copy_(whole);
 }
 
 void replace_by_locals(Stack& stack, size_t begin, const Decision& decision) {
@@ -198,6 +199,8 @@ void check_writable(const OpInfo& info, const Stack& stack, size_t begin) {
     auto* distributed = static_cast<DTensorImpl*>(impl);
     before_write(distributed->local());
     if (!is_parted(distributed->local())) [[likely]] continue;
+    wait_for_all_readers();  // a view that is gone may still be read for another rank, on one rank longer than on another
+    if (!is_parted(distributed->local())) continue;
     fail(info.name,
          "writes to {}, of which a view exists that had to be copied because no placement expresses it; the write would not "
          "reach the other; hint: write before taking the view, or redistribute first so that the view needs no move",
