@@ -312,9 +312,11 @@ TEST_CASE("dispatch: a view of a base that was written keeps its gradient", "[di
   const auto expected = gradient(torch::arange(4, torch::kDouble).view({2, 2}).clone(), torch::ones({2, 2}, torch::kDouble).requires_grad_());
   REQUIRE_NOTHROW(on_ranks(2, [&](dt::World&) {
     auto mesh = dt::init_device_mesh(torch::kCPU, {2});
-    const auto placed = [&](const at::Tensor& x) { return dt::distribute_tensor(x, mesh, {dt::replicate()}).tensor(); };
-    const auto got = gradient(placed(torch::arange(4, torch::kDouble).view({2, 2})), placed(torch::ones({2, 2}, torch::kDouble)).requires_grad_());
-    dt::require(dt::full_tensor(got).equal(expected), "test", "the gradient differs");
+    for (const auto& placement : {dt::replicate(), dt::shard(0), dt::shard(1)}) {
+      const auto placed = [&](const at::Tensor& x) { return dt::distribute_tensor(x, mesh, {placement}).tensor(); };
+      const auto got = gradient(placed(torch::arange(4, torch::kDouble).view({2, 2})), placed(torch::ones({2, 2}, torch::kDouble)).requires_grad_());
+      dt::require(dt::full_tensor(got).equal(expected), "test", "the gradient differs");
+    }
   }));
 }
 
