@@ -64,6 +64,12 @@ void add_cuts(const Call& call, int64_t mesh_dim, const Structure& structure, in
   }
 }
 
+std::vector<int> everyone(size_t count) {
+  std::vector<int> all(count);
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
 // Whether all of these operands are norms: a norm has no sign, so other numbers cannot become parts of one. A list of single numbers
 // that has a norm in it is one of norms, of which some need no reduction (to_partial looks).
 bool norms_only(const Call& call, int64_t mesh_dim, const std::vector<int>& together) {
@@ -73,15 +79,15 @@ bool norms_only(const Call& call, int64_t mesh_dim, const std::vector<int>& toge
 }
 
 void add_partials(const Call& call, int64_t mesh_dim, const Structure& structure, Candidates& result) {
+  const auto everything = everyone(structure.in.size());
   for (const auto op : structure.keeps.ops) {
-    bool present = false;
-    for (size_t i = 0; i < structure.in.size(); ++i) present |= call.operands[i].placements()[mesh_dim].is_partial(op);
-    if (!present) continue;
     for (const auto& together : structure.keeps.together) {
+      const auto& members = together.empty() ? everything : together;
+      const auto is_pending = [&](int i) { return call.operands[i].placements()[mesh_dim].is_partial(op); };
+      if (std::none_of(members.begin(), members.end(), is_pending)) continue;
       if (op == ReduceOp::norm2 && !norms_only(call, mesh_dim, together)) continue;
-      Candidate candidate{Placements(structure.in.size(), together.empty() ? partial(op) : replicate()),
-                          Placements(structure.out.size(), partial(op))};
-      for (const int i : together) candidate.in[i] = partial(op);
+      Candidate candidate{Placements(structure.in.size(), replicate()), Placements(structure.out.size(), partial(op))};
+      for (const int i : members) candidate.in[i] = partial(op);
       result.push_back(std::move(candidate));
     }
   }

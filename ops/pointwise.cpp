@@ -72,11 +72,11 @@ Candidates pointwise_candidates(const Call& call, int64_t mesh_dim, const std::v
     }
   }
   for (const auto op : keeps.ops) {
-    const bool present = std::any_of(members.begin(), members.end(), [&](int i) {
-      return call.operands[i].placements()[mesh_dim].is_partial(op);
-    });
-    if (!present) continue;
     for (const auto& together : keeps.together) {
+      const bool present = std::any_of(together.begin(), together.end(), [&](int m) {
+        return m < static_cast<int>(members.size()) && call.operands[members[m]].placements()[mesh_dim].is_partial(op);
+      });
+      if (!present) continue;
       Candidate candidate{Placements(call.operands.size(), replicate()), Placements(outputs, partial(op))};
       for (const int m : together) {
         if (m < static_cast<int>(members.size())) candidate.in[members[m]] = partial(op);

@@ -338,3 +338,18 @@ TEST_CASE("dispatch: results lie in memory as one device would have them", "[dis
     }
   }));
 }
+
+TEST_CASE("dispatch: a settled reduction forgets no view that had to be copied", "[dispatch]") {
+  REQUIRE_NOTHROW(on_ranks(4, [](dt::World&) {
+    auto mesh = dt::init_device_mesh(torch::kCPU, {2, 2});
+    auto x = dt::from_local(torch::ones({1, 4}), mesh, {dt::shard(1), dt::partial()}, {1, 8});
+    const auto view = x->slice(1, 5, 7);  // of the second rank's part
+    const auto settled = torch::tanh(x);
+    try {
+      view.mul_(2);
+    } catch (const dt::Error&) {
+      return;
+    }
+    dt::require(dt::full_tensor(x).sum().item<double>() == 2 * (8 + 2), "test", "the write did not reach the base");
+  }));
+}
