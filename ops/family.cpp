@@ -69,10 +69,21 @@ void add_cuts(const Call& call, int64_t mesh_dim, const Structure& structure, in
   }
 }
 
+// A norm has no sign, so other numbers cannot become parts of one. A list of single numbers that has a norm in it is one of norms, of
+// which some need no reduction (to_partial looks).
+bool only_numbers_become_norms(const Call& call, const Placements& now, const Candidate& candidate) {
+  for (size_t i = 0; i < now.size(); ++i) {
+    if (candidate.in[i].is_partial(ReduceOp::norm2) && now[i] != candidate.in[i] && call.operands[i].ndim() > 0) return false;
+  }
+  return true;
+}
+
 void add_partials(const Call& call, int64_t mesh_dim, const Structure& structure, Candidates& result) {
   Placements now;
   for (size_t i = 0; i < structure.in.size(); ++i) now.push_back(call.operands[i].placements()[mesh_dim]);
-  for (auto& candidate : structure.keeps.candidates(now, structure.out.size())) result.push_back(std::move(candidate));
+  for (auto& candidate : structure.keeps.candidates(now, structure.out.size())) {
+    if (only_numbers_become_norms(call, now, candidate)) result.push_back(std::move(candidate));
+  }
 }
 
 class Family final : public Rule {

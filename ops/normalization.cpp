@@ -89,10 +89,14 @@ Structure group_backward(const Call& call) {
   return structure;
 }
 
+// N is local, and tensors are row-major, as the kernels take them to be: on one device they are, but a part may be a view.
 Lowering local_batch(const Call& call, const Resolution& resolution) {
-  const int input = call.operand_index(call.argument_index("input"));
-  if (!is_cut(resolution.in[input], int64_t{0})) return {};
-  return [position = call.argument_index("N"), batch = resolution.in[input]->local_sizes()[0]](LocalCall& local) {
+  const auto batch = resolution.in[call.operand_index(call.argument_index("input"))]->local_sizes()[0];
+  return [position = call.argument_index("N"), batch](LocalCall& local) {
+    for (size_t i = 0; i < local.originals.size(); ++i) {
+      auto& value = local.arg(i);
+      if (value.isTensor() && value.toTensor().defined()) value = value.toTensor().contiguous();
+    }
     local.arg(position) = batch;
     local.call();
   };

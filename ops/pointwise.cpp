@@ -85,9 +85,14 @@ Candidates KeepsPartial::candidates(const Placements& now, size_t outputs) const
   Candidates result;
   for (const auto& line : lines_) {
     for (const auto op : line.ops) {
-      if (std::none_of(now.begin(), now.end(), [&](const Placement& p) { return p.is_partial(op); })) continue;
       const auto flipped = op == ReduceOp::max ? ReduceOp::min : op == ReduceOp::min ? ReduceOp::max : op;
+      const auto is_pending = [&](int i) { return i < static_cast<int>(now.size()) && now[i].is_partial(op); };
       for (const auto& together : line.together) {
+        const bool present = together.empty() ? std::any_of(now.begin(), now.end(), [&](const Placement& p) { return p.is_partial(op); })
+                                              : std::any_of(together.begin(), together.end(), is_pending);
+        // A norm has no sign, so other numbers cannot become parts of one.
+        const bool norms = op != ReduceOp::norm2 || std::all_of(together.begin(), together.end(), is_pending);
+        if (!present || !norms) continue;
         Candidate candidate{Placements(now.size(), together.empty() ? partial(op) : replicate()),
                             Placements(outputs, partial(line.flips ? flipped : op))};
         for (const int i : together) {
@@ -141,6 +146,8 @@ class AddNumber final : public Pointwise {
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     auto result = Pointwise::candidates(call, mesh_dim);
     const auto& now = call.operands[0].placements()[mesh_dim];
+    // The extreme of an empty part is the largest or smallest number there is: whole numbers wrap around.
+    if (!at::isFloatingType(call.operands[0].layout->dtype())) std::erase_if(result, [](const auto& c) { return c.in[0].is_partial(); });
     if (call.in_place && (now.is_partial(ReduceOp::sum) || now.is_partial(ReduceOp::avg))) result.push_back({{now}, {now}});
     return result;
   }

@@ -27,7 +27,8 @@ Structure reduce(const Call& call, MaybeOp combines, KeepsPartial keeps) {
     if (gone && (!combines || in[d].size == 0)) in[d].letter = kWhole;
   }
   const auto outputs = call.schema.returns().size();
-  Structure structure{{in}, std::vector<Dims>(outputs, out), {}, std::move(keeps)};
+  Structure structure{{in}, std::vector<Dims>(outputs, out), {}, {}};
+  if (outputs == 1) structure.keeps = std::move(keeps);  // of two, one is an index
   if (combines && outputs == 1) structure.lacking = {partial(*combines)};
   return structure;
 }

@@ -242,12 +242,13 @@ class AsStridedRule : public Rule {
     const auto size = call.ints_arg("size"), stride = call.ints_arg("stride");
     const auto offset = call.ints_arg("storage_offset");
     const auto& layout = resolution.in[0];
+    const bool empty = c10::multiply_integers(size) == 0;  // reads nothing, wherever
     const int64_t last = reach(size, stride), most = reach(layout->sizes(), layout->strides());
     const int offset_argument = call.argument_index("storage_offset");
-    return [layout, last, most, offset, offset_argument](LocalCall& local) {
+    return [layout, empty, last, most, offset, offset_argument](LocalCall& local) {
       // An offset counts from the start of the memory, in which a view does not lie at the start.
-      const int64_t start = offset.empty() ? 0 : offset[0] - local.originals[0].toTensor().storage_offset();
-      require(start >= 0 && start + last <= most, "as_strided",
+      const int64_t start = offset.empty() || empty ? 0 : offset[0] - local.originals[0].toTensor().storage_offset();
+      require(empty || (start >= 0 && start + last <= most), "as_strided",
               "would read outside of a distributed tensor's own elements; got elements at distances {} to {} from the first; "
               "expected 0 to {}; hint: take the view of the tensor that has all of the elements",
               start, start + last, most);

@@ -5,7 +5,9 @@
 
 #include <dtensor/dtensor.hpp>
 
+#include <chrono>
 #include <sstream>
+#include <thread>
 
 namespace dt = dtensor;
 using dt::comm::Collective;
@@ -310,9 +312,11 @@ TEST_CASE("dispatch: a view of a base that was written keeps its gradient", "[di
   const auto expected = gradient(torch::arange(4, torch::kDouble).view({2, 2}).clone(), torch::ones({2, 2}, torch::kDouble).requires_grad_());
   REQUIRE_NOTHROW(on_ranks(2, [&](dt::World&) {
     auto mesh = dt::init_device_mesh(torch::kCPU, {2});
-    const auto placed = [&](const at::Tensor& x) { return dt::distribute_tensor(x, mesh, {dt::shard(0)}).tensor(); };
-    const auto got = gradient(placed(torch::arange(4, torch::kDouble).view({2, 2})), placed(torch::ones({2, 2}, torch::kDouble)).requires_grad_());
-    dt::require(dt::full_tensor(got).equal(expected), "test", "the gradient differs");
+    for (const auto& placement : {dt::replicate(), dt::shard(0), dt::shard(1)}) {
+      const auto placed = [&](const at::Tensor& x) { return dt::distribute_tensor(x, mesh, {placement}).tensor(); };
+      const auto got = gradient(placed(torch::arange(4, torch::kDouble).view({2, 2})), placed(torch::ones({2, 2}, torch::kDouble)).requires_grad_());
+      dt::require(dt::full_tensor(got).equal(expected), "test", "the gradient differs");
+    }
   }));
 }
 
@@ -332,5 +336,20 @@ TEST_CASE("dispatch: results lie in memory as one device would have them", "[dis
         dt::require(got[i].strides() == expected[i].strides() && dt::full_tensor(got[i]).equal(expected[i]), "test", "result {} differs", i);
       }
     }
+  }));
+}
+
+TEST_CASE("dispatch: a settled reduction forgets no view that had to be copied", "[dispatch]") {
+  REQUIRE_NOTHROW(on_ranks(4, [](dt::World&) {
+    auto mesh = dt::init_device_mesh(torch::kCPU, {2, 2});
+    auto x = dt::from_local(torch::ones({1, 4}), mesh, {dt::shard(1), dt::partial()}, {1, 8});
+    const auto view = x->slice(1, 5, 7);  // of the second rank's part
+    const auto settled = torch::tanh(x);
+    try {
+      view.mul_(2);
+    } catch (const dt::Error&) {
+      return;
+    }
+    dt::require(dt::full_tensor(x).sum().item<double>() == 2 * (8 + 2), "test", "the write did not reach the base");
   }));
 }

@@ -56,4 +56,12 @@ TEST_CASE("ops: group norm", "[ops][normalization]") {
          {x, weight, bias},
          [](const Tensors& in) { return Tensors{torch::group_norm(in[0], 2, in[1], in[2])}; },
          1e-5});
+  CHECK_NOTHROW(on_mesh({2}, [&](const DeviceMesh& mesh) {  // row-major, but its part is a view that is not
+    const auto spread = distribute_tensor(fractions({3, 4, 1}).permute({2, 1, 0}), mesh, {shard(1)}).redistribute({replicate()});
+    const auto got = torch::group_norm(spread->transpose(0, 2).transpose(0, 2).contiguous(), 2);
+    require(full_tensor(got).allclose(torch::group_norm(fractions({3, 4, 1}).permute({2, 1, 0}).contiguous(), 2)), "test", "of a view");
+    const auto turned = distribute_tensor(fractions({4, 2, 1}), mesh, {shard(1)}).redistribute({replicate()});
+    require(full_tensor(torch::group_norm(turned->transpose(2, 0).transpose(1, 2), 1)).allclose(
+                torch::group_norm(fractions({4, 2, 1}).transpose(2, 0).transpose(1, 2), 1)), "test", "of a transposed view");
+  }));
 }

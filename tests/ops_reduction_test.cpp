@@ -127,3 +127,25 @@ TEST_CASE("ops: reductions that need no communication", "[ops][reduction]") {
               1e-6},
              {2}, {{shard(0)}, {shard(1)}}, {"(P(norm2))"});
 }
+
+TEST_CASE("ops: reductions of Partial that have an index or a sign", "[ops][reduction]") {
+  CHECK_NOTHROW(on_mesh({3}, [](const DeviceMesh& mesh) {
+    // The ranks' extremes are at other places than the extreme of all.
+    const auto part = fractions({5, 4}, mesh.coordinate(0));
+    const auto whole = torch::maximum(torch::maximum(fractions({5, 4}, 0), fractions({5, 4}, 1)), fractions({5, 4}, 2));
+    const auto [values, indices] = torch::max(from_local(part, mesh, {partial(ReduceOp::max)}), 0);
+    require(full_tensor(values).equal(std::get<0>(whole.max(0))) && full_tensor(indices).equal(std::get<1>(whole.max(0))), "test",
+            "the index of the largest of P(max)");
+    // The rank that has none holds the largest number there is.
+    const auto least = torch::amin(distribute_tensor(torch::tensor({7, 5}, torch::kLong), mesh, {shard(0)}), {0});
+    require(full_tensor(least + 2).item<int64_t>() == 7, "test", "a number added to a pending minimum");
+    // A pending norm is written into a tensor with signs.
+    const auto signs = -torch::ones({2, 3}), x = whole_numbers({4, 3});
+    const auto index = torch::zeros({1, 3}, torch::kLong);
+    const auto scattered = [&](const at::Tensor& into, const at::Tensor& from, const at::Tensor& at) {
+      return into.scatter(0, at, torch::linalg_vector_norm(from, 2, {0}, true));
+    };
+    const auto got = scattered(distribute_tensor(signs, mesh, {replicate()}), distribute_tensor(x, mesh, {shard(0)}), distribute_tensor(index, mesh, {replicate()}));
+    require(full_tensor(got).allclose(scattered(signs, x, index)), "test", "a norm among numbers with signs");
+  }));
+}

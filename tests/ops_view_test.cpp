@@ -127,6 +127,7 @@ const std::vector<Case>& cases() {
       {"flip", {4, 6}, one([](T x) { return x.flip({1}); })},
       {"view_as_complex and back", {4, 3, 2}, one([](T x) { return at::view_as_real(at::view_as_complex(x)); })},
       {"conj", {4, 3, 2}, one([](T x) { return at::view_as_real(at::view_as_complex(x).conj().resolve_conj()); })},
+      {"as_strided to nothing", {1, 2}, one([](T x) { return x.detach().as_strided({0}, {1}, 5); })},
       {"as_strided", {4, 6}, one([](T x) { return x.detach().as_strided({4, 3}, {6, 2}); })},
       {"view_copy", {4, 6}, one([](T x) { return at::view_copy(x, {2, 12}); })},
       {"squeeze_copy", {4, 1, 2}, one([](T x) { return at::squeeze_copy(x); })},

@@ -77,8 +77,9 @@ std::vector<Move> moves_for(const rules::Call& call, const rules::Resolution& re
       communicates |= !step.from.is_replicate() && !(step.mesh_dims.size() == 1 && call.mesh.size(step.mesh_dims[0]) == 1);
     }
     const auto& to = resolution.in[i];
-    moves.push_back({operand.argument, operand.element, operand.layout, to, communicates,
-                     operand.layout->has_partial() && !to->has_partial(),
+    // Autograd writes a gradient through as_strided: where the tensor itself becomes whole, that is no write to a copy.
+    const bool settles = (operand.layout->has_partial() && !to->has_partial()) || call.schema.name() == "aten::as_strided";
+    moves.push_back({operand.argument, operand.element, operand.layout, to, communicates, settles,
                      to->strides() == c10::IntArrayRef(contiguous_strides(to->sizes()))});
   }
   return moves;

@@ -5,6 +5,7 @@
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/reading.hpp"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty_strided.h>
 #include <dtensor/comm/record.hpp>
 #include <dtensor/error.hpp>
@@ -73,8 +74,8 @@ void add_operands(const c10::IValue& value, Operands& operands) {
 // A whole tensor in the memory order of one device, which the results' order may follow from.
 at::Tensor in_order(const at::Tensor& whole, const Layout& layout) {
   if (whole.strides() == layout.strides()) return whole;
-  const auto ordered = at::empty_strided(layout.sizes(), layout.strides(), whole.options());
-  return ordered.is_non_overlapping_and_dense() ? ordered.copy_(whole) : whole;
+  const auto strides = at::infer_dense_strides(layout.sizes(), layout.strides());
+  return whole.strides() == c10::IntArrayRef(strides) ? whole : at::empty_strided(layout.sizes(), strides, whole.options()).copy_(whole);
 }
 
 void replace_by_locals(Stack& stack, size_t begin, const Decision& decision) {
@@ -188,11 +189,18 @@ void wrap_results(Stack& stack, size_t begin, const Decision& decision, const st
 
 namespace {
 
-// Whether nobody else has the local memory. A move under way counts, but is over sooner on one rank than on another, and all ranks
-// must decide the same: so it is waited for.
+// A move under way has memory too, on one rank longer than on another; all ranks must decide the same. So it is waited for here.
+// Whether a view or base exists that misses what is written here.
+bool is_missed(DTensorImpl& impl) {
+  if (!is_parted(impl.local())) [[likely]] return false;
+  wait_for_all_readers();
+  return is_parted(impl.local());
+}
+
+// Whether the local memory can be replaced: nobody else has it, and no view or base of it would be forgotten.
 bool is_alone(DTensorImpl& impl) {
   before_write(impl.local());
-  return impl.owns_local_alone();
+  return impl.owns_local_alone() && !is_missed(impl);
 }
 
 }  // namespace
@@ -228,7 +236,7 @@ void check_writable(const OpInfo& info, const Stack& stack, size_t begin) {
     if (!is_dtensor_impl(impl)) continue;
     auto* distributed = static_cast<DTensorImpl*>(impl);
     before_write(distributed->local());
-    if (!is_parted(distributed->local())) [[likely]] continue;
+    if (!is_missed(*distributed)) continue;
     fail(info.name,
          "writes to {}, of which a view exists that had to be copied because no placement expresses it; the write would not "
          "reach the other; hint: write before taking the view, or redistribute first so that the view needs no move",

@@ -44,4 +44,9 @@ void wait_for_readers(const at::Tensor& local) {
   forget(reads_it);
 }
 
+void wait_for_all_readers() {
+  for (const auto& read : reads) read.work->wait();
+  forget([](const Read&) { return true; });
+}
+
 }  // namespace dtensor::dispatch

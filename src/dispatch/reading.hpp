@@ -15,6 +15,7 @@ void no_longer_reading(const comm::WorkPtr& work);
 
 // Waits for what still reads the memory of `local`.
 void wait_for_readers(const at::Tensor& local);
+void wait_for_all_readers();
 
 namespace detail {
 extern DTENSOR_FAST_THREAD_LOCAL bool anything_read;

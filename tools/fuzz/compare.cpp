@@ -64,6 +64,7 @@ std::string difference(const Outcome& plain, const Outcome& mesh) {
   if (plain.backward_error.empty() != mesh.backward_error.empty()) {
     return plain.backward_error.empty() ? "backward threw: " + mesh.backward_error : "backward did not throw: " + plain.backward_error;
   }
+  if (mesh.backward_error.find("in group") != std::string::npos) return "backward threw: " + mesh.backward_error;  // a collective
   if (plain.gradients.size() != mesh.gradients.size()) return "the number of gradients";
   for (size_t i = 0; i < plain.gradients.size(); ++i) {
     const auto what = difference(mesh.gradients[i], plain.gradients[i], plain.gradient_quality, false);
@@ -108,7 +109,7 @@ Verdict check(const Program& program, Ranks& ranks) {
     if (broke) fail("fuzz", "{}", mine.error);
   });
   auto verdict = judge(program, outcomes, first);
-  if (!verdict.failure.empty()) ranks.stop();  // they may have parted
+  if (!verdict.failure.empty() || !verdict.mesh.backward_error.empty()) ranks.stop();  // they may have parted
   return verdict;
 }
 

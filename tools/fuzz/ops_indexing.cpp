@@ -75,7 +75,8 @@ Op by_mask(std::string name, std::function<at::Tensor(T, T)> run) {
             step.in.push_back(sketch.of_sizes(sketch.at(step.in[0]).sizes().vec(), at::empty({0}, at::kBool)));
             return true;
           },
-          [=](const Tensors& in, const Ints&) { return Tensors{run(in[0], in[1])}; }, {}, false, 3};
+          [=](const Tensors& in, const Ints&) { return Tensors{run(in[0], in[1])}; },
+          [](const Tensors& in, const std::vector<bool>&, const Ints&) { return in[0].is_contiguous(); }, false, 3};
 }
 
 Op embedding() {

@@ -21,6 +21,13 @@ bool bounded(T value, double most) {
   return value.detach().to(at::kDouble).abs().max().item<double>() <= most;  // false for NaN
 }
 
+// Whether some of the elements share memory, as after expand and unfold: what a write does to them is nobody's promise.
+bool overlaps(T value) {
+  int64_t extent = 1;
+  for (int64_t d = 0; d < value.dim(); ++d) extent += (value.size(d) - 1) * value.stride(d);
+  return value.numel() > extent;
+}
+
 const void* memory(T value) { return value.storage().unsafeGetStorageImpl(); }
 
 // What the numbers 0, 1, ... of a leaf's elements become.
@@ -125,6 +132,7 @@ bool PlainRun::run_call(const Step& step) {
   results.clear();
   const auto& op = *step.op;
   if (op.tame && !op.tame(in, exact, step.args)) return false;
+  if (op.in_place && overlaps(in[0])) return false;
   Tensors out;
   try {
     out = run_op(step, in);

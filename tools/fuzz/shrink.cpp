@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
 namespace dtensor::fuzz {
 
@@ -26,14 +27,16 @@ Program without(const Program& program, size_t i) {
 }
 
 // With leaves in place of what step `i` computes, laid out as it was.
-Program with_leaves(const Program& program, size_t i, const Outcome& outcome, Data data) {
+std::optional<Program> with_leaves(const Program& program, size_t i, const Outcome& outcome, Data data) {
   auto result = program;
   const auto step = program.steps[i];
   result.steps.erase(result.steps.begin() + static_cast<int64_t>(i));
   for (const int value : step.out) {
     const auto found = outcome.values.find(value);
-    if (found == outcome.values.end()) return program;
+    if (found == outcome.values.end()) return std::nullopt;
     const auto& was = found->second;
+    const auto is_norm = [](const Placement& p) { return p.is_partial(ReduceOp::norm2); };
+    if (std::any_of(was.placements.begin(), was.placements.end(), is_norm)) return std::nullopt;  // has no signs to hold the data
     Step leaf;
     leaf.out = {value};
     leaf.leaf = {was.sizes, was.dtype, was.dtype == at::kBool ? Data::mask : data, 1, 0, value, was.requires_grad, false, was.placements};
@@ -116,7 +119,10 @@ class Shrinker {
     }
     for (size_t i = program_.steps.size(); i-- > 0;) {
       if (i >= program_.steps.size() || program_.steps[i].kind == Step::Kind::leaf || program_.steps[i].out.empty()) continue;
-      better |= attempt(with_leaves(program_, i, verdict_.mesh, Data::distinct)) || attempt(with_leaves(program_, i, verdict_.mesh, Data::fraction));
+      for (const auto data : {Data::distinct, Data::fraction}) {
+        const auto program = with_leaves(program_, i, verdict_.mesh, data);
+        if (program && attempt(*program)) { better = true; break; }
+      }
     }
     return better;
   }
