@@ -221,7 +221,7 @@ struct TiedTransformerImpl : torch::nn::Module {
     }
   }
 
-  at::Tensor attention(const Block& b, const at::Tensor& x) {
+  at::Tensor attention(Block& b, const at::Tensor& x) {
     const auto heads = [&](torch::nn::Linear f) { return f(x).view({x.size(0), kSeq, kHeads, kDim / kHeads}).transpose(1, 2); };
     auto scores = heads(b.q).matmul(heads(b.k).transpose(-2, -1)) / 2.0;
     const auto future = torch::ones({kSeq, kSeq}, torch::kBool).triu(1);
