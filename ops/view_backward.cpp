@@ -83,13 +83,14 @@ Lowering slice_locally(const Call& call, const Resolution& resolution) {
   return with_arguments(std::move(changes));
 }
 
-RulePtr rule(DimRule::Maps maps, DimRule::Lower lower = with_local_sizes) {
-  return std::make_shared<DimRule>(maps, lower, Passes::all, input_sizes);
+RulePtr rule(DimRule::Maps maps, DimRule::Lower lower = with_local_sizes, Passes passes = Passes::all) {
+  return std::make_shared<DimRule>(maps, lower, passes, input_sizes);
 }
 
 const Register selected("aten::select_backward", rule(select_backward), "the other dims keep their cuts");
 const Register on_diagonal("aten::diagonal_backward", rule(diagonal_backward), "dims off the diagonal keep their cuts");
-const Register unfolded("aten::unfold_backward", rule(unfold_backward), "windows overlap along one dim; the others keep their cuts");
+const Register unfolded("aten::unfold_backward", rule(unfold_backward, with_local_sizes, Passes::sums),
+                        "windows overlap along one dim, where they add up; the others keep their cuts");
 const Register slicing("aten::slice_backward", rule(slice_backward, slice_locally),
                       "a slice of whole blocks keeps their cut; the other dims keep theirs");
 
