@@ -359,3 +359,16 @@ TEST_CASE("as_strided reads what one device would and refuses what lies outside 
     }
   }));
 }
+
+TEST_CASE("view: overlapping windows of a pending maximum", "[view]") {
+  const auto gradient = [](const at::Tensor& x, const at::Tensor& weight) { return torch::autograd::grad({x.unfold(0, 4, 2)}, {x}, {weight})[0]; };
+  const auto expected = gradient(numbers({6}).requires_grad_(), numbers({2, 4}));
+  REQUIRE_NOTHROW(on_ranks(2, [&] {
+    const auto mesh = mesh_of({2});
+    const auto x = dt::distribute_tensor(numbers({6}), mesh, {dt::replicate()}).tensor().requires_grad_();
+    const auto mine = torch::arange(2).view({2, 1}).expand({2, 4}).eq(mesh.coordinate(0));  // a window's values are with one rank
+    const auto part = torch::where(mine, numbers({2, 4}), torch::full({2, 4}, -50.0f));
+    const auto got = gradient(x, dt::from_local(part, mesh, {dt::partial(dt::ReduceOp::max)}));
+    dt::require(dt::full_tensor(got).equal(expected), "test", "the gradient differs");
+  }));
+}

@@ -37,11 +37,13 @@ bool same_strides(const Seen& got, const Seen& expected) {
 std::string difference(const Seen& got, const Seen& expected, Quality quality, bool strides) {
   if (got.whole.defined() != expected.whole.defined()) return got.whole.defined() ? "is defined" : "is undefined";
   if (!got.whole.defined()) return "";
-  if (got.sizes != expected.sizes) return fmt::format("has sizes [{}], expected [{}]", fmt::join(got.sizes, ", "), fmt::join(expected.sizes, ", "));
-  if (got.dtype != expected.dtype) return fmt::format("is {}, expected {}", c10::toString(got.dtype), c10::toString(expected.dtype));
+  if (got.sizes != expected.sizes)
+    return fmt::format("has sizes [{}], expected [{}]", fmt::join(got.sizes, ", "), fmt::join(expected.sizes, ", "));
+  if (got.dtype != expected.dtype)
+    return fmt::format("is {}, expected {}", c10::toString(got.dtype), c10::toString(expected.dtype));
   if (strides && !same_strides(got, expected)) {
-    return fmt::format("has strides [{}], expected [{}], of sizes [{}]", fmt::join(got.strides, ", "), fmt::join(expected.strides, ", "),
-                       fmt::join(got.sizes, ", "));
+    return fmt::format("has strides [{}], expected [{}], of sizes [{}]", fmt::join(got.strides, ", "),
+                       fmt::join(expected.strides, ", "), fmt::join(got.sizes, ", "));
   }
   if (got.requires_grad != expected.requires_grad) return fmt::format("requires_grad is {}", got.requires_grad);
   if (got.whole.sizes() != expected.whole.sizes() || got.whole.scalar_type() != expected.whole.scalar_type()) {
@@ -62,7 +64,8 @@ std::string difference(const Outcome& plain, const Outcome& mesh) {
   }
   if (mesh.backward_refused) return "";
   if (plain.backward_error.empty() != mesh.backward_error.empty()) {
-    return plain.backward_error.empty() ? "backward threw: " + mesh.backward_error : "backward did not throw: " + plain.backward_error;
+    return plain.backward_error.empty() ? "backward threw: " + mesh.backward_error
+                                        : "backward did not throw: " + plain.backward_error;
   }
   if (mesh.backward_error.find("in group") != std::string::npos) return "backward threw: " + mesh.backward_error;  // a collective
   if (plain.gradients.size() != mesh.gradients.size()) return "the number of gradients";
@@ -87,8 +90,9 @@ Verdict judge(const Program& program, const std::vector<Outcome>& outcomes, int 
   }
   for (size_t rank = 0; rank < outcomes.size() && verdict.failure.empty(); ++rank) {
     const auto& outcome = outcomes[rank];
-    const auto what = outcome.refused.size() == plain->refused.size() ? difference(*plain, outcome)
-                                                                      : fmt::format("refused {} operators, rank 0 {}", outcome.refused.size(), plain->refused.size());
+    const auto what = outcome.refused.size() == plain->refused.size()
+                          ? difference(*plain, outcome)
+                          : fmt::format("refused {} operators, rank 0 {}", outcome.refused.size(), plain->refused.size());
     if (!what.empty()) verdict.failure = fmt::format("rank {}: {}", rank, what);
   }
   return verdict;

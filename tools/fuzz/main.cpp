@@ -67,7 +67,8 @@ class Session {
     if (terminal) fmt::print(stderr, "\r\x1b[K");
     for (const auto& [text, times] : refusals_) fmt::print("refused {} times: {}\n", times, text);
     if (done_ < options_.programs) fmt::print("stopped after {:.0f} s\n", seconds_since(start_));
-    fmt::print("programs {}, operators {}, refused {}, mismatches {}\n", done_.load(), operators_.load(), refused_.load(), mismatches_.load());
+    fmt::print("programs {}, operators {}, refused {}, mismatches {}\n", done_.load(), operators_.load(), refused_.load(),
+               mismatches_.load());
     return mismatches_ > 0 ? 1 : 0;
   }
 
@@ -123,22 +124,27 @@ Ints parse_mesh(const std::string& text) {
   for (size_t begin = 0; begin <= text.size(); begin = std::min(text.find('x', begin), text.size()) + 1) {
     sizes.push_back(std::atoi(text.c_str() + begin));  // 0 where there is no number
   }
-  const bool fits = std::all_of(sizes.begin(), sizes.end(), [](int64_t s) { return s > 0 && s <= Ranks::kMost; }) && !sizes.empty() &&
-                    c10::multiply_integers(sizes) <= Ranks::kMost;
-  if (!fits) throw CLI::ValidationError("--mesh", fmt::format("got '{}', expected sizes such as 2x3, of at most {} ranks", text, Ranks::kMost));
+  const bool fits = std::all_of(sizes.begin(), sizes.end(), [](int64_t s) { return s > 0 && s <= Ranks::kMost; }) &&
+                    !sizes.empty() && c10::multiply_integers(sizes) <= Ranks::kMost;
+  if (!fits)
+    throw CLI::ValidationError("--mesh",
+                               fmt::format("got '{}', expected sizes such as 2x3, of at most {} ranks", text, Ranks::kMost));
   return sizes;
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Draws random programs of tensor operators, runs each on one device and on a mesh whose ranks are threads, and compares\n"
-               "every value and every gradient. A program that differs is shrunk and printed. The exit status is 1 if there was one.\n"
-               "An operator that the library refuses by design is left out of both runs, and counted.");
+  CLI::App app(
+      "Draws random programs of tensor operators, runs each on one device and on a mesh whose ranks are threads, and compares\n"
+      "every value and every gradient. A program that differs is shrunk and printed. The exit status is 1 if there was one.\n"
+      "An operator that the library refuses by design is left out of both runs, and counted.");
   Options o;
   std::string mesh;
   auto* seed = app.add_option("--seed", o.seed, "of the first program (default 0)");
-  auto* programs = app.add_option("--programs", o.programs, "how many: seeds SEED to SEED+N-1 (default 1000, or 1 with --seed)")->check(CLI::PositiveNumber);
+  auto* programs = app.add_option("--programs", o.programs, "how many: seeds SEED to SEED+N-1 (default 1000, or 1 with --seed)")
+                       ->check(CLI::PositiveNumber);
   app.add_option("--jobs", o.jobs, "programs at once (default: the number of cores)")->check(CLI::Range(1, 64));
-  auto* most = app.add_option("--ops", o.draw.most_operators, "the most operators of a program (default 40)")->check(CLI::PositiveNumber);
+  auto* most =
+      app.add_option("--ops", o.draw.most_operators, "the most operators of a program (default 40)")->check(CLI::PositiveNumber);
   app.add_option("--mesh", mesh, "sizes of the mesh, e.g. 2x3 (default: random, of at most 8 ranks)");
   app.add_option("--time-limit", o.time_limit, "seconds after which no program is begun")->check(CLI::PositiveNumber);
   app.add_option("--deadline", o.deadline, "seconds that a collective may take (default 5)")->check(CLI::PositiveNumber);
@@ -148,9 +154,7 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     if (!mesh.empty()) o.draw.mesh = parse_mesh(mesh);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
-  }
+  } catch (const CLI::ParseError& error) { return app.exit(error); }
   if (*seed && !*programs) o.programs = 1;
   if (o.jobs == 0) o.jobs = std::max(1u, std::thread::hardware_concurrency());
   o.jobs = static_cast<int>(std::min<int64_t>(o.jobs, o.programs));

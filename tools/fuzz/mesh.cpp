@@ -57,7 +57,8 @@ at::Tensor redistributed(const at::Tensor& from, const Placements& placements) {
 // an operator or its gradient may be a plain tensor.
 bool is_refusal(const std::string& text, bool spmd) {
   if (!spmd && text.find("a plain tensor meets distributed ones") != std::string::npos) return true;
-  static const std::vector<std::string> known{"P(norm2) cannot hold numbers below 0", "writes an operand that would have to be moved first",
+  static const std::vector<std::string> known{"P(norm2) cannot hold numbers below 0",
+                                              "writes an operand that would have to be moved first",
                                               "a view exists that had to be copied because no placement expresses it"};
   return text.find("hint:") != std::string::npos &&
          std::any_of(known.begin(), known.end(), [&](const auto& k) { return text.find(k) != std::string::npos; });
@@ -106,7 +107,8 @@ Outcome run_on_mesh(const Program& program, bool& broke) {
     }
   }
   try {
-    run_backward(program, values, [&](const Leaf& leaf) { return placed(leaf, mesh); }, outcome);
+    run_backward(
+        program, values, [&](const Leaf& leaf) { return placed(leaf, mesh); }, outcome);
     outcome.backward_refused = !outcome.backward_error.empty() && is_refusal(outcome.backward_error, program.spmd);
     for (const auto& [number, value] : values) outcome.values[number] = seen(value);
   } catch (const c10::Error& error) {

@@ -5,8 +5,8 @@ namespace dtensor::fuzz {
 const std::vector<Op>& operators() {
   static const auto all = [] {
     std::vector<Op> ops;
-    for (auto* add : {add_pointwise, add_views, add_in_place, add_reductions, add_matmul, add_normalization, add_indexing, add_joins,
-                      add_sorts}) {
+    for (auto* add : {add_pointwise, add_views, add_in_place, add_reductions, add_matmul, add_normalization, add_indexing,
+                      add_joins, add_sorts}) {
       add(ops);
     }
     return ops;
@@ -39,7 +39,8 @@ namespace {
 Ints broadcastable(Random& random, c10::IntArrayRef sizes) {
   Ints result = sizes.vec();
   if (random.chance(60)) return result;
-  if (!result.empty() && random.chance(40)) result.erase(result.begin(), result.begin() + random.between(1, static_cast<int64_t>(result.size())));
+  if (!result.empty() && random.chance(40))
+    result.erase(result.begin(), result.begin() + random.between(1, static_cast<int64_t>(result.size())));
   for (auto& size : result) size = random.chance(30) ? 1 : size;
   return result;
 }
@@ -109,15 +110,17 @@ bool all_exact(const Tensors&, const std::vector<bool>& exact, const Ints&) {
 }
 
 Op unary(std::string name, Effect effect, std::function<at::Tensor(T)> run, Tame tame, Accepts accepts) {
-  return {std::move(name), effect, one(std::move(accepts)), [=](const Tensors& in, const Ints&) { return Tensors{run(in[0])}; }, std::move(tame)};
-}
-
-Op binary(std::string name, Effect effect, std::function<at::Tensor(T, T)> run, Tame tame, Accepts accepts) {
-  return {std::move(name), effect, two(std::move(accepts)), [=](const Tensors& in, const Ints&) { return Tensors{run(in[0], in[1])}; },
+  return {std::move(name), effect, one(std::move(accepts)), [=](const Tensors& in, const Ints&) { return Tensors{run(in[0])}; },
           std::move(tame)};
 }
 
-Op with_args(std::string name, Effect effect, Accepts accepts, DrawArgs args, std::function<at::Tensor(T, const Ints&)> run, Tame tame) {
+Op binary(std::string name, Effect effect, std::function<at::Tensor(T, T)> run, Tame tame, Accepts accepts) {
+  return {std::move(name), effect, two(std::move(accepts)),
+          [=](const Tensors& in, const Ints&) { return Tensors{run(in[0], in[1])}; }, std::move(tame)};
+}
+
+Op with_args(std::string name, Effect effect, Accepts accepts, DrawArgs args, std::function<at::Tensor(T, const Ints&)> run,
+             Tame tame) {
   return {std::move(name), effect, one(std::move(accepts), std::move(args)),
           [=](const Tensors& in, const Ints& a) { return Tensors{run(in[0], a)}; }, std::move(tame)};
 }

@@ -14,8 +14,8 @@ Op in_place(Op op) {
 }
 
 Op write(std::string name, Effect effect, std::function<void(at::Tensor)> run, Accepts accepts = floating, Tame tame = {}) {
-  return in_place({std::move(name), effect, one(std::move(accepts)), [=](const Tensors& in, const Ints&) { run(in[0]); return Tensors{}; },
-                   std::move(tame)});
+  return in_place({std::move(name), effect, one(std::move(accepts)),
+                   [=](const Tensors& in, const Ints&) { run(in[0]); return Tensors{}; }, std::move(tame)});
 }
 
 Op write_with(std::string name, Effect effect, std::function<void(at::Tensor, T)> run, Accepts accepts = number) {
@@ -49,7 +49,8 @@ void add_in_place(std::vector<Op>& ops) {
       write("clamp_", keeps, [](at::Tensor x) { x.clamp_(-3, 3); }, number, apart_from({-3, 3})),
       write("zero_", keeps, [](at::Tensor x) { x.zero_(); }, any_tensor),
       write("fill_", keeps, [](at::Tensor x) { x.fill_(3); }, number),
-      in_place({"masked_fill_", keeps, mask_for, [](const Tensors& in, const Ints&) { in[0].masked_fill_(in[1], 4); return Tensors{}; }}),
+      in_place({"masked_fill_", keeps, mask_for,
+                [](const Tensors& in, const Ints&) { in[0].masked_fill_(in[1], 4); return Tensors{}; }}),
   });
 }
 

@@ -21,7 +21,8 @@ Op indexed(std::string name, bool whole, bool source, bool in_place, Indexed run
             const auto along = d < 0 ? d + x.dim() : d;
             sizes[along] = sketch.random().between(1, n);
             step.args = {d};
-            step.in.push_back(whole ? sketch.make(sizes, at::kLong, Data::cyclic, n, along) : sketch.make({sizes[along]}, at::kLong, Data::cyclic, n));
+            step.in.push_back(whole ? sketch.make(sizes, at::kLong, Data::cyclic, n, along)
+                                    : sketch.make({sizes[along]}, at::kLong, Data::cyclic, n));
             if (source) step.in.push_back(sketch.of_sizes(sizes, x));
             return true;
           },
@@ -49,6 +50,9 @@ Indices at_dim(T x, int64_t d, T index) {
   indices.push_back(index);
   return indices;
 }
+
+// What such an index takes: the source as it is where its indexed dim is the first, else one number.
+at::Tensor fitting(T x, int64_t d, T source) { return d == 0 || d == -x.dim() ? source : source.sum(); }
 
 // x[i, j]: two indices that broadcast against each other.
 Op two_indices() {
@@ -106,14 +110,14 @@ void add_indexing(std::vector<Op>& ops) {
       put("scatter_add", true, [](T x, int64_t d, T i, T s) { return x.scatter_add(d, i, s); }),
       put("index_add", false, [](T x, int64_t d, T i, T s) { return x.index_add(d, i, s); }),
       put("index_copy", false, [](T x, int64_t d, T i, T s) { return x.index_copy(d, i, s); }),
-      put("index_put", false, [](T x, int64_t d, T i, T s) { return x.index_put(at_dim(x, d, i), d == 0 || d == -x.dim() ? s : s.sum()); }),
+      put("index_put", false, [](T x, int64_t d, T i, T s) { return x.index_put(at_dim(x, d, i), fitting(x, d, s)); }),
       put("index_put accumulate", false, [](T x, int64_t d, T i, T s) { return x.index_put(at_dim(x, d, i), s.sum(), true); }),
       write("scatter_", true, [](T x, int64_t d, T i, T s) { x.scatter_(d, i, s); }),
       write("scatter_add_", true, [](T x, int64_t d, T i, T s) { x.scatter_add_(d, i, s); }),
       write("index_add_", false, [](T x, int64_t d, T i, T s) { x.index_add_(d, i, s); }),
       write("index_copy_", false, [](T x, int64_t d, T i, T s) { x.index_copy_(d, i, s); }),
       write("index_fill_", false, [](T x, int64_t d, T i, T) { x.index_fill_(d, i, 2); }),
-      write("index_put_", false, [](T x, int64_t d, T i, T s) { x.index_put_(at_dim(x, d, i), d == 0 || d == -x.dim() ? s : s.sum()); }),
+      write("index_put_", false, [](T x, int64_t d, T i, T s) { x.index_put_(at_dim(x, d, i), fitting(x, d, s)); }),
       two_indices(),
       by_mask("masked_select", [](T x, T m) { return x.masked_select(m); }),
       by_mask("index mask", [](T x, T m) { return x.index({m}); }),

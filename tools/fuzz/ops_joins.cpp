@@ -18,7 +18,8 @@ Op join(std::string name, bool equal, std::function<at::Tensor(const Tensors&, i
             const auto count = sketch.random().between(1, 3);
             for (int64_t i = 1; i < count; ++i) {
               auto sizes = x.sizes().vec();
-              if (!equal && sketch.random().chance(50)) sizes[step.args[0] < 0 ? step.args[0] + x.dim() : step.args[0]] = sketch.random().between(1, 5);
+              auto& length = sizes[step.args[0] < 0 ? step.args[0] + x.dim() : step.args[0]];
+              if (!equal && sketch.random().chance(50)) length = sketch.random().between(1, 5);
               step.in.push_back(sketch.of_sizes(sizes, x));
             }
             return true;
@@ -65,7 +66,8 @@ void add_joins(std::vector<Op>& ops) {
       change("triu", 2, number_and_dim, [](T x, const Ints& a) { return x.triu(a[0]); }),
       change("diag_embed", 1, number_and_dim, [](T x, const Ints& a) { return at::diag_embed(x, a[0]); }),
       change("pad", 1, padding, [](T x, const Ints& a) { return at::constant_pad_nd(x, a, 2); }),
-      change("meshgrid", 1, {}, [](T x, const Ints&) { return at::meshgrid({x.flatten().slice(0, 0, 4), x.flatten().slice(0, 0, 3)}, "ij")[0]; }),
+      change("meshgrid", 1, {},
+             [](T x, const Ints&) { return at::meshgrid({x.flatten().slice(0, 0, 4), x.flatten().slice(0, 0, 3)}, "ij")[0]; }),
   });
 }
 

@@ -7,9 +7,13 @@ namespace {
 
 constexpr auto rounds = Effect::rounds;
 
+bool dim(Sketch& sketch, T x, Ints& args) {
+  args = {sketch.dim(x)};
+  return x.size(args[0]) > 0;
+}
+
 Op along(std::string name, std::function<at::Tensor(T, int64_t)> run) {
-  return with_args(std::move(name), rounds, with_dims(1, 9, floating), [](Sketch& s, T x, Ints& a) { a = {s.dim(x)}; return x.size(a[0]) > 0; },
-                   [=](T x, const Ints& a) { return run(x, a[0]); });
+  return with_args(std::move(name), rounds, with_dims(1, 9, floating), dim, [=](T x, const Ints& a) { return run(x, a[0]); });
 }
 
 // Scale and shift of the last args[0] dims.
@@ -30,7 +34,8 @@ Op layer_norm() {
 Op group_norm() {
   return {"group_norm", rounds,
           [](Sketch& sketch, Step& step) {
-            step.in = {sketch.find_or_make(with_dims(2, 4, [](T x) { return floating(x) && x.size(1) % 2 == 0 && x.numel() > 2 * x.size(0); }))};
+            const auto has_groups = [](T x) { return floating(x) && x.size(1) % 2 == 0 && x.numel() > 2 * x.size(0); };
+            step.in = {sketch.find_or_make(with_dims(2, 4, has_groups))};
             if (step.in[0] < 0) return false;
             const auto x = sketch.at(step.in[0]);
             for (int i = 0; i < 2; ++i) step.in.push_back(sketch.of_sizes({x.size(1)}, x));
@@ -79,7 +84,7 @@ void add_normalization(std::vector<Op>& ops) {
       layer_norm(),
       group_norm(),
       classes("cross_entropy", [](T x, T y, const Ints& a) { return at::cross_entropy_loss(x, y, {}, a[0], -100, a[1] * 0.1); }),
-      classes("nll_loss", [](T x, T y, const Ints& a) { return x.dim() == 2 ? at::nll_loss(x.log_softmax(1), y, {}, a[0]) : at::nll_loss_nd(x.log_softmax(1), y, {}, a[0], 0); }),
+      classes("nll_loss", [](T x, T y, const Ints& a) { return at::nll_loss_nd(x.log_softmax(1), y, {}, a[0], 0); }),
       loss("mse_loss", [](T x, T y, int64_t r) { return at::mse_loss(x, y, r); }),
       loss("l1_loss", [](T x, T y, int64_t r) { return at::l1_loss(x, y, r); }, operands_apart),
       loss("smooth_l1_loss", [](T x, T y, int64_t r) { return at::smooth_l1_loss(x, y, r); }),
@@ -87,7 +92,8 @@ void add_normalization(std::vector<Op>& ops) {
       loss("bce_with_logits", [](T x, T y, int64_t r) { return at::binary_cross_entropy_with_logits(x, y.sigmoid(), {}, {}, r); }),
       loss("kl_div", [](T x, T y, int64_t r) { return at::kl_div(at::log_sigmoid(x), y.sigmoid(), r); }),
       loss("soft_margin_loss", [](T x, T y, int64_t r) { return at::soft_margin_loss(x, y.tanh(), r); }),
-      unary("glu", rounds, [](T x) { return at::glu(x, -1); }, {}, with_dims(1, 9, [](T x) { return floating(x) && x.size(-1) % 2 == 0; })),
+      unary("glu", rounds, [](T x) { return at::glu(x, -1); }, {},
+            with_dims(1, 9, [](T x) { return floating(x) && x.size(-1) % 2 == 0; })),
   });
 }
 

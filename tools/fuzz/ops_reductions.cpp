@@ -36,6 +36,10 @@ bool no_close_ties(const Tensors& in, const std::vector<bool>& exact, const Ints
   return exact[0] || distinct_along({flat}, exact, {0});
 }
 
+bool all_distinct(const Tensors& in, const std::vector<bool>& exact, const Ints&) {
+  return distinct_along({in[0].flatten()}, exact, {});
+}
+
 Op extreme(std::string name, std::function<at::Tensor(T, const Ints&)> run) {
   return with_args(std::move(name), keeps, with_dims(1, 9, number), dim_and_keep, std::move(run), no_close_ties);
 }
@@ -70,7 +74,7 @@ void add_reductions(std::vector<Op>& ops) {
       unary("any all", keeps, [](T x) { return x.any(); }, {}, boolean),
       unary("all all", keeps, [](T x) { return x.all(); }, {}, boolean),
       unary("count_nonzero", keeps, [](T x) { return x.count_nonzero(); }, apart_from({0}), any_tensor),
-      unary("argmax all", keeps, [](T x) { return x.argmax(); }, [](const Tensors& in, const std::vector<bool>& e, const Ints&) { return distinct_along({in[0].flatten()}, e, {}); }, number),
+      unary("argmax all", keeps, [](T x) { return x.argmax(); }, all_distinct, number),
       over_dims("sum dims", keeps, [](T x, at::IntArrayRef d, bool k) { return x.sum(d, k); }, any_tensor),
       over_dims("mean dims", rounds, [](T x, at::IntArrayRef d, bool k) { return x.mean(d, k); }),
       over_dims("var dims", rounds, [](T x, at::IntArrayRef d, bool k) { return x.var(d, false, k); }),

@@ -91,7 +91,10 @@ bool narrow(Sketch& sketch, T x, Ints& args) {
 
 bool expand(Sketch& sketch, T x, Ints& args) {
   args = x.sizes().vec();
-  for (auto& size : args) size = size == 1 && sketch.random().chance(70) ? sketch.random().between(2, 4) : sketch.random().chance(20) ? -1 : size;
+  for (auto& size : args) {
+    const bool stretched = size == 1 && sketch.random().chance(70);
+    size = stretched ? sketch.random().between(2, 4) : sketch.random().chance(20) ? -1 : size;
+  }
   if (x.dim() < 4 && sketch.random().chance(40)) args.insert(args.begin(), sketch.random().between(1, 3));
   return true;
 }
@@ -132,6 +135,26 @@ bool unfold(Sketch& sketch, T x, Ints& args) {
   return true;
 }
 
+bool first_and_last(Sketch& sketch, T x, Ints& args) {
+  const auto first = sketch.random().below(x.dim() - 1);
+  args = {first, sketch.random().between(first, x.dim() - 1)};
+  return true;
+}
+
+// dim, and two sizes that make it up
+bool dim_and_factors(Sketch& sketch, T x, Ints& args) {
+  const auto d = sketch.random().below(x.dim());
+  if (x.size(d) == 0) return false;
+  const auto factor = sketch.random().one_of(factors(x.size(d)));
+  args = {d, factor, x.size(d) / factor};
+  return true;
+}
+
+bool short_dim(Sketch& sketch, T x, Ints& args) {
+  args = {sketch.dim(x)};
+  return x.size(args[0]) <= 6;
+}
+
 Ints lengths(const Ints& args) { return {args.begin() + 1, args.end()}; }
 
 }  // namespace
@@ -143,8 +166,7 @@ void add_views(std::vector<Op>& ops) {
       view("view", any_tensor, regroup, [](T x, const Ints& a) { return x.view(a); }),
       view("reshape", any_tensor, regroup, [](T x, const Ints& a) { return x.reshape(a); }),
       view("flatten", any_tensor, {}, [](T x, const Ints&) { return x.flatten(); }),
-      view("flatten dims", many, [](Sketch& s, T x, Ints& a) { const auto d = s.random().below(x.dim() - 1); a = {d, s.random().between(d, x.dim() - 1)}; return true; },
-           [](T x, const Ints& a) { return x.flatten(a[0], a[1]); }),
+      view("flatten dims", many, first_and_last, [](T x, const Ints& a) { return x.flatten(a[0], a[1]); }),
       view("transpose", some, two_dims, [](T x, const Ints& a) { return x.transpose(a[0], a[1]); }),
       view("t", with_dims(0, 2), {}, [](T x, const Ints&) { return x.t(); }),
       view("permute", any_tensor, order, [](T x, const Ints& a) { return x.permute(a); }),
@@ -160,13 +182,12 @@ void add_views(std::vector<Op>& ops) {
       view("unfold", some, unfold, [](T x, const Ints& a) { return x.unfold(a[0], a[1], a[2]); }),
       view("detach", floating, {}, [](T x, const Ints&) { return x.detach(); }),
       view("alias", any_tensor, {}, [](T x, const Ints&) { return at::alias(x); }),
-      view("unflatten", some, [](Sketch& s, T x, Ints& a) { const auto d = s.random().below(x.dim()); if (x.size(d) == 0) return false; const auto f = s.random().one_of(factors(x.size(d))); a = {d, f, x.size(d) / f}; return true; },
-           [](T x, const Ints& a) { return x.unflatten(a[0], at::IntArrayRef{a[1], a[2]}); }),
+      view("unflatten", some, dim_and_factors, [](T x, const Ints& a) { return x.unflatten(a[0], at::IntArrayRef{a[1], a[2]}); }),
       pieces("chunk", some, dim_and_number, [](T x, const Ints& a) { return x.chunk(a[1], a[0]); }),
       pieces("split", some, dim_and_number, [](T x, const Ints& a) { return x.split(a[1], a[0]); }),
       pieces("split_with_sizes", some, dim_and_lengths, [](T x, const Ints& a) { return x.split_with_sizes(lengths(a), a[0]); }),
       pieces("tensor_split", some, dim_and_number, [](T x, const Ints& a) { return x.tensor_split(a[1], a[0]); }),
-      pieces("unbind", some, [](Sketch& s, T x, Ints& a) { a = {s.dim(x)}; return x.size(a[0]) <= 6; }, [](T x, const Ints& a) { return x.unbind(a[0]); }),
+      pieces("unbind", some, short_dim, [](T x, const Ints& a) { return x.unbind(a[0]); }),
   });
   for (auto i = first; i < ops.size(); ++i) ops[i].weight = 16;
 }

@@ -211,8 +211,8 @@ std::optional<Outcome> run_plain(const Program& program, const std::map<int, std
     outcome.values[number] = seen(value);
     outcome.quality[number] = run.quality(value);
     if (!bounded(value, 1e8)) return std::nullopt;  // written through another view
-    const bool coarse = value.scalar_type() == at::kFloat;
-    if (value.requires_grad()) outcome.gradient_quality = std::min(outcome.gradient_quality, coarse ? Quality::coarse : Quality::fine);
+    const bool coarse = value.scalar_type() == at::kFloat;  // a gradient may be a product with any value
+    outcome.gradient_quality = std::min(outcome.gradient_quality, coarse ? Quality::coarse : Quality::fine);
   }
   return outcome;
 }

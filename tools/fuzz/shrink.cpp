@@ -39,7 +39,8 @@ std::optional<Program> with_leaves(const Program& program, size_t i, const Outco
     if (std::any_of(was.placements.begin(), was.placements.end(), is_norm)) return std::nullopt;  // has no signs to hold the data
     Step leaf;
     leaf.out = {value};
-    leaf.leaf = {was.sizes, was.dtype, was.dtype == at::kBool ? Data::mask : data, 1, 0, value, was.requires_grad, false, was.placements};
+    leaf.leaf = {was.sizes, was.dtype,     was.dtype == at::kBool ? Data::mask : data, 1, 0, value, was.requires_grad,
+                 false,     was.placements};
     result.steps.insert(result.steps.begin() + static_cast<int64_t>(i), std::move(leaf));
   }
   return result;
@@ -68,7 +69,10 @@ Program without_mesh_dim(Program program, size_t m) {
 class Shrinker {
  public:
   Shrinker(Program& program, Verdict& verdict, Ranks& ranks, double seconds)
-      : program_(program), verdict_(verdict), ranks_(ranks), end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds))) {}
+      : program_(program),
+        verdict_(verdict),
+        ranks_(ranks),
+        end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds))) {}
 
   void run() {
     for (bool better = true; better && Clock::now() < end_;) {
@@ -121,7 +125,10 @@ class Shrinker {
       if (i >= program_.steps.size() || program_.steps[i].kind == Step::Kind::leaf || program_.steps[i].out.empty()) continue;
       for (const auto data : {Data::distinct, Data::fraction}) {
         const auto program = with_leaves(program_, i, verdict_.mesh, data);
-        if (program && attempt(*program)) { better = true; break; }
+        if (program && attempt(*program)) {
+          better = true;
+          break;
+        }
       }
     }
     return better;
@@ -132,7 +139,10 @@ class Shrinker {
     for (size_t m = program_.mesh.size(); program_.mesh.size() > 1 && m-- > 0;) better |= attempt(without_mesh_dim(program_, m));
     for (size_t m = 0; m < program_.mesh.size(); ++m) {
       for (int64_t size = 2; size < program_.mesh[m]; ++size) {
-        if (attempt_with([&](Program& p) { p.mesh[m] = size; })) { better = true; break; }
+        if (attempt_with([&](Program& p) { p.mesh[m] = size; })) {
+          better = true;
+          break;
+        }
       }
     }
     return better || (program_.spmd && attempt_with([](Program& p) { p.spmd = false; }));
@@ -156,9 +166,14 @@ class Shrinker {
     better |= each_leaf([](const Leaf& l) { return l.requires_grad; }, [](Leaf& l) { l.requires_grad = false; });
     better |= each_leaf([](const Leaf& l) { return l.data == Data::fraction; }, [](Leaf& l) { l.data = Data::whole; });
     for (size_t m = 0; m < program_.mesh.size(); ++m) {
-      better |= each_leaf([&](const Leaf& l) { return !l.placements[m].is_replicate(); }, [&](Leaf& l) { l.placements[m] = replicate(); });
-      better |= each_leaf([&](const Leaf& l) { const auto& p = l.placements[m]; return p.is_shard() && p != shard(p.dim); },
-                          [&](Leaf& l) { l.placements[m] = shard(l.placements[m].dim); });
+      better |= each_leaf([&](const Leaf& l) { return !l.placements[m].is_replicate(); },
+                          [&](Leaf& l) { l.placements[m] = replicate(); });
+      better |= each_leaf(
+          [&](const Leaf& l) {
+            const auto& p = l.placements[m];
+            return p.is_shard() && p != shard(p.dim);
+          },
+          [&](Leaf& l) { l.placements[m] = shard(l.placements[m].dim); });
     }
     return better;
   }
@@ -176,7 +191,10 @@ class Shrinker {
             if (leaf.bound == *length) leaf.bound = shorter;
           });
         };
-        if (attempt_with(change)) { better = true; break; }
+        if (attempt_with(change)) {
+          better = true;
+          break;
+        }
       }
     }
     return better;

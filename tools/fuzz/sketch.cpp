@@ -6,7 +6,8 @@ namespace dtensor::fuzz {
 
 namespace {
 
-const std::vector<Ints> kMeshes{{2}, {2}, {3}, {4}, {2, 2}, {2, 2}, {2, 3}, {3, 2}, {4, 2}, {2, 1}, {1}, {2, 2, 2}, {5}, {1, 3, 2}, {8}};
+const std::vector<Ints> kMeshes{{2},    {2},    {3}, {4},       {2, 2}, {2, 2},    {2, 3}, {3, 2},
+                                {4, 2}, {2, 1}, {1}, {2, 2, 2}, {5},    {1, 3, 2}, {8}};
 
 bool can_be_partial(at::ScalarType dtype) { return dtype != at::kBool; }
 
@@ -89,7 +90,8 @@ int64_t Sketch::dim(T x) { return random_.below(x.dim()) - (random_.chance(30) ?
 Placement Sketch::placement(c10::IntArrayRef sizes, at::ScalarType dtype) {
   const auto ndim = static_cast<int64_t>(sizes.size());
   if (random_.chance(18) && can_be_partial(dtype)) {
-    return partial(random_.one_of({ReduceOp::sum, ReduceOp::sum, ReduceOp::sum, ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::min}));
+    return partial(
+        random_.one_of({ReduceOp::sum, ReduceOp::sum, ReduceOp::sum, ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::min}));
   }
   if (ndim == 0 || random_.chance(25)) return replicate();
   const auto d = random_.below(ndim);
