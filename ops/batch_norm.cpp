@@ -293,6 +293,7 @@ class BatchNorm final : public Rule {
 
   Lowering lower(const Call& call, const Resolution& resolution) const override {
     if (!is_regular(call)) return {};
+    refuse_pending(call);
     return is_backward(call) ? backward(call, resolution) : forward(call, resolution);
   }
 
@@ -311,11 +312,21 @@ class BatchNorm final : public Rule {
     return true;
   }
 
+  static void refuse_pending(const Call& call) {
+    for (const auto& operand : call.operands) {
+      if (!writes_running(call) || !is_running(call, operand)) continue;
+      if (call.schema.arguments()[operand.argument].alias_info()) continue;  // a write that is declared is brought back
+      require(!operand.layout->has_partial(), call.schema.name(),
+              "running statistics are written, and cannot be while they are pending; got {}; hint: redistribute them to Replicate first",
+              operand.layout->str());
+    }
+  }
+
   RulePtr family_ = family(structure);
 };
 
 const Register forward_rule(
-    "aten::native_batch_norm aten::_native_batch_norm_legit aten::_native_batch_norm_legit_functional "
+    "aten::native_batch_norm aten::_native_batch_norm_legit "
     "aten::_native_batch_norm_legit_no_training aten::_batch_norm_with_update aten::_batch_norm_with_update_functional "
     "aten::_batch_norm_no_update",
     std::make_shared<BatchNorm>(), "channels are independent; statistics of parts of a batch combine");

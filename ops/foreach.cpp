@@ -188,7 +188,7 @@ const Register pointwise(
     "aten::_foreach_reciprocal aten::_foreach_rsqrt aten::_foreach_sin aten::_foreach_sqrt aten::_foreach_tan "
     "aten::_foreach_add aten::_foreach_sub",
     per_index(), "each element depends on the elements at its position only");
-const Register fused("aten::_fused_adam aten::_fused_adamw aten::_fused_sgd aten::_fused_adagrad", per_index(),
+const Register fused("aten::_fused_adam_ aten::_fused_adamw_ aten::_fused_sgd_ aten::_fused_adagrad_", per_index(),
                      "an optimizer's step is pointwise; its state lies as its parameter");
 const Register norms("aten::_foreach_norm", std::make_shared<ForeachNorm>(norms_combine), "as norm, for each tensor");
 const Register power_sums("aten::_foreach_powsum", std::make_shared<ForeachNorm>(sums_combine),

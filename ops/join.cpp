@@ -1,6 +1,8 @@
 // Joining and repeating tensors: data movement, which keeps Partial of any operation.
 #include "ops/family.hpp"
 
+#include <ATen/ExpandUtils.h>
+
 #include <numeric>
 
 namespace dtensor::rules {
@@ -116,15 +118,29 @@ class Repetition final : public Rule {
 };
 
 const Register repetition("aten::repeat", std::make_shared<Repetition>(), "dims keep their cuts; a repeated one is cut in each repetition");
-// Dims that turn are whole; an odd number of quarter turns swaps their lengths.
-Structure quarter_turns(const Call& call) {
-  auto in = lettered(call.operands[0].sizes());
-  const auto dims = dims_arg(call, "dims", call.operands[0].ndim());
-  for (const auto dim : dims) in[dim].letter = kWhole;
-  auto out = in;
-  if (call.int_arg("k") % 2 != 0 && dims.size() == 2) std::swap(out[dims[0]], out[dims[1]]);
-  return {{in}, {out}, {}, {kAnyPartial, {{0}}}};
+// Dims that are reversed are whole; the result lies in memory as self does.
+Structure flip(const Call& call) {
+  const auto& self = call.operands[0];
+  auto dims = lettered(self.sizes());
+  for (const auto dim : dims_arg(call, "dims", self.ndim())) dims[dim].letter = kWhole;
+  const auto strides = at::infer_dense_strides(self.sizes(), self.layout->strides());
+  Structure structure{{dims}, {dims}, {}, {kAnyPartial, {{0}}}};
+  structure.strides = {Sizes(strides.begin(), strides.end())};
+  return structure;
 }
+
+// Dims that turn are whole; an odd number of quarter turns swaps them.
+Structure quarter_turns(const Call& call) {
+  auto structure = flip(call);
+  const auto dims = dims_arg(call, "dims", call.operands[0].ndim());
+  if (call.int_arg("k") % 2 != 0 && dims.size() == 2) {
+    std::swap(structure.out[0][dims[0]], structure.out[0][dims[1]]);
+    std::swap(structure.strides[0][dims[0]], structure.strides[0][dims[1]]);
+  }
+  return structure;
+}
+
+const Register flipped("aten::flip", family(flip), "dims that are not flipped keep their cuts");
 
 const Register turns("aten::rot90", family(quarter_turns), "dims that do not turn keep their cuts");
 const Register rotation("aten::roll", sliced("dims", {kAnyPartial, {{0}}}), "dims that are not rolled keep their cuts");

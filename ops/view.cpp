@@ -67,16 +67,6 @@ const Register permuted("aten::permute aten::permute_copy", rule(permute), "a cu
 const Register transposed("aten::transpose.int aten::transpose_copy.int", rule(transpose), "a cut follows its dim");
 const Register turned("aten::t aten::t_copy", rule(t), "a cut follows its dim");
 
-Maps flip(const Call& call) {
-  auto map = same_dims(ndim_of(call));
-  for (const auto d : call.ints_arg("dims")) map[wrap_dim(d, ndim_of(call))].dim = -1;
-  return {map};
-}
-
-std::vector<Sizes> same_sizes(const Call& call) { return {Sizes(sizes_of(call))}; }
-
-const Register flipped("aten::flip", std::make_shared<DimRule>(flip, nullptr, Passes::all, same_sizes), "dims that are not flipped keep their cuts");
-
 // -- Dims dropped and added --------------------------------------------------------------------------------------------------
 
 Maps select(const Call& call) { return {without_dims(ndim_of(call), {dim_arg(call)})}; }

@@ -36,13 +36,19 @@ class ReshapeRule : public Rule {
 
   Lowering lower(const Call& call, const Resolution& resolution) const override {
     if (call.outputs.size() != 1) return {};
-    return [sizes = local_output_sizes(call, resolution, 0), copies = copies_](LocalCall& local) {
+    const auto& whole = *resolution.in[0];
+    return reshaped(call, resolution, whole.strides() == c10::IntArrayRef(contiguous_strides(whole.sizes())));
+  }
+
+ protected:
+  // `strict`: the local order must be row-major for a view. Local strides may differ from the global ones, and whether they allow a
+  // view must be decided alike on every rank: a part of length one would be contiguous in any order.
+  Lowering reshaped(const Call& call, const Resolution& resolution, bool strict) const {
+    return [sizes = local_output_sizes(call, resolution, 0), copies = copies_, strict](LocalCall& local) {
       auto source = local.arg(0).toTensor();
-      // A view where the local strides allow one; they may differ from the global ones.
-      auto result = source.is_contiguous()
-                        ? detail::alias(source, sizes, contiguous_strides(sizes), source.storage_offset())
-                        : at::reshape(source, sizes);
-      if (copies && result.is_alias_of(source)) result = result.clone();
+      const bool in_order = dtensor::detail::in_row_major_order(source) || (!strict && source.numel() == 0);
+      auto result = in_order ? detail::alias(source, sizes, contiguous_strides(sizes), source.storage_offset()) : at::reshape(source, sizes);
+      if ((copies || (strict && !in_order)) && result.is_alias_of(source)) result = result.clone();
       local.replace({std::move(result)});
     };
   }
@@ -79,7 +85,7 @@ class LengthOneRule : public ReshapeRule {
     const auto global = call.operands[0].sizes(), local = resolution.in[0]->local_sizes();
     for (size_t d = 0; d < global.size(); ++d) {
       const bool other = drops_ && (global[d] == 1) != (local[d] == 1);
-      if (local[d] == 0 || other) return ReshapeRule::lower(call, resolution);
+      if (local[d] == 0 || other) return reshaped(call, resolution, false);  // always a view
     }
     return {};
   }

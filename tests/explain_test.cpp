@@ -65,7 +65,7 @@ TEST_CASE("explain: choices and moves are those of the call", "[explain]") {
     const auto logits = placed(fractions({8, 4000}), mesh, {shard(0), shard(1)});
     const auto lowered = explain("aten::_log_softmax", {logits, 1, false});
     require(lowered.lowered && has(lowered.str(), "communicated within"), "test", "{}", lowered.str());
-    const auto unruled = explain("aten::_cdist_forward", a, a, 2.0, c10::optional<int64_t>());
+    const auto unruled = explain("aten::_pdist_forward", a, 2.0);
     require(unruled.reason.empty() && has(unruled.str(), "no rule"), "test", "{}", unruled.str());
   }));
 }

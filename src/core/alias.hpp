@@ -13,6 +13,20 @@ inline at::Tensor alias(const at::Tensor& base, c10::IntArrayRef sizes, c10::Int
   return at::Tensor(std::move(impl));
 }
 
+// Whether the elements lie in row-major order without gaps. Says the same on every rank whose part of a tensor was made in the same
+// way: a dim of length one (or none) does not excuse another order, as it does for is_contiguous.
+inline bool in_row_major_order(const at::Tensor& tensor) {
+  int64_t expected = 1, inner = 0;
+  for (int64_t d = tensor.dim() - 1; d >= 0; --d) {
+    const auto size = tensor.size(d), stride = tensor.stride(d);
+    if (size > 1 ? stride != expected : stride < expected) return false;
+    if (stride < inner) return false;
+    inner = stride;
+    expected *= size > 1 ? size : 1;
+  }
+  return true;
+}
+
 // at::narrow of a tensor with storage.
 inline at::Tensor narrow(const at::Tensor& base, int64_t dim, int64_t begin, int64_t length) {
   c10::SmallVector<int64_t, 6> sizes(base.sizes().begin(), base.sizes().end());

@@ -6,6 +6,8 @@
 #include "src/dispatch/reading.hpp"
 
 #include <ATen/ExpandUtils.h>
+#include "src/core/alias.hpp"
+
 #include <ATen/ops/empty_strided.h>
 #include <dtensor/comm/record.hpp>
 #include <dtensor/error.hpp>
@@ -148,7 +150,11 @@ c10::IValue distributed(const Decision& decision, const c10::IValue& value, size
   if (value.isTensor()) {
     const auto local = value.toTensor();
     const auto i = index++;
-    return local.defined() ? wrap(local, output_layout(decision, i, local)) : local;
+    if (!local.defined()) return local;
+    auto layout = output_layout(decision, i, local);
+    const bool reorder = decision.lowering && !decision.info->is_view;
+    auto part = reorder ? in_reported_order(local, *layout) : local;
+    return wrap(std::move(part), std::move(layout));
   }
   if (!value.isList() || !(value.isTensorList() || (!value.toListRef().empty() && value.toListRef()[0].isTensor()))) {
     return value;
@@ -204,6 +210,12 @@ bool is_alone(DTensorImpl& impl) {
 }
 
 }  // namespace
+
+at::Tensor in_reported_order(at::Tensor local, const Layout& layout) {
+  if (dtensor::detail::in_row_major_order(local) || layout.strides() != c10::IntArrayRef(contiguous_strides(layout.sizes()))) return local;
+  LocalMode below;
+  return local.clone(at::MemoryFormat::Contiguous);
+}
 
 at::Tensor moved(const at::Tensor& tensor, const Move& move, bool may_settle) {
   auto* impl = as_dtensor(tensor);

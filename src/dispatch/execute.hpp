@@ -25,6 +25,10 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
 // A call inside Spmd without distributed tensors: as if the region were not there.
 void run_plain(const c10::OperatorHandle& op, Stack& stack);
 
+// A result in the memory order that its layout reports, where that is row-major: what is decided by the order of memory, as whether a
+// view is possible, is then decided alike on every rank.
+at::Tensor in_reported_order(at::Tensor local, const Layout& layout);
+
 // Whether the operator makes tensors from nothing.
 bool is_factory(const OpInfo& info);
 

@@ -9,7 +9,8 @@ namespace dtensor::dispatch {
 inline bool has_functional(const OpInfo& info) { return info.functional.has_value(); }
 
 // Replaces the arguments (stack[begin..]) by the results, which are the out= tensors. They keep their layout; like libtorch's
-// kernels, throws for a result that their dtype cannot hold, and, since a layout cannot be resized, for one of another size.
+// kernels, throws for a result that their dtype cannot hold, and, since a layout cannot be resized, for one of another size,
+// unless `out` is empty: then it becomes the result.
 void run_out_form(const OpInfo& info, Stack& stack, size_t begin);
 
 }  // namespace dtensor::dispatch

@@ -2,6 +2,8 @@
 
 #include <dtensor/tensor.hpp>
 
+#include <ATen/core/grad_mode.h>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
