@@ -1,6 +1,7 @@
 #include "src/dispatch/dtensor_impl.hpp"
 
 #include "src/dispatch/fast_thread_local.hpp"
+#include "src/dispatch/execute.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/reading.hpp"
 
@@ -147,6 +148,7 @@ at::Tensor move_tensor(const at::Tensor& tensor, const LayoutPtr& target) {
   dispatch::LocalMode local_mode;
   auto moved = move_local(local, impl->layout(), target);
   if (!moved.work && moved.tensor.is_alias_of(local)) moved.tensor = moved.tensor.clone();
+  if (!moved.work) moved.tensor = dispatch::in_reported_order(std::move(moved.tensor), *target);
   auto result = wrap(std::move(moved.tensor), target);
   if (moved.work) dispatch::reading(local, moved.work);
   as_dtensor(result)->set_pending(std::move(moved.work));

@@ -84,9 +84,12 @@ def missed(run):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", help="written by opcheck --all --json")
-    runs = [load(path) for path in parser.parse_args().files]
-    out = [HEAD.rstrip("\n"), "", "## Measured", "", *measured(runs), "", "The seeds of the fuzzer's last long run, and what it found, are in "
-           "[fuzzing.md](fuzzing.md).", "", f"## Rules (libtorch {runs[-1]['libtorch']})", "",
+    parser.add_argument("--options", default="", help="the options that opcheck was given besides")
+    parser.add_argument("--fuzz", action="append", default=[], metavar="LINE", help="a command of the fuzzer and its last line, in words")
+    arguments = parser.parse_args()
+    runs = [load(path) for path in arguments.files]
+    command = f"build/tools/opcheck --all {arguments.options}".rstrip()
+    out = [HEAD.rstrip("\n"), "", "## Measured", "", f"`{command}`:", "", *measured(runs), "", *arguments.fuzz, "", f"## Rules (libtorch {runs[-1]['libtorch']})", "",
            "A heading is a table in `ops/`, with the number of overloads: in-place and out= forms share the line of their operator.",
            *families(runs[-1]), "", "## Missed placements", "",
            "Legal, but the rule moves data; each with the reason.", "", *missed(runs[-1])]
