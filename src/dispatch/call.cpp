@@ -36,6 +36,7 @@ Call::Call(const c10::FunctionSchema& s, c10::ArrayRef<c10::IValue> a, DeviceMes
     const auto list = arguments[i].toListRef();
     for (int j = 0; j < static_cast<int>(list.size()); ++j) add_operand(*this, list[j], i, j);
   }
+  for (const auto& operand : operands) chosen.emplace_back(operand.placements().begin(), operand.placements().end());
 }
 
 int Call::operand_index(int argument, int element) const {

@@ -147,7 +147,6 @@ rules::Resolution resolve(Call& call, const OpInfo& info, const rules::Rule* rul
   std::vector<LayoutPtr> now;
   for (const auto& operand : call.operands) {
     now.push_back(operand.layout);
-    call.chosen.emplace_back(operand.placements().begin(), operand.placements().end());
   }
   rules::Resolution resolution;
   resolution.out.resize(output_count(call, info));
