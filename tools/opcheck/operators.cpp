@@ -59,6 +59,14 @@ std::vector<int> written_arguments(const c10::FunctionSchema& schema) {
   return written;
 }
 
+std::vector<int> out_arguments(const c10::FunctionSchema& schema) {
+  std::vector<int> outs;
+  for (int i = 0; i < static_cast<int>(schema.arguments().size()); ++i) {
+    if (schema.arguments()[i].is_out()) outs.push_back(i);
+  }
+  return outs;
+}
+
 bool is_out_form(const c10::FunctionSchema& schema) {
   return !schema.arguments().empty() && schema.arguments().back().is_out();
 }

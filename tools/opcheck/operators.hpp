@@ -31,6 +31,7 @@ bool is_uninitialized(const Operator& op);
 
 // Arguments that the operator writes, in place or as out=.
 std::vector<int> written_arguments(const c10::FunctionSchema& schema);
+std::vector<int> out_arguments(const c10::FunctionSchema& schema);
 bool is_out_form(const c10::FunctionSchema& schema);
 
 }  // namespace dtensor::opcheck

@@ -237,7 +237,7 @@ Stack arguments_from(const c10::FunctionSchema& schema, const std::string& text,
 bool agrees_with_functional(const Operator& op, const Stack& arguments, const Stack& with_out) {
   const auto& functional = dispatch::info_of(op.handle).functional;
   if (!functional || is_random(op) || is_uninitialized(op)) return true;
-  const auto written = written_arguments(op.schema());
+  const auto written = out_arguments(op.schema());
   auto stack = deep_copy(Stack(arguments.begin(), arguments.begin() + written.front()));
   functional->callBoxed(&stack);
   const auto expected = tensors_in(stack);
@@ -252,7 +252,7 @@ bool agrees_with_functional(const Operator& op, const Stack& arguments, const St
 // out= tensors of the right shape and dtype, found by trying.
 void complete_out(const Operator& op, Stack& arguments) {
   if (!is_out_form(op.schema())) return;
-  const auto written = written_arguments(op.schema());
+  const auto written = out_arguments(op.schema());
   for (const auto dtype : {arguments[0].isTensor() && arguments[0].toTensor().defined() ? arguments[0].toTensor().scalar_type() : at::kDouble,
                            at::kDouble, at::kBool, at::kLong, at::kFloat, at::kComplexDouble, at::kInt}) {
     for (const bool index : {false, true}) {  // the second result may be indices
