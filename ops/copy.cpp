@@ -80,7 +80,7 @@ const Register copies("aten::clone aten::_to_copy", family(copy),
                       "elements stay where they are; a conversion between floats is linear");
 const Register copy_("aten::copy_ aten::copy", std::make_shared<CopyInto>(),
                      "the source is brought to where the destination lies");
-const Register fill_("aten::fill_ aten::fill", fill({ReduceOp::avg, ReduceOp::min, ReduceOp::max}),
+const Register fill_("aten::fill_ aten::fill", fill(kOfEqualValues),
                      "the average, minimum and maximum of equal values is that value");
 const Register zero_("aten::zero_ aten::zero", fill(kAnyPartial), "any reduction of zeros is zero");
 

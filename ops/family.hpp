@@ -73,14 +73,9 @@ Structure senseless(const Call& call);
 // stretched bears none.
 std::vector<Dims> broadcast(const Call& call, c10::ArrayRef<int> operands, Dims& result);
 
-// Data movement keeps Partial of any operation, linear operators keep sums and averages.
-inline const std::vector<ReduceOp> kAnyPartial{ReduceOp::sum, ReduceOp::avg, ReduceOp::product,
-                                               ReduceOp::min, ReduceOp::max, ReduceOp::norm2};
-inline const std::vector<ReduceOp> kSums{ReduceOp::sum, ReduceOp::avg};
-
 // Reductions that pass where some elements are replaced by a number: of equal values, and any of zeros.
 inline std::vector<ReduceOp> kept_by_number(const at::Scalar& value) {
-  return value.equal(0) ? kAnyPartial : std::vector<ReduceOp>{ReduceOp::avg, ReduceOp::max, ReduceOp::min};
+  return value.equal(0) ? kAnyPartial : kOfEqualValues;
 }
 
 // Whether a dim of the operand is cut by any mesh dimension.

@@ -142,9 +142,6 @@ Placement sums_combine(double order) { return std::isinf(order) ? replicate() : 
 
 RulePtr per_index(KeepsPartial keeps = {}) { return std::make_shared<Foreach>(std::move(keeps)); }
 
-const std::vector<ReduceOp> kExtremes{ReduceOp::max, ReduceOp::min};
-const KeepsPartial kFirstIncreases{kExtremes, {{0}}};
-
 const Register additive(
     "aten::_foreach_add.List aten::_foreach_sub.List",
     per_index(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}} | kFirstIncreases),
@@ -162,10 +159,10 @@ const Register addcdiv("aten::_foreach_addcdiv",
                        per_index(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}} | kFirstIncreases),
                        "s + v a / b is linear in (s, a); increasing in s");
 const Register number("aten::_foreach_add.Scalar aten::_foreach_add.ScalarList aten::_foreach_sub.Scalar aten::_foreach_sub.ScalarList",
-                      per_index({{ReduceOp::avg, ReduceOp::max, ReduceOp::min}, {{0}}}), "increasing and affine");
+                      per_index({kOfEqualValues, {{0}}}), "increasing and affine");
 const Register bilinear("aten::_foreach_mul.List aten::_foreach_mul.Tensor", per_index({kSums, {{0}, {1}}}), "linear in each list alone");
 const Register linear("aten::_foreach_mul aten::_foreach_div", per_index({kSums, {{0}}}), "linear in the first list");
-const Register negative("aten::_foreach_neg", per_index(KeepsPartial{kSums, {{0}}} | KeepsPartial{kExtremes, {{0}}, true}),
+const Register negative("aten::_foreach_neg", per_index(KeepsPartial{kSums, {{0}}} | kFirstDecreases),
                         "linear, and decreasing");
 const Register increasing("aten::_foreach_atan aten::_foreach_ceil aten::_foreach_erf aten::_foreach_exp aten::_foreach_expm1 "
                           "aten::_foreach_floor aten::_foreach_round aten::_foreach_sigmoid aten::_foreach_sign aten::_foreach_sinh "
@@ -173,7 +170,7 @@ const Register increasing("aten::_foreach_atan aten::_foreach_ceil aten::_foreac
                           "aten::_foreach_maximum.Scalar aten::_foreach_minimum.Scalar aten::_foreach_clamp_max.ScalarList "
                           "aten::_foreach_clamp_min.ScalarList aten::_foreach_maximum.ScalarList aten::_foreach_minimum.ScalarList",
                           per_index(kFirstIncreases), "increasing: f(max(a, b)) = max(f(a), f(b))");
-const Register decreasing("aten::_foreach_erfc", per_index({kExtremes, {{0}}, true}), "decreasing");
+const Register decreasing("aten::_foreach_erfc", per_index(kFirstDecreases), "decreasing");
 const Register maximum("aten::_foreach_maximum.List aten::_foreach_clamp_min.List",
                        per_index(KeepsPartial{{ReduceOp::max}, {{0, 1}}} | KeepsPartial{kExtremes, {{0}, {1}}}), "as maximum");
 const Register minimum("aten::_foreach_minimum.List aten::_foreach_clamp_max.List",

@@ -122,14 +122,6 @@ RulePtr pointwise(KeepsPartial keeps) { return std::make_shared<Pointwise>(std::
 
 namespace {
 
-const std::vector<ReduceOp> kSums{ReduceOp::sum, ReduceOp::avg};
-const std::vector<ReduceOp> kExtremes{ReduceOp::max, ReduceOp::min};
-const std::vector<ReduceOp> kOfEqualValues{ReduceOp::avg, ReduceOp::max, ReduceOp::min};  // of equal values v they are v
-const std::vector<ReduceOp> kAny{ReduceOp::sum, ReduceOp::avg, ReduceOp::product, ReduceOp::min, ReduceOp::max, ReduceOp::norm2};
-
-const KeepsPartial kFirstIncreases{kExtremes, {{0}}};
-const KeepsPartial kFirstDecreases{kExtremes, {{0}}, true};
-
 const auto kPlain = pointwise();
 const auto kLinear = pointwise({kSums, {{0}}});                     // in its first operand
 const auto kBilinear = pointwise({kSums, {{0}, {1}}});              // in each alone
@@ -184,7 +176,7 @@ const Register addcmul("aten::addcmul aten::addcmul_",
 const Register addcdiv("aten::addcdiv aten::addcdiv_",
                        pointwise(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}} | kFirstIncreases),
                        "s + v a / b is linear in (s, a); increasing in s");
-const Register where("aten::where.self", pointwise(KeepsPartial{kAny, {{1, 2}}} | KeepsPartial{kOfEqualValues, {{1}, {2}}}),
+const Register where("aten::where.self", pointwise(KeepsPartial{kAnyPartial, {{1, 2}}} | KeepsPartial{kOfEqualValues, {{1}, {2}}}),
                      "the condition is whole; an element of one is chosen, whatever its parts combine with");
 const Register where_number("aten::where.ScalarSelf aten::where.ScalarOther", pointwise({kOfEqualValues, {{1}}}),
                             "as where; the number is the average, maximum and minimum of itself");

@@ -7,6 +7,14 @@
 
 namespace dtensor::rules {
 
+// Data movement keeps Partial of any operation, linear operators keep sums and averages, monotone ones extremes; of equal values v the
+// average and the extremes are v.
+inline const std::vector<ReduceOp> kAnyPartial{ReduceOp::sum, ReduceOp::avg, ReduceOp::product,
+                                               ReduceOp::min, ReduceOp::max, ReduceOp::norm2};
+inline const std::vector<ReduceOp> kSums{ReduceOp::sum, ReduceOp::avg};
+inline const std::vector<ReduceOp> kExtremes{ReduceOp::max, ReduceOp::min};
+inline const std::vector<ReduceOp> kOfEqualValues{ReduceOp::avg, ReduceOp::max, ReduceOp::min};
+
 // When an operator may run on Partial operands: those of one of `together` are Partial(op) with op in `ops`, all others
 // replicated; the outputs are then Partial(op) too. `flips`: of a maximum the operator makes a minimum, and the reverse.
 class KeepsPartial {
@@ -33,6 +41,9 @@ class KeepsPartial {
  private:
   std::vector<Line> lines_;
 };
+
+inline const KeepsPartial kFirstIncreases{kExtremes, {{0}}};
+inline const KeepsPartial kFirstDecreases{kExtremes, {{0}}, true};
 
 RulePtr pointwise(KeepsPartial keeps = {});
 

@@ -353,3 +353,38 @@ TEST_CASE("dispatch: a settled reduction forgets no view that had to be copied",
     dt::require(dt::full_tensor(x).sum().item<double>() == 2 * (8 + 2), "test", "the write did not reach the base");
   }));
 }
+
+TEST_CASE("dispatch: what is written in place is brought back", "[dispatch]") {
+  for (const auto* transport : {"threads", "gloo"}) {
+    REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+      auto mesh = line(world);
+      const auto x = torch::arange(12, torch::kDouble).reshape({3, 4}), y = x + 1;
+      const auto part = [&](const at::Tensor& t) { return dt::from_local(world.rank() == 0 ? t - 3 : torch::full_like(t, 3), mesh, {dt::partial()}).tensor(); };
+      auto whole = dt::distribute_tensor(x, mesh, {dt::replicate()}).tensor();
+      const auto view = whole.select(0, 1);
+      whole.mul_(part(y));  // a sum of products, reduced into the whole
+      same(whole, x * y, "mul_");
+      same(view, (x * y).select(0, 1), "a view of what was written");
+      auto rows = dt::distribute_tensor(x, mesh, {dt::shard(0)}).tensor();
+      rows.cumsum_(0);
+      same(rows, x.cumsum(0), "cumsum_");
+      dt::require(dt::DTensor(rows).placements()[0] == dt::shard(0), "test", "it lies otherwise");
+      auto pending = part(x);
+      pending.tanh_();
+      same(pending, x.tanh(), "tanh_");
+      dt::require(dt::DTensor(pending).placements()[0] == dt::partial(), "test", "it lies otherwise");
+
+      const auto explicitly = dt::explicit_communication();
+      const std::string words = "communication must be explicit";
+      for (const auto& call : std::vector<std::function<void()>>{[&] { whole.mul_(part(y)); }, [&] { rows.cumsum_(0); }, [&] { pending.tanh_(); }}) {
+        std::string error;
+        try {
+          call();
+        } catch (const c10::Error& e) {
+          error = e.what_without_backtrace();
+        }
+        dt::require(error.find(words) != std::string::npos, "test", "it was not refused: {}", error);
+      }
+    }, transport));
+  }
+}

@@ -67,19 +67,23 @@ void warn_without_rule(const OpInfo& info) {
   fmt::print(stderr, "dtensor: {} has no sharding rule and runs on replicated operands (said once per operator)\n", info.name);
 }
 
+// Whether a move between two layouts takes a collective.
+bool communicates(const LayoutPtr& from, const LayoutPtr& to) {
+  const auto plan = plan_move(from, to);
+  return std::any_of(plan.steps.begin(), plan.steps.end(), [](const Step& step) {
+    return !step.from.is_replicate() && !(step.mesh_dims.size() == 1 && step.before->mesh().size(step.mesh_dims[0]) == 1);
+  });
+}
+
 std::vector<Move> moves_for(const rules::Call& call, const rules::Resolution& resolution) {
   std::vector<Move> moves;
   for (size_t i = 0; i < call.operands.size(); ++i) {
     const auto& operand = call.operands[i];
     if (operand.layout == resolution.in[i]) continue;
-    bool communicates = false;
-    for (const auto& step : plan_move(operand.layout, resolution.in[i]).steps) {
-      communicates |= !step.from.is_replicate() && !(step.mesh_dims.size() == 1 && call.mesh.size(step.mesh_dims[0]) == 1);
-    }
     const auto& to = resolution.in[i];
     // Autograd writes a gradient through as_strided: where the tensor itself becomes whole, that is no write to a copy.
     const bool settles = (operand.layout->has_partial() && !to->has_partial()) || call.schema.name() == "aten::as_strided";
-    moves.push_back({operand.argument, operand.element, operand.layout, to, communicates, settles,
+    moves.push_back({operand.argument, operand.element, operand.layout, to, communicates(operand.layout, to), settles,
                      to->strides() == c10::IntArrayRef(contiguous_strides(to->sizes()))});
   }
   return moves;
@@ -91,7 +95,8 @@ std::vector<WriteBack> write_backs_for(const OpInfo& info, const rules::Call& ca
     const auto& operand = call.operands[i];
     const bool written = std::find(info.written.begin(), info.written.end(), operand.argument) != info.written.end();
     if (!written || (resolution.in[i] == operand.layout && resolution.written[i] == operand.layout)) continue;
-    backs.push_back({operand.argument, operand.element, resolution.written[i], operand.layout});
+    backs.push_back({operand.argument, operand.element, resolution.written[i], operand.layout,
+                     communicates(resolution.written[i], operand.layout)});
   }
   return backs;
 }
@@ -154,8 +159,8 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   decision->write_backs = write_backs_for(info, call, resolution);
   decision->outputs_known = rule && info.makes_results && set_outputs(*decision, call, resolution);
   if (rule) decision->lowering = rule->lower(call, resolution);
-  const bool communicates = std::any_of(decision->moves.begin(), decision->moves.end(), [](const Move& move) { return move.communicates; });
-  if (!rehearsed && (communicates || decision->lowering || !decision->write_backs.empty())) rehearse(op, call);  // what kernels refuse, as dtypes
+  const bool moves = std::any_of(decision->moves.begin(), decision->moves.end(), [](const Move& move) { return move.communicates; });
+  if (!rehearsed && (moves || decision->lowering || !decision->write_backs.empty())) rehearse(op, call);  // what kernels refuse, as dtypes
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
   decision->simple = !info.has_tensor_list && info.returns_tensors_only && (decision->outputs_known || !info.makes_results) &&
                      !call.operands.empty() && decision->write_backs.empty();

@@ -25,6 +25,7 @@ struct WriteBack {
   int argument = 0;
   int element = -1;
   LayoutPtr written, home;
+  bool communicates = false;
 };
 
 struct Decision {

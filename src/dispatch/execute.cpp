@@ -195,8 +195,8 @@ void wrap_results(Stack& stack, size_t begin, const Decision& decision, const st
 
 namespace {
 
-// A move under way has memory too, on one rank longer than on another; all ranks must decide the same. So it is waited for here.
-// Whether a view or base exists that misses what is written here.
+// Whether a view or base exists that misses what is written here. A move under way has memory too, on one rank longer than on
+// another; all ranks must decide the same, so it is waited for.
 bool is_missed(DTensorImpl& impl) {
   if (!is_parted(impl.local())) [[likely]] return false;
   wait_for_all_readers();
@@ -260,7 +260,7 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
   const auto& info = *decision.info;
   std::vector<c10::IValue> originals(stack.begin() + begin, stack.end());
   if (!info.written.empty()) check_writable(info, stack, begin);
-  if (!decision.moves.empty()) check_explicit(decision);
+  if (!decision.moves.empty() || !decision.write_backs.empty()) check_explicit(decision);
   {
     comm::Cause cause(info.name, true);
     LocalMode local;

@@ -17,17 +17,26 @@ ExplicitCommunication::~ExplicitCommunication() { --explicit_depth; }
 
 namespace dispatch {
 
+namespace {
+
+[[noreturn]] void refuse(const OpInfo& info, int argument, int element, std::string_view what, const Layout& from, const Layout& to) {
+  int64_t bytes = static_cast<int64_t>(c10::elementSize(from.dtype()));
+  for (const auto size : from.local_sizes()) bytes *= size;
+  fail(info.name,
+       "argument {} would be {} implicitly, but communication must be explicit here; got {}; needed {} ({} bytes on this "
+       "rank); hint: dt::redistribute the operands before the call, or leave explicit_communication",
+       element < 0 ? fmt::format("{}", argument) : fmt::format("{}[{}]", argument, element), what, from.str(), to.str(), bytes);
+}
+
+}  // namespace
+
 void check_explicit(const Decision& decision) {
   if (explicit_depth == 0 || decision.info->name == "aten::_local_scalar_dense") return;
   for (const auto& move : decision.moves) {
-    if (!move.communicates) continue;
-    int64_t bytes = static_cast<int64_t>(c10::elementSize(move.from->dtype()));
-    for (const auto size : move.from->local_sizes()) bytes *= size;
-    fail(decision.info->name,
-         "argument {} would be moved implicitly, but communication must be explicit here; got {}; needed {} ({} bytes on this "
-         "rank); hint: dt::redistribute it before the call, or leave explicit_communication",
-         move.element < 0 ? fmt::format("{}", move.argument) : fmt::format("{}[{}]", move.argument, move.element),
-         move.from->str(), move.to->str(), bytes);
+    if (move.communicates) refuse(*decision.info, move.argument, move.element, "moved", *move.from, *move.to);
+  }
+  for (const auto& back : decision.write_backs) {
+    if (back.communicates) refuse(*decision.info, back.argument, back.element, "brought back", *back.written, *back.home);
   }
 }
 
