@@ -28,13 +28,14 @@ Structure copy_into(const Call& call) {
   return {std::move(in), {shape}, {}, {kept, {{0, 1}}}};
 }
 
-// A pending reduction of self takes on a whole source too: its parts are made as R -> P makes them.
+// A pending reduction of self takes on a whole source too: its parts are made as R -> P makes them. (A norm could not take on a
+// number below 0.)
 class CopyInto final : public Rule {
  public:
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     auto result = pointwise_->candidates(call, mesh_dim);
     const auto& now = call.operands[0].placements()[mesh_dim];
-    if (now.is_partial()) result.push_back({{now, replicate()}, {now}});
+    if (now.is_partial() && !now.is_partial(ReduceOp::norm2)) result.push_back({{now, replicate()}, {now}});
     return result;
   }
 

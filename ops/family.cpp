@@ -7,6 +7,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/MemoryFormat.h>
+#include <c10/core/WrapDimMinimal.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
@@ -143,7 +144,7 @@ RulePtr family(StructureOf structure, LoweringOf lower, Outputs outputs) {
 
 RulePtr replicated() { return std::make_shared<Replicated>(); }
 
-int64_t wrap_dim(int64_t dim, int64_t ndim) { return dim < 0 ? dim + std::max<int64_t>(ndim, 1) : dim; }
+int64_t wrap_dim(int64_t dim, int64_t ndim) { return c10::maybe_wrap_dim(dim, ndim); }
 
 std::vector<int64_t> dims_arg(const Call& call, std::string_view name, int64_t ndim) {
   auto dims = call.has(name) ? call.ints_arg(name) : std::vector<int64_t>();

@@ -56,7 +56,7 @@ RulePtr replicated();
 
 // -- Parts of structures ----------------------------------------------------------------------------------------------
 
-// A dim counted from the end if negative, as a position; 0 for tensors without dims.
+// A dim counted from the end if negative, as a position; 0 for tensors without dims. Throws, as libtorch does, where there is none.
 int64_t wrap_dim(int64_t dim, int64_t ndim);
 
 // The dims that argument `name` holds, as positions; all dims when it is absent, None or an empty list.

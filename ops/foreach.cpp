@@ -64,7 +64,7 @@ class Foreach final : public Rule {
     if (!call.schema.returns().empty() && target.is_replicate()) target = first_cut(call, mesh_dim, group);
     Placements now;
     for (const int i : group) now.push_back(call.operands[i].placements()[mesh_dim]);
-    if (const auto kept = fitting(now, call.in_place)) {
+    if (const auto kept = fitting(now, call.in_place, !wraps_around(call, group))) {
       for (size_t k = 0; k < group.size(); ++k) in[group[k]] = kept->in[k];
       return kept->out[0];
     }
@@ -75,8 +75,8 @@ class Foreach final : public Rule {
   }
 
   // What passes Partial through: as the operands lie, else as the first does.
-  std::optional<Candidate> fitting(const Placements& now, bool in_place) const {
-    auto candidates = keeps_.candidates(now, 1);
+  std::optional<Candidate> fitting(const Placements& now, bool in_place, bool extremes) const {
+    auto candidates = keeps_.candidates(now, 1, extremes);
     if (in_place) std::erase_if(candidates, [](const Candidate& c) { return c.in[0] != c.out[0]; });
     for (const auto& candidate : candidates) {
       if (candidate.in == now) return candidate;
@@ -170,6 +170,10 @@ const Register increasing("aten::_foreach_atan aten::_foreach_ceil aten::_foreac
                           "aten::_foreach_maximum.Scalar aten::_foreach_minimum.Scalar aten::_foreach_clamp_max.ScalarList "
                           "aten::_foreach_clamp_min.ScalarList aten::_foreach_maximum.ScalarList aten::_foreach_minimum.ScalarList",
                           per_index(kFirstIncreases), "increasing: f(max(a, b)) = max(f(a), f(b))");
+const Register increasing_above("aten::_foreach_log aten::_foreach_log2 aten::_foreach_log10 aten::_foreach_log1p aten::_foreach_sqrt",
+                                per_index({{ReduceOp::min}, {{0}}}), "increasing above a bound: f(min(a, b)) = min(f(a), f(b))");
+const Register decreasing_above("aten::_foreach_rsqrt", per_index({{ReduceOp::min}, {{0}}, true}),
+                                "decreasing above a bound: f(min(a, b)) = max(f(a), f(b))");
 const Register decreasing("aten::_foreach_erfc", per_index(kFirstDecreases), "decreasing");
 const Register maximum("aten::_foreach_maximum.List aten::_foreach_clamp_min.List",
                        per_index(KeepsPartial{{ReduceOp::max}, {{0, 1}}} | KeepsPartial{kExtremes, {{0}, {1}}}), "as maximum");
@@ -181,8 +185,8 @@ const Register fills("aten::_foreach_zero aten::_foreach_clone", per_index({kAny
                      "any reduction of zeros is zero; a clone is the same");
 const Register pointwise(
     "aten::_foreach_abs aten::_foreach_acos aten::_foreach_asin aten::_foreach_cos aten::_foreach_cosh aten::_foreach_frac "
-    "aten::_foreach_lgamma aten::_foreach_log aten::_foreach_log10 aten::_foreach_log1p aten::_foreach_log2 aten::_foreach_pow "
-    "aten::_foreach_reciprocal aten::_foreach_rsqrt aten::_foreach_sin aten::_foreach_sqrt aten::_foreach_tan "
+    "aten::_foreach_lgamma aten::_foreach_pow "
+    "aten::_foreach_reciprocal aten::_foreach_sin aten::_foreach_tan "
     "aten::_foreach_add aten::_foreach_sub",
     per_index(), "each element depends on the elements at its position only");
 const Register fused("aten::_fused_adam_ aten::_fused_adamw_ aten::_fused_sgd_ aten::_fused_adagrad_", per_index(),

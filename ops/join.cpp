@@ -140,10 +140,21 @@ Structure quarter_turns(const Call& call) {
   return structure;
 }
 
+// Dims that are rolled are whole (all, where none is named: the elements roll as one row). Two slices change places.
+Structure roll(const Call& call) {
+  const auto& self = call.operands[0];
+  auto dims = lettered(self.sizes());
+  for (const auto dim : dims_arg(call, "dims", self.ndim())) dims[dim].letter = kWhole;
+  Structure structure{{dims}, {dims}, {}, {kAnyPartial, {{0}}}};
+  const bool one_row = call.ints_arg("dims").empty();
+  structure.strides = {one_row ? contiguous_strides(self.sizes()) : strides_like(self.sizes(), *self.layout)};
+  return structure;
+}
+
 const Register flipped("aten::flip", family(flip), "dims that are not flipped keep their cuts");
 
 const Register turns("aten::rot90", family(quarter_turns), "dims that do not turn keep their cuts");
-const Register rotation("aten::roll", sliced("dims", {kAnyPartial, {{0}}}), "dims that are not rolled keep their cuts");
+const Register rotation("aten::roll", family(roll), "dims that are not rolled keep their cuts");
 
 }  // namespace
 }  // namespace dtensor::rules

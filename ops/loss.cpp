@@ -154,7 +154,9 @@ Structure pointwise_forward(const Call& call) {
   return structure;
 }
 
+// (Of whole numbers the mean's weight is one too, rounded: parts would not know it.)
 Structure pointwise_backward(const Call& call) {
+  if (!at::isFloatingType(call.operand(call.argument_index("self"))->layout->dtype())) return senseless(call);
   Dims result;
   auto in = broadcast(call, from(0, call.operands.size()), result);
   return {std::move(in), {result}, {}, {kSums, {{0}}}};
@@ -228,10 +230,12 @@ Structure rows_backward(const Call& call) {
   return structure;
 }
 
-// A mean over a cut batch: the sum over the global number of rows.
+// A mean over a cut batch: the sum over the global number of rows. Kernels leave the loss of no rows as it was in memory.
 Lowering mean_of_rows(const Call& call, const Resolution& resolution) {
   const auto& self = *call.operand(call.argument_index("self"));
-  if (call.int_arg("reduction") != kMean || !any_cut(resolution)) return {};
+  if (!any_cut(resolution)) return {};
+  if (auto zeros = zeros_of_nothing(call, resolution)) return zeros;
+  if (call.int_arg("reduction") != kMean) return {};
   return [count = self.sizes()[0], reduction = call.argument_index("reduction")](LocalCall& local) {
     local.arg(reduction) = kSum;
     local.call();

@@ -115,7 +115,24 @@ Structure weight_norm(const Call& call) {
   return {{data, data, scale, scale}, {data, scale}, {}, {kSums, {{0}}}};
 }
 
-const Register weight_normed("aten::_weight_norm_interface aten::_weight_norm_interface_backward", family(weight_norm, [](const Call& call, const Resolution& resolution) { return zeros_of_nothing(call, resolution); }),
+class WeightNorm final : public Rule {
+ public:
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override { return slices_->candidates(call, mesh_dim); }
+
+  // The norms of BFloat16 slices are floats.
+  std::vector<OutputMeta> output_metas(const Call& call) const override {
+    auto metas = slices_->output_metas(call);
+    if (call.operands.size() == 2 && call.operands[1].layout->dtype() == at::kBFloat16) metas[1].dtype = at::kFloat;
+    return metas;
+  }
+
+  Lowering lower(const Call& call, const Resolution& resolution) const override { return zeros_of_nothing(call, resolution); }
+
+ private:
+  RulePtr slices_ = family(weight_norm);
+};
+
+const Register weight_normed("aten::_weight_norm_interface aten::_weight_norm_interface_backward", std::make_shared<WeightNorm>(),
                              "slices of the kept dim are independent");
 const Register layer("aten::native_layer_norm aten::_fused_rms_norm", family(forward),
                      "every position of the leading dims is normalized by itself");

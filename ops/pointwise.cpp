@@ -1,6 +1,8 @@
 // Pointwise operators: every dim may be cut. What differs is which Partial operands they pass through.
 #include "ops/pointwise.hpp"
 
+#include <dtensor/compat.hpp>
+
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/empty_strided.h>
 
@@ -73,7 +75,7 @@ Candidates pointwise_candidates(const Call& call, int64_t mesh_dim, const std::v
   }
   Placements now;
   for (const int i : members) now.push_back(call.operands[i].placements()[mesh_dim]);
-  for (auto& kept : keeps.candidates(now, outputs)) {
+  for (auto& kept : keeps.candidates(now, outputs, !wraps_around(call, members))) {
     Candidate candidate{Placements(call.operands.size(), replicate()), std::move(kept.out)};
     for (size_t m = 0; m < members.size(); ++m) candidate.in[members[m]] = kept.in[m];
     result.push_back(std::move(candidate));
@@ -81,10 +83,20 @@ Candidates pointwise_candidates(const Call& call, int64_t mesh_dim, const std::v
   return result;
 }
 
-Candidates KeepsPartial::candidates(const Placements& now, size_t outputs) const {
+bool wraps_around(const Call& call, const std::vector<int>& members) {
+  return std::any_of(members.begin(), members.end(), [&](int i) {
+    const auto& operand = call.operands[i];
+    const auto& placements = operand.placements();
+    return at::isIntegralType(operand.layout->dtype(), /*includeBool=*/false) &&
+           std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
+  });
+}
+
+Candidates KeepsPartial::candidates(const Placements& now, size_t outputs, bool extremes) const {
   Candidates result;
   for (const auto& line : lines_) {
     for (const auto op : line.ops) {
+      if (!extremes && (op == ReduceOp::max || op == ReduceOp::min)) continue;
       const auto flipped = op == ReduceOp::max ? ReduceOp::min : op == ReduceOp::min ? ReduceOp::max : op;
       const auto is_pending = [&](int i) { return i < static_cast<int>(now.size()) && now[i].is_partial(op); };
       for (const auto& together : line.together) {
@@ -138,8 +150,6 @@ class AddNumber final : public Pointwise {
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     auto result = Pointwise::candidates(call, mesh_dim);
     const auto& now = call.operands[0].placements()[mesh_dim];
-    // The extreme of an empty part is the largest or smallest number there is: whole numbers wrap around.
-    if (!at::isFloatingType(call.operands[0].layout->dtype())) std::erase_if(result, [](const auto& c) { return c.in[0].is_partial(); });
     if (call.in_place && (now.is_partial(ReduceOp::sum) || now.is_partial(ReduceOp::avg))) result.push_back({{now}, {now}});
     return result;
   }
@@ -154,15 +164,29 @@ class AddNumber final : public Pointwise {
   }
 };
 
+// A sum of whole numbers may be divided by zero where its parts cannot: infinity has no parts.
+class Quotient final : public Pointwise {
+ public:
+  Quotient() : Pointwise({kSums, {{0}}}) {}
+
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
+    auto result = Pointwise::candidates(call, mesh_dim);
+    if (!at::isFloatingType(call.operands[0].layout->dtype())) std::erase_if(result, [](const auto& c) { return c.in[0].is_partial(); });
+    return result;
+  }
+};
+
 const Register additive("aten::add.Tensor aten::sub.Tensor aten::add_.Tensor aten::sub_.Tensor", kAdditive,
                         "f(a + a', b + b') = f(a, b) + f(a', b'); increasing in a");
 const Register reversed("aten::rsub.Tensor", pointwise(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}}),
                         "f(a + a', b + b') = f(a, b) + f(a', b')");
 const Register reversed_number("aten::rsub.Scalar", pointwise({{ReduceOp::avg}, {{0}}}), "an average of c - a's is c - their average");
 const Register bilinear("aten::mul.Tensor aten::mul_.Tensor", kBilinear, "(a + a') b = a b + a' b");
-const Register linear("aten::mul.Scalar aten::div.Scalar aten::mul_.Scalar aten::div_.Scalar aten::div.Tensor aten::true_divide "
-                      "aten::div_.Tensor aten::real aten::imag aten::conj_physical aten::_conj_physical",
+const Register linear("aten::mul.Scalar aten::div.Scalar aten::mul_.Scalar aten::div_.Scalar "
+                      "aten::real aten::imag aten::conj_physical aten::_conj_physical",
                       kLinear, "f(a + a') = f(a) + f(a')");
+const Register quotient("aten::div.Tensor aten::true_divide aten::div_.Tensor", std::make_shared<Quotient>(),
+                        "(a + a') / b = a / b + a' / b");
 const Register negative("aten::neg aten::negative", pointwise(KeepsPartial{kSums, {{0}}} | kFirstDecreases), "linear, and decreasing");
 const Register angles("aten::deg2rad aten::rad2deg", pointwise(KeepsPartial{kSums, {{0}}} | kFirstIncreases), "linear, and increasing");
 const Register lerp("aten::lerp.Scalar aten::lerp_.Scalar",
@@ -186,6 +210,13 @@ const Register increasing("aten::relu aten::relu6 aten::exp aten::exp2 aten::exp
                           "aten::softshrink aten::special_log_ndtr aten::special_ndtr aten::special_i1",
                           kIncreasing, "increasing: f(max(a, b)) = max(f(a), f(b))");
 const Register decreasing("aten::erfc aten::special_erfcx", kDecreasing, "decreasing: f(max(a, b)) = min(f(a), f(b))");
+// Where the smallest of the parts lies in the domain of f, all of them do; where it does not, the result is none either way.
+const Register increasing_above("aten::log aten::log2 aten::log10 aten::log1p aten::sqrt aten::acosh",
+                                pointwise({{ReduceOp::min}, {{0}}}), "increasing above a bound: f(min(a, b)) = min(f(a), f(b))");
+const Register decreasing_above("aten::rsqrt aten::special_modified_bessel_k0 aten::special_modified_bessel_k1 "
+                                "aten::special_scaled_modified_bessel_k0 aten::special_scaled_modified_bessel_k1",
+                                pointwise({{ReduceOp::min}, {{0}}, true}), "decreasing above a bound: f(min(a, b)) = max(f(a), f(b))");
+const Register each_increases("aten::logaddexp aten::logaddexp2", pointwise({kExtremes, {{0}, {1}}}), "increasing in each operand");
 const Register between("aten::clamp.Tensor aten::clip.Tensor", pointwise({kExtremes, {{0}, {1}, {2}}}), "increasing in each operand");
 const Register number("aten::add.Scalar aten::sub.Scalar", std::make_shared<AddNumber>(),
                       "increasing; in place, (a + c) + a' = (a + a') + c");
@@ -196,7 +227,22 @@ const Register minimum("aten::minimum aten::fmin aten::min.other aten::clamp_max
                        pointwise(KeepsPartial{{ReduceOp::min}, {{0, 1}}} | KeepsPartial{kExtremes, {{0}, {1}}}),
                        "min(min, min) = min; increasing in each operand");
 
-const Register backward("aten::gelu_backward aten::silu_backward aten::threshold_backward aten::tanh_backward "
+// libtorch 1.13's kernel (oneDNN) takes both operands to lie alike in memory, whatever they say.
+class GeluBackward final : public Pointwise {
+ public:
+  GeluBackward() : Pointwise({kSums, {{0}}}) {}
+
+  Lowering lower(const Call&, const Resolution&) const override {
+    if (DTENSOR_TORCH_AT_LEAST(2, 0)) return {};
+    return [](LocalCall& local) {
+      for (const int i : {0, 1}) local.arg(i) = local.arg(i).toTensor().contiguous();
+      local.call();
+    };
+  }
+};
+
+const Register gelu_backward("aten::gelu_backward", std::make_shared<GeluBackward>(), "linear in the incoming gradient");
+const Register backward("aten::silu_backward aten::threshold_backward aten::tanh_backward "
                         "aten::sigmoid_backward aten::leaky_relu_backward aten::hardtanh_backward aten::hardswish_backward "
                         "aten::hardsigmoid_backward aten::elu_backward aten::softplus_backward aten::softshrink_backward "
                         "aten::hardshrink_backward aten::mish_backward aten::logit_backward aten::native_dropout_backward aten::rrelu_with_noise_backward "
@@ -204,25 +250,25 @@ const Register backward("aten::gelu_backward aten::silu_backward aten::threshold
                         kLinear, "linear in the incoming gradient");
 
 const Register plain(
-    "aten::abs aten::absolute aten::acos aten::acosh aten::angle aten::asin aten::atanh aten::atan2 aten::add aten::sub "
+    "aten::abs aten::absolute aten::acos aten::angle aten::asin aten::atanh aten::atan2 aten::add aten::sub "
     "aten::rsub aten::bitwise_and aten::bitwise_or aten::bitwise_xor aten::bitwise_not aten::bitwise_left_shift "
     "aten::bitwise_right_shift aten::celu aten::copysign aten::cos aten::cosh aten::digamma aten::div aten::eq aten::ge "
     "aten::gt aten::le aten::lt aten::ne aten::erfinv aten::fmod aten::frac "
     "aten::floor_divide aten::gcd aten::gelu aten::hardswish aten::heaviside aten::hypot "
     "aten::i0 aten::igamma aten::igammac aten::isfinite aten::isinf aten::isnan aten::isneginf aten::isposinf aten::lcm "
-    "aten::lerp aten::lgamma aten::log aten::log10 aten::log1p aten::log2 aten::log_sigmoid_forward aten::logaddexp "
-    "aten::logaddexp2 aten::logical_and aten::logical_not aten::logical_or aten::logical_xor aten::logit aten::masked_fill "
+    "aten::lerp aten::lgamma aten::log_sigmoid_forward "
+    "aten::logical_and aten::logical_not aten::logical_or aten::logical_xor aten::logit aten::masked_fill "
     "aten::mish aten::mul aten::mvlgamma aten::nan_to_num aten::nextafter aten::polar aten::complex aten::polygamma aten::pow "
-    "aten::reciprocal aten::remainder aten::rsqrt aten::sgn aten::signbit aten::silu aten::sin aten::sinc "
+    "aten::reciprocal aten::remainder aten::sgn aten::signbit aten::silu aten::sin aten::sinc "
     "aten::special_entr aten::special_i0e aten::special_i1e "
-    "aten::special_ndtri aten::special_xlog1py aten::special_zeta aten::sqrt aten::square aten::tan aten::threshold aten::where "
+    "aten::special_ndtri aten::special_xlog1py aten::special_zeta aten::square aten::tan aten::threshold aten::where "
     "aten::_add_relu aten::frexp aten::_standard_gamma_grad aten::special_airy_ai aten::special_bessel_j0 "
     "aten::special_bessel_j1 aten::special_bessel_y0 aten::special_bessel_y1 aten::special_chebyshev_polynomial_t "
     "aten::special_chebyshev_polynomial_u aten::special_chebyshev_polynomial_v aten::special_chebyshev_polynomial_w "
     "aten::special_hermite_polynomial_h aten::special_hermite_polynomial_he aten::special_laguerre_polynomial_l "
     "aten::special_legendre_polynomial_p aten::special_modified_bessel_i0 aten::special_modified_bessel_i1 "
-    "aten::special_modified_bessel_k0 aten::special_modified_bessel_k1 aten::special_scaled_modified_bessel_k0 "
-    "aten::special_scaled_modified_bessel_k1 aten::special_shifted_chebyshev_polynomial_t "
+    ""
+    "aten::special_shifted_chebyshev_polynomial_t "
     "aten::special_shifted_chebyshev_polynomial_u aten::special_shifted_chebyshev_polynomial_v "
     "aten::special_shifted_chebyshev_polynomial_w aten::special_spherical_bessel_j0 aten::__ilshift__ aten::__irshift__ "
     "aten::xlogy aten::leaky_relu aten::elu aten::softplus "

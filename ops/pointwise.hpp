@@ -36,7 +36,8 @@ class KeepsPartial {
   }
 
   // The combinations for operands that lie as `now` on one mesh dimension: those of a line in which some operand is Partial.
-  Candidates candidates(const Placements& now, size_t outputs) const;
+  // `extremes`: whether maxima and minima pass.
+  Candidates candidates(const Placements& now, size_t outputs, bool extremes = true) const;
 
  private:
   std::vector<Line> lines_;
@@ -44,6 +45,9 @@ class KeepsPartial {
 
 inline const KeepsPartial kFirstIncreases{kExtremes, {{0}}};
 inline const KeepsPartial kFirstDecreases{kExtremes, {{0}}, true};
+
+// Whether arithmetic on maxima of these operands could wrap around: that of an empty part is the smallest whole number there is.
+bool wraps_around(const Call& call, const std::vector<int>& members);
 
 RulePtr pointwise(KeepsPartial keeps = {});
 

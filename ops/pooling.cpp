@@ -50,7 +50,7 @@ Structure planes(const Call& call, const std::vector<int64_t>& output_positions,
   for (const auto& operand : call.operands) structure.in.push_back(dims(operand.sizes()));
   const auto self = dims(self_of(call).sizes());
   structure.out.assign(call.schema.returns().size(), is_backward(call) ? self : with_positions(self, output_positions));
-  structure.keeps = std::move(keeps);
+  if (at::isFloatingType(self_of(call).layout->dtype())) structure.keeps = std::move(keeps);  // whole numbers are divided with a rest
   if (is_backward(call)) structure.shapes = {call.operand_index(call.argument_index("self"))};
   return structure;
 }

@@ -77,6 +77,8 @@ std::vector<BadCall> bad_calls() {
       {"reshape of another count", {f({4, 3})}, [](const Tensors& t) { t[0].reshape({-1, 5}); }},
       {"expand", {f({4, 3})}, [](const Tensors& t) { t[0].expand({4, 5}); }},
       {"permute", {f({4, 3})}, [](const Tensors& t) { t[0].permute({0, 0}); }},
+      {"roll of a large one", {f({100, 100})}, [](const Tensors& t) { t[0].roll({1}, {7}); }},
+      {"flip of a large one", {f({100, 100})}, [](const Tensors& t) { t[0].flip({-3}); }},
       {"transpose", {f({4, 3})}, [](const Tensors& t) { t[0].transpose(0, 2); }},
       {"t of three dims", {f({4, 3, 2})}, [](const Tensors& t) { t[0].t(); }},
       {"select out of range", {f({4, 3})}, [](const Tensors& t) { t[0].select(0, 4); }},

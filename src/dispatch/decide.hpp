@@ -30,8 +30,8 @@ rules::Resolution resolve(rules::Call& call, const OpInfo& info, const rules::Ru
 c10::optional<std::vector<rules::OutputMeta>> meta_outputs(const c10::OperatorHandle& op, const rules::Call& call);
 
 // Runs one of libtorch's operators on stand-ins of the global sizes and throws, in its words, when it refuses them whatever their
-// values. Does nothing for large tensors, random operators, and operators of others.
-void rehearse(const c10::OperatorHandle& op, const rules::Call& call);
+// values. Returns whether it was tried: not with large tensors, random operators, and operators of others.
+bool rehearse(const c10::OperatorHandle& op, const rules::Call& call);
 
 // Throws on every rank, naming operator and ranks, when a plain tensor that counts as replicated differs between ranks.
 void check_replicated(std::string_view op, const at::Tensor& tensor, const DeviceMesh& mesh);

@@ -78,12 +78,12 @@ int64_t elements(const rules::Call& call) {
 
 }  // namespace
 
-void rehearse(const c10::OperatorHandle& op, const rules::Call& call) {
+bool rehearse(const c10::OperatorHandle& op, const rules::Call& call) {
   const bool custom = call.schema.name().rfind("aten::", 0) != 0;  // what others' operators do besides computing is theirs to say
-  if (custom || call.mesh.device_type() != c10::DeviceType::CPU || is_random(op)) return;
-  if (selects_by_mask(call) || elements(call) > kMostElements) return;
+  if (custom || call.mesh.device_type() != c10::DeviceType::CPU || is_random(op)) return false;
+  if (selects_by_mask(call) || elements(call) > kMostElements) return false;
   const auto words = complaint(op, call, Values::zeros);
-  if (words.empty() || complaint(op, call, Values::ones).empty() || complaint(op, call, Values::identity).empty()) return;
+  if (words.empty() || complaint(op, call, Values::ones).empty() || complaint(op, call, Values::identity).empty()) return true;
   fail(call.schema.name(), "{}; got {}", words, describe(call));
 }
 

@@ -103,10 +103,11 @@ class Session {
     }
     ++mismatches_;
     const auto before = program.operators();
+    const auto failure = verdict.failure;
     if (!options_.no_shrink) program = shrink(std::move(program), verdict, ranks, 60);
     std::lock_guard lock(mutex_);
     fmt::print("\nMISMATCH in seed {}: {} operators", seed, before);
-    if (!options_.no_shrink) fmt::print(", shrunk to {}", program.operators());
+    if (!options_.no_shrink) fmt::print(" ({}), shrunk to {}", failure.substr(0, failure.find('\n')), program.operators());
     fmt::print("\n{}{}\nreproduce: fuzz --seed {}{}\n\n", print(program, &verdict.mesh), verdict.failure, seed, reproduce_options);
     std::fflush(stdout);
   }

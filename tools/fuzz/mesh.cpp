@@ -54,12 +54,15 @@ at::Tensor redistributed(const at::Tensor& from, const Placements& placements) {
 }
 
 // The refusals that the library documents: said before anything is changed, with a hint. Outside of Spmd, what libtorch makes inside
-// an operator or its gradient may be a plain tensor.
+// an operator or its gradient may be a plain tensor: the only one that a backward may end with.
+bool meets_plain(const std::string& text, bool spmd) {
+  return !spmd && text.find("a plain tensor meets distributed ones") != std::string::npos;
+}
+
 bool is_refusal(const std::string& text, bool spmd) {
-  if (!spmd && text.find("a plain tensor meets distributed ones") != std::string::npos) return true;
   static const std::vector<std::string> known{"P(norm2) cannot hold numbers below 0",
-                                              "writes an operand that would have to be moved first",
                                               "a view exists that had to be copied because no placement expresses it"};
+  if (meets_plain(text, spmd)) return true;
   return text.find("hint:") != std::string::npos &&
          std::any_of(known.begin(), known.end(), [&](const auto& k) { return text.find(k) != std::string::npos; });
 }
@@ -94,6 +97,7 @@ Outcome run_on_mesh(const Program& program, bool& broke) {
       if (step.kind == Step::Kind::redistribute) out = {redistributed(in[0], step.placements)};
       if (step.kind == Step::Kind::call) out = run_op(step, in);
       for (size_t r = 0; r < step.out.size(); ++r) values[step.out[r]] = out.at(r);
+      if (step.kind == Step::Kind::call && step.op->in_place) see_writes(values);
     } catch (const std::exception& error) {
       const auto* known = dynamic_cast<const c10::Error*>(&error);
       const std::string text = known ? known->what_without_backtrace() : error.what();
@@ -109,7 +113,7 @@ Outcome run_on_mesh(const Program& program, bool& broke) {
   try {
     run_backward(
         program, values, [&](const Leaf& leaf) { return placed(leaf, mesh); }, outcome);
-    outcome.backward_refused = !outcome.backward_error.empty() && is_refusal(outcome.backward_error, program.spmd);
+    outcome.backward_refused = !outcome.backward_error.empty() && meets_plain(outcome.backward_error, program.spmd);
     for (const auto& [number, value] : values) outcome.values[number] = seen(value);
   } catch (const c10::Error& error) {
     outcome.error = std::string("reading the values threw: ") + error.what_without_backtrace();

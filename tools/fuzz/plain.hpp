@@ -30,7 +30,6 @@ class PlainRun {
 
  private:
   bool run_call(const Step& step);
-  bool all_readable() const;
   bool keep(T value, Quality quality, bool fresh);
 
   std::map<int, at::Tensor> values_;
@@ -43,6 +42,10 @@ std::optional<Outcome> run_plain(const Program& program, const std::map<int, std
 // Backward from the roots: autograd::grad with cotangents and, for the whole, .backward(). `place` makes a cotangent.
 void run_backward(const Program& program, const std::map<int, at::Tensor>& values,
                   const std::function<at::Tensor(const Leaf&)>& place, Outcome& outcome);
+
+// To be called after a write in place: autograd notes it in the views of what was written only when they are looked at, and libtorch
+// 1.13 takes a view for a leaf until then. Throws where the write left a view that autograd refuses to look at.
+void see_writes(const std::map<int, at::Tensor>& values);
 
 // What an operator was given and gives.
 Tensors run_op(const Step& step, const Tensors& in);

@@ -93,7 +93,8 @@ class Shrinker {
     } catch (const std::exception&) {
       return false;  // it cannot even be made
     }
-    if (!verdict.valid || verdict.failure.empty()) return false;
+    const bool impossible = verdict.failure.find(": leaf threw: ") != std::string::npos;  // placements that do not fit it
+    if (!verdict.valid || verdict.failure.empty() || impossible) return false;
     program_ = std::move(program);
     verdict_ = std::move(verdict);
     return true;

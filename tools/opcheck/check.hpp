@@ -21,7 +21,7 @@ struct Outcome {
 std::vector<Outcome> check(const Operator& op, const Sample& sample, const std::vector<Case>& cases, std::vector<int64_t> mesh);
 
 // Whether two tensors hold the same values up to the rounding of another order of summation.
-bool close(const at::Tensor& got, const at::Tensor& expected);
+bool close(const at::Tensor& got, const at::Tensor& expected, double least_tolerance = 0);
 
 // Which placements of the results (one per result; an index into `names`) the raw operator on the parts gives: the truth about
 // what is legal. An empty list: none.

@@ -92,7 +92,8 @@ class Examination {
 
   // The truth is asked on 2, 3 and 4 ranks: what is legal on all is legal.
   void find_missed(const Sample& sample, const std::vector<Case>& cases, const std::vector<Outcome>& outcomes) {
-    const bool fair = !sample.by_chance && !is_random(op_) && !is_uninitialized(op_) && op_.has_rule();
+    const bool out_form = is_out_form(op_.schema());  // misses what its functional form does
+    const bool fair = !sample.by_chance && !is_random(op_) && !is_uninitialized(op_) && op_.has_rule() && !out_form;
     const auto operands = tensors_in(sample.arguments);
     for (size_t i = 0; i < cases.size(); ++i) {
       const auto& outcome = outcomes[i];

@@ -233,14 +233,19 @@ Stack arguments_from(const c10::FunctionSchema& schema, const std::string& text,
   return arguments;
 }
 
-// Some of libtorch's out= forms do not do what the operator does otherwise.
-bool agrees_with_functional(const Operator& op, const Stack& arguments, const Stack& with_out) {
+// What the form without out= gives; nothing where there is none.
+std::vector<at::Tensor> functional_results(const Operator& op, const Stack& arguments) {
   const auto& functional = dispatch::info_of(op.handle).functional;
-  if (!functional || is_random(op) || is_uninitialized(op)) return true;
-  const auto written = out_arguments(op.schema());
-  auto stack = deep_copy(Stack(arguments.begin(), arguments.begin() + written.front()));
+  if (!functional) return {};
+  auto stack = deep_copy(Stack(arguments.begin(), arguments.begin() + out_arguments(op.schema()).front()));
   functional->callBoxed(&stack);
-  const auto expected = tensors_in(stack);
+  return tensors_in(stack);
+}
+
+// Some of libtorch's out= forms do not do what the operator does otherwise.
+bool agrees(const Operator& op, const std::vector<at::Tensor>& expected, const Stack& with_out) {
+  if (is_random(op) || is_uninitialized(op)) return true;
+  const auto written = out_arguments(op.schema());
   for (size_t k = 0; k < written.size() && k < expected.size(); ++k) {
     const auto got = with_out[written[k]].toTensor();
     if (got.scalar_type() != expected[k].scalar_type() || got.sizes() != expected[k].sizes()) return false;
@@ -253,18 +258,21 @@ bool agrees_with_functional(const Operator& op, const Stack& arguments, const St
 void complete_out(const Operator& op, Stack& arguments) {
   if (!is_out_form(op.schema())) return;
   const auto written = out_arguments(op.schema());
+  const auto functional = functional_results(op, arguments);
   for (const auto dtype : {arguments[0].isTensor() && arguments[0].toTensor().defined() ? arguments[0].toTensor().scalar_type() : at::kDouble,
                            at::kDouble, at::kBool, at::kLong, at::kFloat, at::kComplexDouble, at::kInt}) {
     for (const bool index : {false, true}) {  // the second result may be indices
       auto trial = deep_copy(arguments);
-      for (size_t k = 0; k < written.size(); ++k) trial[written[k]] = at::empty({0}, index && k > 0 ? at::kLong : dtype);
+      for (size_t k = 0; k < written.size(); ++k) {
+        trial[written[k]] = at::empty({0}, k < functional.size() ? functional[k].scalar_type() : index && k > 0 ? at::kLong : dtype);
+      }
       auto stack = trial;
       try {
         op.handle.callBoxed(&stack);
       } catch (const std::exception&) {
         continue;
       }
-      if (!agrees_with_functional(op, arguments, trial)) throw Misfit();
+      if (!agrees(op, functional, trial)) throw Misfit();
       for (const auto i : written) arguments[i] = at::full_like(trial[i].toTensor(), 3);
       return;
     }
@@ -300,6 +308,7 @@ std::optional<Sample> make(const Operator& op, const std::string& text, at::Scal
     sample.results = sample.after;
     torch::manual_seed(0);
     op.handle.callBoxed(&sample.results);
+    for (const auto& result : tensors_in(sample.results)) result.resolve_neg();  // some dtypes have no negative
   } catch (const Misfit&) {
     return {};
   } catch (const std::exception&) {

@@ -15,7 +15,7 @@ bmm: self=[5,6,4] mat2=[5,4,3] | self=[3,2,5]t mat2=[3,5,7]t
 mv: self=[6,4] vec=[4] | self=[5,7]t vec=[7]
 dot vdot: self=[7] other=[7] tensor=[7] | self=[7] tensor=[7] | self=[7] other=[7]
 ger outer: self=[6] vec2=[5] | self=[3] vec2=[7]
-addmm _addmm_activation: self=[6,5] mat1=[6,4] mat2=[4,5] | self=[5] mat1=[6,4] mat2=[4,5] beta=0.5 alpha=2 | self=[7,1] mat1=[7,3] mat2=[3,4]
+addmm _addmm_activation: self=[6,5] mat1=[6,4] mat2=[4,5] | self=[5] mat1=[6,4] mat2=[4,5] beta=3 alpha=2 | self=[7,1] mat1=[7,3] mat2=[3,4]
 addmv: self=[6] mat=[6,4] vec=[4] | self=[5] mat=[5,3] vec=[3] beta=2 alpha=0.5
 addr: self=[6,5] vec1=[6] vec2=[5]
 baddbmm: self=[5,6,3] batch1=[5,6,4] batch2=[5,4,3] | self=[6,1] batch1=[3,6,4] batch2=[3,4,2] beta=2
@@ -81,7 +81,7 @@ mse_loss l1_loss huber_loss smooth_l1_loss soft_margin_loss: self=[6,4] target=[
 binary_cross_entropy: self=[6,4]u target=[6,4]u weight=- reduction=1 | self=[6,4]u target=[6,4]u weight=[6,4]u reduction=0 | self=[6,4]u target=[6,4]u weight=[4]u reduction=2
 binary_cross_entropy_with_logits: self=[6,4] target=[6,4]u reduction=1 | self=[6,4] target=[6,4]u weight=[4]u pos_weight=[4]u reduction=2 | self=[6,4] target=[6,4]u reduction=0
 mse_loss_backward l1_loss_backward soft_margin_loss_backward: grad_output=[] self=[6,4] target=[6,4] reduction=1 | grad_output=[6,4] self=[6,4] target=[6,4] reduction=0 | grad_output=[] self=[6,4] target=[6,4] reduction=2
-smooth_l1_loss_backward: grad_output=[] self=[6,4] target=[6,4] reduction=1 beta=0.5 | grad_output=[6,4] self=[6,4] target=[6,4] reduction=0 beta=1.
+smooth_l1_loss_backward: grad_output=[] self=[6,4] target=[6,4] reduction=1 beta=1.5 | grad_output=[6,4] self=[6,4] target=[6,4] reduction=0 beta=1.
 huber_loss_backward: grad_output=[] self=[6,4] target=[6,4] reduction=1 delta=0.5 | grad_output=[6,4] self=[6,4] target=[6,4] reduction=0 delta=1.
 binary_cross_entropy_backward: grad_output=[] self=[6,4]u target=[6,4]u weight=- reduction=1 | grad_output=[6,4] self=[6,4]u target=[6,4]u weight=[6,4]u reduction=0
 kl_div: self=[6,4] target=[6,4]u reduction=1 | self=[6,4] target=[6,4]u reduction=2 | self=[6,4] target=[6,4]u reduction=0
