@@ -29,6 +29,9 @@ rules::Resolution resolve(rules::Call& call, const OpInfo& info, const rules::Ru
 // operator refuses, in its words.
 c10::optional<std::vector<rules::OutputMeta>> meta_outputs(const c10::OperatorHandle& op, const rules::Call& call);
 
+// Whether shapes hang on values: how many elements a mask selects.
+bool selects_by_mask(const rules::Call& call);
+
 // Runs one of libtorch's operators on stand-ins of the global sizes and throws, in its words, when it refuses them whatever their
 // values. Returns whether it was tried: not with large tensors, random operators, and operators of others.
 bool rehearse(const c10::OperatorHandle& op, const rules::Call& call);

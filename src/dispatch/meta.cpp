@@ -62,17 +62,10 @@ bool is_missing_kernel(const c10::Error& error) {
   return false;
 }
 
-// Whether it is the operator itself that lacks one, not what it calls with operands such as these.
-bool lacks_kernel(const c10::Error& error, const c10::FunctionSchema& schema) {
-  const auto& overload = schema.overload_name();
-  return std::string(error.what_without_backtrace()).find("Could not run '" + schema.name() + (overload.empty() ? "" : "." + overload) + "'") !=
-         std::string::npos;
-}
-
 }  // namespace
 
 c10::optional<std::vector<rules::OutputMeta>> meta_outputs(const c10::OperatorHandle& op, const rules::Call& call) {
-  if (!may_run_on_meta(op) || without_kernel().count(&call.schema)) return c10::nullopt;
+  if (!may_run_on_meta(op) || selects_by_mask(call) || without_kernel().count(&call.schema)) return c10::nullopt;
   LocalMode local;
   Stack stack;
   stack.reserve(call.arguments.size());
@@ -83,7 +76,7 @@ c10::optional<std::vector<rules::OutputMeta>> meta_outputs(const c10::OperatorHa
     op.callBoxed(&stack);
   } catch (const c10::Error& error) {
     if (is_missing_kernel(error)) {
-      if (lacks_kernel(error, call.schema)) without_kernel().insert(&call.schema);
+      if (std::string(error.what_without_backtrace()).find("Could not run") != std::string::npos) without_kernel().insert(&call.schema);
       return c10::nullopt;
     }
     if (rehearse(op, call)) return c10::nullopt;  // some meta kernels refuse empty tensors that kernels take

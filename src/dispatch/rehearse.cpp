@@ -55,15 +55,6 @@ bool is_random(const c10::OperatorHandle& op) {
          std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.name() == "generator"; });
 }
 
-// Whether shapes hang on values: how many elements a mask selects.
-bool selects_by_mask(const rules::Call& call) {
-  const auto& name = call.schema.name();
-  const bool reads_masks = name.rfind("aten::masked_s", 0) == 0 || call.has("indices");
-  return reads_masks && std::any_of(call.operands.begin(), call.operands.end(), [](const rules::Operand& operand) {
-    return operand.layout->dtype() == c10::ScalarType::Bool || operand.layout->dtype() == c10::ScalarType::Byte;
-  });
-}
-
 int64_t elements(const rules::Call& call) {
   int64_t count = 0;
   const auto add = [&](c10::IntArrayRef sizes) {
@@ -77,6 +68,14 @@ int64_t elements(const rules::Call& call) {
 }
 
 }  // namespace
+
+bool selects_by_mask(const rules::Call& call) {
+  const auto& name = call.schema.name();
+  const bool reads_masks = name.rfind("aten::masked_s", 0) == 0 || call.has("indices");
+  return reads_masks && std::any_of(call.operands.begin(), call.operands.end(), [](const rules::Operand& operand) {
+    return operand.layout->dtype() == c10::ScalarType::Bool || operand.layout->dtype() == c10::ScalarType::Byte;
+  });
+}
 
 bool rehearse(const c10::OperatorHandle& op, const rules::Call& call) {
   const bool custom = call.schema.name().rfind("aten::", 0) != 0;  // what others' operators do besides computing is theirs to say

@@ -24,6 +24,10 @@ nlohmann::json examine(const Operator& op, const Effort& effort, const std::func
 // The same in a process of its own, which may crash or hang.
 nlohmann::json examine_apart(const Operator& op, const Effort& effort);
 
+// Leaves of the missed placements those that say something new: not what another of the same operator implies with more operands
+// whole, nor what an in-place form shares with its functional form.
+void keep_simplest_misses(std::vector<nlohmann::json>& results);
+
 // Why the rule moves what need not be moved; empty: no reason is known.
 std::string reason_for(const std::string& base, const std::string& placements, const std::string& legal);
 

@@ -156,7 +156,8 @@ int main(int argc, char** argv) {
   }
   effort.table = !all && !registry;
   effort.missed = !registry;
-  const auto results = examine_all(chosen, effort, jobs);
+  auto results = examine_all(chosen, effort, jobs);
+  keep_simplest_misses(results);
   if (effort.table) {
     for (const auto& result : results) print_table(result);
   }

@@ -33,6 +33,7 @@ constexpr Reason kReasons[] = {
     {"index_reduce|scatter_reduce|scatter", ".*", "a product is linear in self alone; nobody scatters products into a pending sum"},
     {"binary_cross_entropy.*|.*_loss_backward", ".*", "affine in targets and weights, which are data and not Partial"},
     {".*conv.*|native_.*_norm.*|prelu.*|_addmm_activation", ".*", "linear in a vector of parameters: reducing it first is cheap"},
+    {"index_add|index_put|_index_put_impl|put", "sum", "contributions of parts add up to a pending sum; positions that are cut are gathered"},
     {"gather|embedding_dense_backward", ".*", "lines up for these lengths only"},
     {"squeeze|t|copy", ".*", "refused: an in-place change of shape; copy: the source is not a pending reduction"},
     {"_to_copy", ".*", "rounds towards zero: no conversion of a sum is the sum of conversions"},
