@@ -51,6 +51,13 @@ TEST_CASE("ops: indexing", "[ops][indexing]") {
            return Tensors{in[0].index_add(1, in[1], in[2])};
          }});
   check({"index_fill", {x, indices({2}, 3)}, [](const Tensors& in) { return Tensors{in[0].index_fill(1, in[1], 2)}; }});
+  // A mask first: what the shape of one result hangs on must not be taken for what all do.
+  check({"index by a mask and by positions",
+         {x, x.select(2, 0).select(1, 0) > 0, x.permute({2, 1, 0}), indices({2}, 3)},
+         [](const Tensors& in) { return Tensors{in[0].index({in[1]}), in[2].index({torch::indexing::Slice(), in[3]})}; },
+         0,
+         true,
+         false});
   check({"index", {x, indices({2, 2}, 5)}, [](const Tensors& in) { return Tensors{in[0].index({in[1]})}; }});
   check({"index of two dims", {x, indices({2, 1}, 3), indices({3}, 4)}, [](const Tensors& in) {
            return Tensors{in[0].index({torch::indexing::Slice(), in[1], in[2]})};
@@ -119,6 +126,8 @@ TEST_CASE("ops: cat and stack and repeat and roll", "[ops][join]") {
   check({"stack", {x, z}, [](const Tensors& in) { return Tensors{torch::stack({in[0], in[1]}, 1)}; }});
   check({"repeat", {x}, [](const Tensors& in) { return Tensors{in[0].repeat({2, 1, 3})}; }});
   check({"roll", {x}, [](const Tensors& in) { return Tensors{in[0].roll(1, 0)}; }});
+  const auto thin = whole_numbers({4, 3, 2, 1}).as_strided({4, 3, 2, 1}, {6, 1, 3, 3});  // channels last
+  check({"roll keeps the memory order", {thin}, [](const Tensors& in) { return Tensors{in[0].roll(-1, 0)}; }, 0, true, false});
   check_free({"stack of norms",
               {x, z},
               [](const Tensors& in) {

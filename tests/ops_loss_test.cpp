@@ -27,6 +27,10 @@ TEST_CASE("ops: cross entropy", "[ops][loss]") {
            },
            1e-5});
   }
+  check({"margins of fewer rows than ranks",
+         {fractions({2, 5}), indices({2}, 5)},
+         [](const Tensors& in) { return Tensors{at::multi_margin_loss(in[0], in[1]), at::multi_margin_loss(in[0], in[1], 1, 1, {}, at::Reduction::Sum)}; },
+         1e-6});
   check({"smoothed labels",
          {x, target},
          [](const Tensors& in) {

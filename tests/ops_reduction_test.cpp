@@ -31,6 +31,12 @@ TEST_CASE("ops: reductions", "[ops][reduction]") {
   check({"max all", {fractions({5, 3})}, one([](auto& t) { return t.max(); })});
   check({"min all", {fractions({5, 3})}, one([](auto& t) { return t.min(); })});
   check({"amax of integers", {whole_numbers({5, 3}).to(torch::kLong)}, one([](auto& t) { return t.amax(Dims{0}); })});
+  // Cut in parts some of which are empty: the maximum of nothing is the smallest number there is, and arithmetic would wrap around.
+  const auto few = torch::tensor({5, 3}, torch::kLong);
+  check({"amax of integers, less a number", {few}, one([](auto& t) { return t.amax() - torch::ones({}, torch::kLong) * 7; })});
+  check({"amin of integers, negated", {few}, one([](auto& t) { return t.amin().neg(); })});
+  check({"log of a minimum", {fractions({5, 3}).abs() + 1}, one([](auto& t) { return t.amin(Dims{0}).log(); }), 1e-6, false});
+  check({"rsqrt of a minimum", {fractions({5, 3}).abs() + 1}, one([](auto& t) { return t.amin(Dims{0}).rsqrt(); }), 1e-6, false});
   check({"var", {x}, one([](auto& t) { return t.var(Dims{1}, true); }), 1e-5});
   check({"std all", {x}, one([](auto& t) { return t.std(); }), 1e-5});
   check({"logsumexp", {x}, one([](auto& t) { return t.logsumexp(Dims{1}); }), 1e-5});
