@@ -52,7 +52,8 @@ torch::Tensor swiglu(const torch::Tensor& x, const torch::Tensor& gate, const to
 }
 
 void run(dt::World& world) {
-  const auto mesh = dt::init_device_mesh(torch::kCPU, {world.size() % 2 ? 1 : 2, world.size() % 2 ? world.size() : world.size() / 2}, {"dp", "tp"});
+  const auto mesh =
+      dt::init_device_mesh(torch::kCPU, {world.size() % 2 ? 1 : 2, world.size() % 2 ? world.size() : world.size() / 2}, {"dp", "tp"});
   torch::manual_seed(0);
   const auto x = torch::randn({6, 8}), gate = torch::randn({8, 12}), up = torch::randn({8, 12});
   const auto loss = [](const torch::Tensor& a, torch::Tensor b, torch::Tensor c) {

@@ -95,9 +95,6 @@ Structure repeat(const Call& call) {
   return {{in}, {out}, {}, {kAnyPartial, {{0}}}};
 }
 
-const Register concatenation("aten::cat", std::make_shared<Concatenation>(),
-                             "dims that are not joined keep their cuts; so does a joined one whose parts are cut in equal blocks");
-const Register stacking("aten::stack aten::_stack", family(stack), "dims of the elements keep their cuts");
 // A dim that is repeated n times holds n blocks, each cut as the dim was.
 class Repetition final : public Rule {
  public:
@@ -117,7 +114,6 @@ class Repetition final : public Rule {
   RulePtr beside_ = family(repeat);
 };
 
-const Register repetition("aten::repeat", std::make_shared<Repetition>(), "dims keep their cuts; a repeated one is cut in each repetition");
 // Dims that are reversed are whole; the result lies in memory as self does.
 Structure flip(const Call& call) {
   const auto& self = call.operands[0];
@@ -151,8 +147,13 @@ Structure roll(const Call& call) {
   return structure;
 }
 
-const Register flipped("aten::flip", family(flip), "dims that are not flipped keep their cuts");
+// -- The table -------------------------------------------------------------------------------------------------------
 
+const Register concatenation("aten::cat", std::make_shared<Concatenation>(),
+                             "dims that are not joined keep their cuts; so does a joined one whose parts are cut in equal blocks");
+const Register stacking("aten::stack aten::_stack", family(stack), "dims of the elements keep their cuts");
+const Register repetition("aten::repeat", std::make_shared<Repetition>(), "dims keep their cuts; a repeated one is cut in each repetition");
+const Register flipped("aten::flip", family(flip), "dims that are not flipped keep their cuts");
 const Register turns("aten::rot90", family(quarter_turns), "dims that do not turn keep their cuts");
 const Register rotation("aten::roll", family(roll), "dims that are not rolled keep their cuts");
 

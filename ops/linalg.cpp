@@ -25,7 +25,8 @@ const Register two_matrices("aten::triangular_solve", batched("...ik,...ij->...i
 const Register determinant("aten::_linalg_det", batched("...ij->...,...ij,...i"), kWhy);
 const Register sign_and_log("aten::_linalg_slogdet", batched("...ij->...,...,...ij,...i"), kWhy);
 const Register lu("aten::linalg_lu", batched("...ij->...ij,...ij,...ij"), kWhy);
-const Register lu_factor("aten::linalg_lu_factor_ex aten::linalg_ldl_factor_ex aten::_lu_with_info", batched("...ij->...ij,...i,..."), kWhy);
+const Register lu_factor("aten::linalg_lu_factor_ex aten::linalg_ldl_factor_ex aten::_lu_with_info", batched("...ij->...ij,...i,..."),
+                         kWhy);
 const Register lu_solve("aten::linalg_lu_solve aten::linalg_ldl_solve", batched("...ij,...i,...ik->...ik"), kWhy);
 const Register lu_unpack("aten::lu_unpack", batched("...ij,...i->...ij,...ij,...ij"), kWhy);
 const Register qr("aten::linalg_qr", batched("...ij->...ij,...ij"), kWhy);

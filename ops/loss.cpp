@@ -190,10 +190,6 @@ Lowering mean_of_parts(const Call& call, const Resolution& resolution) {
   };
 }
 
-const Register nll("aten::nll_loss_forward aten::nll_loss2d_forward", family(nll_forward, nll_parts),
-                   "a sample's loss is on the rank of its target's class and 0 on others; losses and weights of samples add up");
-const Register nll_grad("aten::nll_loss_backward aten::nll_loss2d_backward", family(nll_backward, nll_backward_parts),
-                        "samples and classes are independent given the total weight; linear in the incoming gradient");
 // -- Losses of rows ----------------------------------------------------------------------------------------------------
 
 // Data is [batch, classes] or [classes]; every row is needed whole.
@@ -243,6 +239,12 @@ Lowering mean_of_rows(const Call& call, const Resolution& resolution) {
   };
 }
 
+// -- The table -------------------------------------------------------------------------------------------------------
+
+const Register nll("aten::nll_loss_forward aten::nll_loss2d_forward", family(nll_forward, nll_parts),
+                   "a sample's loss is on the rank of its target's class and 0 on others; losses and weights of samples add up");
+const Register nll_grad("aten::nll_loss_backward aten::nll_loss2d_backward", family(nll_backward, nll_backward_parts),
+                        "samples and classes are independent given the total weight; linear in the incoming gradient");
 const Register rows("aten::multi_margin_loss aten::multilabel_margin_loss_forward", family(rows_forward, mean_of_rows),
                     "rows are independent, and their losses add up");
 const Register rows_gradient("aten::multi_margin_loss_backward aten::multilabel_margin_loss_backward",

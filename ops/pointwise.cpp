@@ -171,8 +171,23 @@ class Quotient final : public Pointwise {
 
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     auto result = Pointwise::candidates(call, mesh_dim);
-    if (!at::isFloatingType(call.operands[0].layout->dtype())) std::erase_if(result, [](const auto& c) { return c.in[0].is_partial(); });
+    const bool whole = at::isIntegralType(call.operands[0].layout->dtype(), /*includeBool=*/true);
+    if (whole) std::erase_if(result, [](const auto& c) { return c.in[0].is_partial(); });
     return result;
+  }
+};
+
+// libtorch 1.13's kernel (oneDNN) takes both operands to lie alike in memory, whatever they say.
+class GeluBackward final : public Pointwise {
+ public:
+  GeluBackward() : Pointwise({kSums, {{0}}}) {}
+
+  Lowering lower(const Call&, const Resolution&) const override {
+    if (DTENSOR_TORCH_AT_LEAST(2, 0)) return {};
+    return [](LocalCall& local) {
+      for (const int i : {0, 1}) local.arg(i) = local.arg(i).toTensor().contiguous();
+      local.call();
+    };
   }
 };
 
@@ -190,7 +205,8 @@ const Register quotient("aten::div.Tensor aten::true_divide aten::div_.Tensor", 
 const Register negative("aten::neg aten::negative", pointwise(KeepsPartial{kSums, {{0}}} | kFirstDecreases), "linear, and decreasing");
 const Register angles("aten::deg2rad aten::rad2deg", pointwise(KeepsPartial{kSums, {{0}}} | kFirstIncreases), "linear, and increasing");
 const Register lerp("aten::lerp.Scalar aten::lerp_.Scalar",
-                    pointwise(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}}), "(1 - w) a + w b is linear in (a, b)");
+                    pointwise(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}}),
+                    "(1 - w) a + w b is linear in (a, b)");
 const Register lerp_by("aten::lerp.Tensor aten::lerp_.Tensor",
                        pointwise(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}, {2}}}),
                        "(1 - w) a + w b is linear in (a, b) and affine in w");
@@ -204,11 +220,12 @@ const Register where("aten::where.self", pointwise(KeepsPartial{kAnyPartial, {{1
                      "the condition is whole; an element of one is chosen, whatever its parts combine with");
 const Register where_number("aten::where.ScalarSelf aten::where.ScalarOther", pointwise({kOfEqualValues, {{1}}}),
                             "as where; the number is the average, maximum and minimum of itself");
-const Register increasing("aten::relu aten::relu6 aten::exp aten::exp2 aten::expm1 aten::sigmoid aten::tanh aten::ceil aten::floor "
-                          "aten::round aten::trunc aten::fix aten::erf aten::atan aten::arctan aten::sinh aten::asinh aten::arcsinh aten::hardtanh "
-                          "aten::sign aten::clamp aten::clip aten::clamp_min aten::clamp_max aten::hardsigmoid aten::hardshrink "
-                          "aten::softshrink aten::special_log_ndtr aten::special_ndtr aten::special_i1",
-                          kIncreasing, "increasing: f(max(a, b)) = max(f(a), f(b))");
+const Register increasing(
+    "aten::relu aten::relu6 aten::exp aten::exp2 aten::expm1 aten::sigmoid aten::tanh aten::ceil aten::floor "
+    "aten::round aten::trunc aten::fix aten::erf aten::atan aten::arctan aten::sinh aten::asinh aten::arcsinh aten::hardtanh "
+    "aten::sign aten::clamp aten::clip aten::clamp_min aten::clamp_max aten::hardsigmoid aten::hardshrink "
+    "aten::softshrink aten::special_log_ndtr aten::special_ndtr aten::special_i1",
+    kIncreasing, "increasing: f(max(a, b)) = max(f(a), f(b))");
 const Register decreasing("aten::erfc aten::special_erfcx", kDecreasing, "decreasing: f(max(a, b)) = min(f(a), f(b))");
 // Where the smallest of the parts lies in the domain of f, all of them do; where it does not, the result is none either way.
 const Register increasing_above("aten::log aten::log2 aten::log10 aten::log1p aten::sqrt aten::acosh",
@@ -227,27 +244,14 @@ const Register minimum("aten::minimum aten::fmin aten::min.other aten::clamp_max
                        pointwise(KeepsPartial{{ReduceOp::min}, {{0, 1}}} | KeepsPartial{kExtremes, {{0}, {1}}}),
                        "min(min, min) = min; increasing in each operand");
 
-// libtorch 1.13's kernel (oneDNN) takes both operands to lie alike in memory, whatever they say.
-class GeluBackward final : public Pointwise {
- public:
-  GeluBackward() : Pointwise({kSums, {{0}}}) {}
-
-  Lowering lower(const Call&, const Resolution&) const override {
-    if (DTENSOR_TORCH_AT_LEAST(2, 0)) return {};
-    return [](LocalCall& local) {
-      for (const int i : {0, 1}) local.arg(i) = local.arg(i).toTensor().contiguous();
-      local.call();
-    };
-  }
-};
-
 const Register gelu_backward("aten::gelu_backward", std::make_shared<GeluBackward>(), "linear in the incoming gradient");
-const Register backward("aten::silu_backward aten::threshold_backward aten::tanh_backward "
-                        "aten::sigmoid_backward aten::leaky_relu_backward aten::hardtanh_backward aten::hardswish_backward "
-                        "aten::hardsigmoid_backward aten::elu_backward aten::softplus_backward aten::softshrink_backward "
-                        "aten::hardshrink_backward aten::mish_backward aten::logit_backward aten::native_dropout_backward aten::rrelu_with_noise_backward "
-                        "aten::log_sigmoid_backward aten::_prelu_kernel_backward aten::_masked_scale",
-                        kLinear, "linear in the incoming gradient");
+const Register backward(
+    "aten::silu_backward aten::threshold_backward aten::tanh_backward "
+    "aten::sigmoid_backward aten::leaky_relu_backward aten::hardtanh_backward aten::hardswish_backward "
+    "aten::hardsigmoid_backward aten::elu_backward aten::softplus_backward aten::softshrink_backward "
+    "aten::hardshrink_backward aten::mish_backward aten::logit_backward aten::native_dropout_backward aten::rrelu_with_noise_backward "
+    "aten::log_sigmoid_backward aten::_prelu_kernel_backward aten::_masked_scale",
+    kLinear, "linear in the incoming gradient");
 
 const Register plain(
     "aten::abs aten::absolute aten::acos aten::angle aten::asin aten::atanh aten::atan2 aten::add aten::sub "

@@ -35,7 +35,8 @@ Structure each_against_all(const Call& call) {
 }
 
 const Register sorted("aten::searchsorted", family(searchsorted), "every value by itself; its row is needed whole");
-const Register listed("aten::bucketize aten::isin.Tensor_Tensor aten::isin.Tensor_Scalar", family(each_against_all), "every value by itself, against all that it is compared with");
+const Register listed("aten::bucketize aten::isin.Tensor_Tensor aten::isin.Tensor_Scalar", family(each_against_all),
+                      "every value by itself, against all that it is compared with");
 
 }  // namespace
 }  // namespace dtensor::rules

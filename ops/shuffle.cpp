@@ -110,13 +110,15 @@ Structure col2im(const Call& call) {
 
 Lowering local(const Call& call, const Resolution& resolution) { return zeros_of_nothing(call, resolution); }
 
-const Register to_pixels("aten::pixel_shuffle", family(pixel_shuffle, local, Outputs::of_structure), "data movement; whole blocks of channels, or rows, stay together");
+const Register to_pixels("aten::pixel_shuffle", family(pixel_shuffle, local, Outputs::of_structure),
+                         "data movement; whole blocks of channels, or rows, stay together");
 const Register to_channels("aten::pixel_unshuffle", family(pixel_unshuffle, local, Outputs::of_structure),
                            "data movement; whole blocks of rows, or of channels, stay together");
 const Register shuffled("aten::channel_shuffle aten::native_channel_shuffle", family(channel_shuffle, local, Outputs::of_structure),
                         "data movement along channels; other dims are free");
 const Register to_columns("aten::im2col", family(im2col, local, Outputs::of_structure), "data movement; samples and channels are free");
-const Register from_columns("aten::col2im", family(col2im, local, Outputs::of_structure), "sums along positions; samples and channels are free");
+const Register from_columns("aten::col2im", family(col2im, local, Outputs::of_structure),
+                            "sums along positions; samples and channels are free");
 
 }  // namespace
 }  // namespace dtensor::rules

@@ -47,7 +47,8 @@ class ReshapeRule : public Rule {
     return [sizes = local_output_sizes(call, resolution, 0), copies = copies_, strict](LocalCall& local) {
       auto source = local.arg(0).toTensor();
       const bool in_order = dtensor::detail::in_row_major_order(source) || source.numel() == 0;
-      auto result = in_order ? detail::alias(source, sizes, contiguous_strides(sizes), source.storage_offset()) : at::reshape(source, sizes);
+      auto result =
+          in_order ? detail::alias(source, sizes, contiguous_strides(sizes), source.storage_offset()) : at::reshape(source, sizes);
       if ((copies || (strict && !in_order)) && result.is_alias_of(source)) result = result.clone();
       local.replace({std::move(result)});
     };

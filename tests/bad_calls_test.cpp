@@ -143,7 +143,8 @@ TEST_CASE("bad calls: what depends on values is no fault of shapes", "[errors]")
     const auto x = fractions({4, 4});
     const auto positive = x.mm(x.t()).add_(at::eye(4).mul(8));
     const auto placed_positive = placed(positive, mesh, {shard(0)});
-    require(full_tensor(at::linalg_cholesky(placed_positive)).allclose(at::linalg_cholesky(positive), 1e-4, 1e-5), "test", "cholesky differs");
+    require(full_tensor(at::linalg_cholesky(placed_positive)).allclose(at::linalg_cholesky(positive), 1e-4, 1e-5), "test",
+            "cholesky differs");
     require(full_tensor(at::linalg_inv(placed_positive)).allclose(at::linalg_inv(positive), 1e-4, 1e-5), "test", "inverse differs");
     require(full_tensor(at::histc(placed(x, mesh, {shard(0)}), 4)).equal(at::histc(x, 4)), "test", "histogram differs");
   }));

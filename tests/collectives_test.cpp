@@ -51,7 +51,8 @@ TEST_CASE("collectives: shard to replicate and back", "[collectives]") {
       for (const int64_t dim : {0, 1}) {
         const auto full = dim == 0 ? whole_numbers({rows, 3}) : whole_numbers({3, rows});
         const auto x = leaf(full, mesh, {shard(dim)});
-        const auto whole = expecting({{Collective::all_gather, 1}}, "S -> R", [&] { return redistribute(x, Placements{replicate()}).clone(); });
+        const auto whole =
+            expecting({{Collective::all_gather, 1}}, "S -> R", [&] { return redistribute(x, Placements{replicate()}).clone(); });
         require_equal(whole, full, "S -> R");
         const auto ones = distribute_tensor(torch::ones_like(full), mesh, {replicate()}).tensor();
         const auto gradient = expecting({}, "the gradient of S -> R", [&] { return torch::autograd::grad({whole}, {x}, {ones})[0]; });
@@ -89,7 +90,11 @@ TEST_CASE("collectives: a mesh dimension of one communicates nothing", "[collect
     const auto full = whole_numbers({8, 6});
     for (const auto& p : {shard(0), shard(1), partial()}) {
       const auto x = placed(full, mesh, {replicate(), p});
-      require_equal(expecting({}, "one rank", [&] { return redistribute(x, Placements{replicate(), replicate()}).clone(); }), full, "one rank");
+      require_equal(expecting({}, "one rank",
+                              [&] {
+                                return redistribute(x, Placements{replicate(), replicate()}).clone();
+                              }),
+                    full, "one rank");
       require_equal(expecting({}, "one rank", [&] { return x.relu().sum(); }), full.relu().sum(), "one rank");
     }
   }));
@@ -101,7 +106,8 @@ TEST_CASE("collectives: reductions of uneven parts", "[collectives]") {
     for (const int64_t dim : {0, 1}) {
       const auto x = placed(full, mesh, {shard(dim)});
       const auto mean = expecting({}, "mean", [&] { return x.mean(dim); });
-      require_equal(expecting({{Collective::all_reduce, 1}}, "reading a mean", [&] { return full_tensor(mean); }), full.mean(dim), "mean", 1e-6);
+      require_equal(expecting({{Collective::all_reduce, 1}}, "reading a mean", [&] { return full_tensor(mean); }), full.mean(dim), "mean",
+                    1e-6);
       const auto mask = placed(full, mesh, {shard(dim)}) > 7;
       require_equal(mask.any(dim), (full > 7).any(dim), "any");
       require_equal(mask.logical_not().all(dim), (full > 7).logical_not().all(dim), "all");
@@ -149,7 +155,8 @@ TEST_CASE("collectives: a two-layer MLP in tensor and sequence parallel", "[coll
     const auto input = distribute_tensor(x, mesh, {replicate()}).tensor();
     const auto forward = [&](const at::Tensor& in) { return torch::relu(in.mm(up.t())).mm(down.t()); };
 
-    const auto out = expecting({{Collective::all_reduce, 1}}, "forward", [&] { return redistribute(forward(input), Placements{replicate()}).clone(); });
+    const auto out =
+        expecting({{Collective::all_reduce, 1}}, "forward", [&] { return redistribute(forward(input), Placements{replicate()}).clone(); });
     require_equal(out, expected.detach(), "MLP");
     expecting({}, "backward", [&] {
       out.sum().backward();
@@ -231,7 +238,9 @@ struct TiedTransformerImpl : torch::nn::Module {
 
   at::Tensor forward(const at::Tensor& tokens) {
     auto x = embedding(tokens);
-    const auto whole = [](const at::Tensor& t) { return redistribute(t, Placements(is_dtensor(t) ? DTensor(t).mesh().ndim() : 0, replicate())); };
+    const auto whole = [](const at::Tensor& t) {
+      return redistribute(t, Placements(is_dtensor(t) ? DTensor(t).mesh().ndim() : 0, replicate()));
+    };
     x = whole(x);
     for (auto& b : blocks) {
       x = x + whole(attention(b, b.norm1(x)));
@@ -282,7 +291,8 @@ TEST_CASE("collectives: a transformer with a tied embedding in tensor parallel",
     const auto counted = comm.str();
     const auto reductions = comm.count(Collective::all_reduce), all = comm.count();
     require_equal(step.loss, expected.loss.detach(), "the loss", 1e-12);
-    for (size_t i = 0; i < expected.gradients.size(); ++i) require_equal(step.gradients[i], expected.gradients[i], fmt::format("gradient {}", i), 1e-12);
+    for (size_t i = 0; i < expected.gradients.size(); ++i)
+      require_equal(step.gradients[i], expected.gradients[i], fmt::format("gradient {}", i), 1e-12);
     // Forward and backward: the lookup (or the tied output), and two per layer. The loss over cut classes: three small ones, and one
     // backward. The weights and biases of the norms reduce their gradients.
     require(reductions == 2 * (1 + 2 * TiedTransformerImpl::kLayers) + 3 + 1 + 4 * TiedTransformerImpl::kLayers && all == reductions,

@@ -114,7 +114,10 @@ void check_reductions(World& world) {
     check_reduction(*all, dtype, ReduceOp::sum, 5000);
   }
   for (auto op : {ReduceOp::sum, ReduceOp::product, ReduceOp::min, ReduceOp::max}) {
-    const auto expected = reduced(world.size(), 100, at::kBool, op == ReduceOp::max ? ReduceOp::sum : op == ReduceOp::min ? ReduceOp::product : op);
+    const auto expected = reduced(world.size(), 100, at::kBool,
+                                  op == ReduceOp::max   ? ReduceOp::sum
+                                  : op == ReduceOp::min ? ReduceOp::product
+                                                        : op);
     check_equal(all->all_reduce(values(world.rank(), 100, at::kBool), op).get(), expected, "all_reduce of bool");
   }
   for (int64_t count : {0, 1, 300'001, 1'000'003}) check_reduction(*all, at::kFloat, ReduceOp::sum, count);
@@ -212,7 +215,8 @@ void check_messages(World& world) {
   // Messages are numbered apart from collectives, which still match afterwards.
   if (me == 0) all->send(values(3, 5, at::kFloat), 1);
   if (me == 1) check_equal(all->recv(at::empty({5}), 0).get(), values(3, 5, at::kFloat), "a message between two");
-  check_equal(all->all_reduce(values(me, 5, at::kFloat), ReduceOp::sum).get(), reduced(ranks, 5, at::kFloat, ReduceOp::sum), "a collective after messages");
+  check_equal(all->all_reduce(values(me, 5, at::kFloat), ReduceOp::sum).get(), reduced(ranks, 5, at::kFloat, ReduceOp::sum),
+              "a collective after messages");
 }
 
 void check_subgroups(World& world) {

@@ -73,14 +73,19 @@ void refuses(std::vector<std::string> parts, const std::function<void()>& call) 
 
 TEST_CASE("custom operators: a rule by notation and gradients", "[custom]") {
   register_rule("dtensor_test::scaled_mm", "mk,kn,mn->mn");
-  check({"scaled_mm", {whole_numbers({5, 4}), whole_numbers({4, 6}, 1)}, [](const Tensors& in) { return Tensors{call_scaled_mm(in[0], in[1])}; }});
-  check_free({"scaled_mm", {whole_numbers({6, 4}), whole_numbers({4, 6})}, [](const Tensors& in) { return Tensors{call_scaled_mm(in[0], in[1])}; }},
+  check({"scaled_mm", {whole_numbers({5, 4}), whole_numbers({4, 6}, 1)}, [](const Tensors& in) {
+           return Tensors{call_scaled_mm(in[0], in[1])};
+         }});
+  check_free({"scaled_mm",
+              {whole_numbers({6, 4}), whole_numbers({4, 6})},
+              [](const Tensors& in) { return Tensors{call_scaled_mm(in[0], in[1])}; }},
              {2, 2}, {{shard(0), shard(1)}, {replicate(), shard(0)}}, {"(S(0), P(sum))"});
 }
 
 TEST_CASE("custom operators: refused rules", "[custom]") {
   refuses({"my::missing", "TORCH_LIBRARY"}, [] { register_rule("my::missing", "m->m"); });
-  refuses({"dtensor_test::scaled_mm", "Tensor? bias", "2 terms for 3", "one term"}, [] { register_rule("dtensor_test::scaled_mm", "mk,kn->mn"); });
+  refuses({"dtensor_test::scaled_mm", "Tensor? bias", "2 terms for 3", "one term"},
+          [] { register_rule("dtensor_test::scaled_mm", "mk,kn->mn"); });
   refuses({"dtensor_test::two", "1 for 2 returned"}, [] { register_rule("dtensor_test::two", "m->m"); });
   refuses({"dtensor_test::two", "'z'", "(Tensor x)"}, [] { register_rule("dtensor_test::two", "m->m,z"); });
   refuses({"dtensor_test::two", "'m' occurs twice"}, [] { register_rule("dtensor_test::two", "mm->m,m"); });
@@ -138,7 +143,8 @@ TEST_CASE("rules: out= forms of rules by notation", "[custom]") {
     for (const auto& placement : {shard(0), shard(1), replicate()}) {
       auto out = placed(at::zeros({5, 3}), mesh, {placement});
       at::mm_out(out, placed(a, mesh, {shard(0)}), placed(b, mesh, {replicate()}));
-      require(full_tensor(out).equal(a.mm(b)) && DTensor(out).placements()[0] == placement, "test", "out is {}", DTensor(out).layout().str());
+      require(full_tensor(out).equal(a.mm(b)) && DTensor(out).placements()[0] == placement, "test", "out is {}",
+              DTensor(out).layout().str());
     }
     auto sum = placed(at::zeros({5, 3}), mesh, {partial()});
     at::mm_out(sum, placed(a, mesh, {shard(1)}), placed(b, mesh, {shard(0)}));

@@ -309,12 +309,14 @@ TEST_CASE("dispatch: a view of a base that was written keeps its gradient", "[di
     (view * view).sum().backward();
     return weight.grad();
   };
-  const auto expected = gradient(torch::arange(4, torch::kDouble).view({2, 2}).clone(), torch::ones({2, 2}, torch::kDouble).requires_grad_());
+  const auto expected =
+      gradient(torch::arange(4, torch::kDouble).view({2, 2}).clone(), torch::ones({2, 2}, torch::kDouble).requires_grad_());
   REQUIRE_NOTHROW(on_ranks(2, [&](dt::World&) {
     auto mesh = dt::init_device_mesh(torch::kCPU, {2});
     for (const auto& placement : {dt::replicate(), dt::shard(0), dt::shard(1)}) {
       const auto placed = [&](const at::Tensor& x) { return dt::distribute_tensor(x, mesh, {placement}).tensor(); };
-      const auto got = gradient(placed(torch::arange(4, torch::kDouble).view({2, 2})), placed(torch::ones({2, 2}, torch::kDouble)).requires_grad_());
+      const auto got =
+          gradient(placed(torch::arange(4, torch::kDouble).view({2, 2})), placed(torch::ones({2, 2}, torch::kDouble)).requires_grad_());
       dt::require(dt::full_tensor(got).equal(expected), "test", "the gradient differs");
     }
   }));
@@ -323,8 +325,9 @@ TEST_CASE("dispatch: a view of a base that was written keeps its gradient", "[di
 TEST_CASE("dispatch: results lie in memory as one device would have them", "[dispatch]") {
   const auto results = [](const at::Tensor& x, const at::Tensor& y) {
     const auto t = x.t();
-    return std::vector<at::Tensor>{at::where(t > 1, t, y), t.nan_to_num(), at::rsub(y, t), t.flip({0}), torch::huber_loss(t, y, at::Reduction::None),
-                                   t.logical_and(y > 0), at::rot90(t, 1, {0, 1})};
+    return std::vector<at::Tensor>{
+        at::where(t > 1, t, y), t.nan_to_num(),         at::rsub(y, t), t.flip({0}), torch::huber_loss(t, y, at::Reduction::None),
+        t.logical_and(y > 0),   at::rot90(t, 1, {0, 1})};
   };
   const auto x = torch::arange(12, torch::kDouble).view({3, 4}), y = torch::ones({4, 3}, torch::kDouble);
   const auto expected = results(x, y);
@@ -333,7 +336,8 @@ TEST_CASE("dispatch: results lie in memory as one device would have them", "[dis
     for (const auto& placement : {dt::replicate(), dt::shard(0), dt::shard(1)}) {
       const auto got = results(dt::distribute_tensor(x, mesh, {placement}), dt::distribute_tensor(y, mesh, {dt::replicate()}));
       for (size_t i = 0; i < got.size(); ++i) {
-        dt::require(got[i].strides() == expected[i].strides() && dt::full_tensor(got[i]).equal(expected[i]), "test", "result {} differs", i);
+        dt::require(got[i].strides() == expected[i].strides() && dt::full_tensor(got[i]).equal(expected[i]), "test", "result {} differs",
+                    i);
       }
     }
   }));
@@ -359,7 +363,9 @@ TEST_CASE("dispatch: what is written in place is brought back", "[dispatch]") {
     REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
       auto mesh = line(world);
       const auto x = torch::arange(12, torch::kDouble).reshape({3, 4}), y = x + 1;
-      const auto part = [&](const at::Tensor& t) { return dt::from_local(world.rank() == 0 ? t - 3 : torch::full_like(t, 3), mesh, {dt::partial()}).tensor(); };
+      const auto part = [&](const at::Tensor& t) {
+        return dt::from_local(world.rank() == 0 ? t - 3 : torch::full_like(t, 3), mesh, {dt::partial()}).tensor();
+      };
       auto whole = dt::distribute_tensor(x, mesh, {dt::replicate()}).tensor();
       const auto view = whole.select(0, 1);
       whole.mul_(part(y));  // a sum of products, reduced into the whole
@@ -376,7 +382,8 @@ TEST_CASE("dispatch: what is written in place is brought back", "[dispatch]") {
 
       const auto explicitly = dt::explicit_communication();
       const std::string words = "communication must be explicit";
-      for (const auto& call : std::vector<std::function<void()>>{[&] { whole.mul_(part(y)); }, [&] { rows.cumsum_(0); }, [&] { pending.tanh_(); }}) {
+      for (const auto& call :
+           std::vector<std::function<void()>>{[&] { whole.mul_(part(y)); }, [&] { rows.cumsum_(0); }, [&] { pending.tanh_(); }}) {
         std::string error;
         try {
           call();

@@ -44,7 +44,8 @@ TEST_CASE("explain: choices and moves are those of the call", "[explain]") {
       require(comm.count() == 0, "test", "explaining communicated");
       require(plan.outputs.size() == 1 && plan.outputs[0] == DTensor(at::mm(a, b)).layout().with(plan.outputs[0]->placements()) &&
                   str(DTensor(at::mm(a, b)).placements()) == str(plan.outputs[0]->placements()), "test", "another output:\n{}", plan.str());
-      require(has(plan.str(), "products over k") && has(plan.str(), "* S(1), S(0) -> P(sum)") && has(plan.str(), "mat2"), "test", "{}", plan.str());
+      require(has(plan.str(), "products over k") && has(plan.str(), "* S(1), S(0) -> P(sum)") && has(plan.str(), "mat2"), "test", "{}",
+              plan.str());
     }
     const auto plan = explain("aten::relu", {pending});
     CommDebugMode comm;
@@ -120,7 +121,8 @@ TEST_CASE("visualize: many ranks and files", "[explain]") {
     std::ifstream file(path);
     std::stringstream content;
     content << file.rdbuf();
-    CHECK((has(content.str(), "<svg") && has(content.str(), "</svg>") && has(content.str(), "0-4095") == (sizes != std::vector<int64_t>{0})));
+    CHECK(
+        (has(content.str(), "<svg") && has(content.str(), "</svg>") && has(content.str(), "0-4095") == (sizes != std::vector<int64_t>{0})));
   }
   std::filesystem::remove(path);
   CHECK_THROWS_AS(visualize_svg(zeros({4}, fake.mesh, {shard(0)}).tensor(), "/nowhere/x.svg"), Error);

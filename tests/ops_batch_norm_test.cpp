@@ -46,7 +46,8 @@ void check_running(const std::vector<Placement>& placements, const std::string& 
   const Tensors plain{x, fractions({6}, 1), fractions({6}, 2), fractions({6}, 3), fractions({6}, 4).abs()};
   CHECK_NOTHROW(on_mesh({3}, [&](const DeviceMesh& mesh) {
     Tensors inputs, expected;
-    for (size_t i = 0; i < plain.size(); ++i) inputs.push_back(placed(plain[i], mesh, {placements[i]})), expected.push_back(plain[i].clone());
+    for (size_t i = 0; i < plain.size(); ++i)
+      inputs.push_back(placed(plain[i], mesh, {placements[i]})), expected.push_back(plain[i].clone());
     const auto run = [](const Tensors& in) { return torch::batch_norm(in[0], in[1], in[2], in[3], in[4], true, 0.3, 1e-5, false); };
     const auto y = run(expected);
     CommDebugMode comm;
@@ -88,12 +89,20 @@ TEST_CASE("ops: instance norm with running statistics", "[ops][normalization]") 
            return Tensors{y, mean, variance};
          },
          1e-4});
-  check_free({"instance norm over samples", {x}, [](const Tensors& in) { return Tensors{torch::instance_norm(in[0], {}, {}, {}, {}, true, 0.1, 1e-5, false)}; }, 1e-4},
+  check_free({"instance norm over samples",
+              {x},
+              [](const Tensors& in) { return Tensors{torch::instance_norm(in[0], {}, {}, {}, {}, true, 0.1, 1e-5, false)}; },
+              1e-4},
              {2}, {{shard(0)}}, {"(S(0))"});
 }
 
 TEST_CASE("ops: batch norm in channels-last order", "[ops][normalization]") {
-  check({"batch_norm in channels-last order", {fractions({3, 2, 4, 3}).contiguous(at::MemoryFormat::ChannelsLast)}, batch_norm(true), 1e-4, true, false});
+  check({"batch_norm in channels-last order",
+         {fractions({3, 2, 4, 3}).contiguous(at::MemoryFormat::ChannelsLast)},
+         batch_norm(true),
+         1e-4,
+         true,
+         false});
 }
 
 TEST_CASE("ops: batch norms that say what they write", "[ops][normalization]") {

@@ -29,7 +29,9 @@ TEST_CASE("ops: cross entropy", "[ops][loss]") {
   }
   check({"margins of fewer rows than ranks",
          {fractions({2, 5}), indices({2}, 5)},
-         [](const Tensors& in) { return Tensors{at::multi_margin_loss(in[0], in[1]), at::multi_margin_loss(in[0], in[1], 1, 1, {}, at::Reduction::Sum)}; },
+         [](const Tensors& in) {
+           return Tensors{at::multi_margin_loss(in[0], in[1]), at::multi_margin_loss(in[0], in[1], 1, 1, {}, at::Reduction::Sum)};
+         },
          1e-6});
   check({"smoothed labels",
          {x, target},
@@ -180,11 +182,13 @@ TEST_CASE("ops: strided and repeated cuts of classes", "[ops][loss]") {
       CommDebugMode comm;
       const auto logits = placed(x, mesh, placement);
       const auto got = run(logits, target);
-      require(comm.count(comm::Collective::all_gather) + comm.count(comm::Collective::all_to_all) == 0, "test", "gathered:\n{}", comm.str());
+      require(comm.count(comm::Collective::all_gather) + comm.count(comm::Collective::all_to_all) == 0, "test", "gathered:\n{}",
+              comm.str());
       for (size_t i = 0; i < got.size(); ++i) {
         require(full_tensor(got[i]).allclose(expected[i], 1e-5, 1e-6), "test", "{} differs under {}", i, str(placement));
       }
-      require(DTensor(got[1]).placements() == DTensor(logits).placements(), "test", "the gradient lies as {}", DTensor(got[1]).layout().str());
+      require(DTensor(got[1]).placements() == DTensor(logits).placements(), "test", "the gradient lies as {}",
+              DTensor(got[1]).layout().str());
     }
   }));
 }
@@ -264,7 +268,8 @@ TEST_CASE("ops: ranks without classes", "[ops][loss]") {
       const auto logits = placed(x, mesh, Placements(mesh.ndim(), shard(1)));
       CommDebugMode comm;
       const auto got = run(logits, target);
-      require(comm.count(comm::Collective::all_gather) + comm.count(comm::Collective::all_to_all) == 0, "test", "gathered:\n{}", comm.str());
+      require(comm.count(comm::Collective::all_gather) + comm.count(comm::Collective::all_to_all) == 0, "test", "gathered:\n{}",
+              comm.str());
       for (size_t i = 0; i < got.size(); ++i) {
         require(full_tensor(got[i]).allclose(expected[i], 1e-5, 1e-6, true), "test", "result {} differs", i);
       }

@@ -21,13 +21,23 @@ TEST_CASE("ops: average pooling", "[ops][pooling]") {
          {x},
          [](const Tensors& in) { return Tensors{torch::avg_pool2d(in[0], {3, 3}, {1, 1}, {1, 1}, false, true, 5)}; },
          1e-5});
-  check({"avg_pool2d of a column", {fractions({1, 1, 3, 1})}, [](const Tensors& in) { return Tensors{torch::avg_pool2d(in[0], {2, 2}, {1, 1}, {1, 1})}; }, 1e-5});
+  check({"avg_pool2d of a column",
+         {fractions({1, 1, 3, 1})},
+         [](const Tensors& in) {
+           return Tensors{torch::avg_pool2d(in[0], {2, 2}, {1, 1}, {1, 1})};
+         },
+         1e-5});
   check({"avg_pool1d", {fractions({3, 2, 7})}, [](const Tensors& in) { return Tensors{torch::avg_pool1d(in[0], 3, 2, 1)}; }, 1e-5});
   check({"avg_pool3d",
          {fractions({2, 2, 3, 4, 3})},
          [](const Tensors& in) { return Tensors{torch::avg_pool3d(in[0], {2, 3, 2}, {1, 2, 2}, {1, 1, 0}, true, false)}; },
          1e-5});
-  check({"avg_pool2d without samples", {fractions({2, 5, 4})}, [](const Tensors& in) { return Tensors{torch::avg_pool2d(in[0], {2, 2}, {1, 1})}; }, 1e-5});
+  check({"avg_pool2d without samples",
+         {fractions({2, 5, 4})},
+         [](const Tensors& in) {
+           return Tensors{torch::avg_pool2d(in[0], {2, 2}, {1, 1})};
+         },
+         1e-5});
 }
 
 TEST_CASE("ops: maximum pooling", "[ops][pooling]") {
@@ -54,7 +64,12 @@ TEST_CASE("ops: maximum pooling", "[ops][pooling]") {
            return Tensors{y, at};
          },
          1e-6, true, false});
-  check({"max_pool1d", {fractions({3, 2, 7})}, [](const Tensors& in) { return Tensors{torch::max_pool1d(in[0], 3, 2, 1)}; }, 1e-6, true, false});
+  check({"max_pool1d",
+         {fractions({3, 2, 7})},
+         [](const Tensors& in) { return Tensors{torch::max_pool1d(in[0], 3, 2, 1)}; },
+         1e-6,
+         true,
+         false});
   check_over("gloo", {"max_pool2d with padding", {x}, indices(Two{3, 2}, Two{2, 1}, Two{1, 1}), 1e-6, true, false});
 }
 
@@ -62,8 +77,16 @@ TEST_CASE("ops: pooling of whole planes", "[ops][pooling]") {
   const auto x = fractions({3, 2, 6, 5});
   check({"adaptive_avg_pool2d", {x}, [](const Tensors& in) { return Tensors{at::adaptive_avg_pool2d(in[0], {3, 2})}; }, 1e-5});
   check({"adaptive_avg_pool2d to one", {x}, [](const Tensors& in) { return Tensors{at::adaptive_avg_pool2d(in[0], {1, 1})}; }, 1e-5});
-  check({"adaptive_avg_pool1d", {fractions({3, 2, 7})}, [](const Tensors& in) { return Tensors{at::adaptive_avg_pool1d(in[0], {3})}; }, 1e-5});
-  check({"adaptive_avg_pool3d", {fractions({2, 2, 3, 4, 3})}, [](const Tensors& in) { return Tensors{at::adaptive_avg_pool3d(in[0], {2, 2, 2})}; }, 1e-5});
+  check({"adaptive_avg_pool1d",
+         {fractions({3, 2, 7})},
+         [](const Tensors& in) { return Tensors{at::adaptive_avg_pool1d(in[0], {3})}; },
+         1e-5});
+  check({"adaptive_avg_pool3d",
+         {fractions({2, 2, 3, 4, 3})},
+         [](const Tensors& in) {
+           return Tensors{at::adaptive_avg_pool3d(in[0], {2, 2, 2})};
+         },
+         1e-5});
   check({"adaptive_max_pool2d",
          {x},
          [](const Tensors& in) {
@@ -96,10 +119,20 @@ TEST_CASE("ops: pooling of whole planes", "[ops][pooling]") {
 
 TEST_CASE("ops: what pooling communicates", "[ops][pooling]") {
   const auto x = fractions({2, 3, 12, 5});
-  check_free({"windows within parts", {x}, [](const Tensors& in) { return Tensors{torch::avg_pool2d(in[0], {2, 2})}; }, 1e-5}, {3}, {{shard(2)}},
-             {"(S(2))"});
-  check_free({"pending averages", {x}, [](const Tensors& in) { return Tensors{torch::avg_pool2d(in[0], {2, 2})}; }, 1e-5}, {3}, {{partial()}},
-             {"(P(sum))"});
+  check_free({"windows within parts",
+              {x},
+              [](const Tensors& in) {
+                return Tensors{torch::avg_pool2d(in[0], {2, 2})};
+              },
+              1e-5},
+             {3}, {{shard(2)}}, {"(S(2))"});
+  check_free({"pending averages",
+              {x},
+              [](const Tensors& in) {
+                return Tensors{torch::avg_pool2d(in[0], {2, 2})};
+              },
+              1e-5},
+             {3}, {{partial()}}, {"(P(sum))"});
   CHECK_NOTHROW(on_mesh({3}, [&](const DeviceMesh& mesh) {
     auto input = placed(x, mesh, {shard(2)}).detach().requires_grad_();
     CommDebugMode comm;

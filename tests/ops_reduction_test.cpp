@@ -151,7 +151,8 @@ TEST_CASE("ops: reductions of Partial that have an index or a sign", "[ops][redu
     const auto scattered = [&](const at::Tensor& into, const at::Tensor& from, const at::Tensor& at) {
       return into.scatter(0, at, torch::linalg_vector_norm(from, 2, {0}, true));
     };
-    const auto got = scattered(distribute_tensor(signs, mesh, {replicate()}), distribute_tensor(x, mesh, {shard(0)}), distribute_tensor(index, mesh, {replicate()}));
+    const auto got = scattered(distribute_tensor(signs, mesh, {replicate()}), distribute_tensor(x, mesh, {shard(0)}),
+                               distribute_tensor(index, mesh, {replicate()}));
     require(full_tensor(got).allclose(scattered(signs, x, index)), "test", "a norm among numbers with signs");
   }));
 }

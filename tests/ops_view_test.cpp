@@ -361,7 +361,9 @@ TEST_CASE("as_strided reads what one device would and refuses what lies outside 
 }
 
 TEST_CASE("view: overlapping windows of a pending maximum", "[view]") {
-  const auto gradient = [](const at::Tensor& x, const at::Tensor& weight) { return torch::autograd::grad({x.unfold(0, 4, 2)}, {x}, {weight})[0]; };
+  const auto gradient = [](const at::Tensor& x, const at::Tensor& weight) {
+    return torch::autograd::grad({x.unfold(0, 4, 2)}, {x}, {weight})[0];
+  };
   const auto expected = gradient(numbers({6}).requires_grad_(), numbers({2, 4}));
   REQUIRE_NOTHROW(on_ranks(2, [&] {
     const auto mesh = mesh_of({2});

@@ -41,7 +41,8 @@ int main(int argc, char** argv) {
   app.add_option("--nnodes", job.nodes, "Hosts of the job; run dtensor-run on each")->check(CLI::Range(1, 65536));
   app.add_option("--node-rank", job.node, "Which of them this is, from 0")->check(CLI::Range(0, 65535));
   app.add_option("--master-addr", job.master_addr, "Address of host 0, as the others reach it (default 127.0.0.1)");
-  app.add_option("--master-port", job.master_port, "Port there (default: a free one; 29500 with several hosts)")->check(CLI::Range(1, 65535));
+  app.add_option("--master-port", job.master_port, "Port there (default: a free one; 29500 with several hosts)")
+      ->check(CLI::Range(1, 65535));
   app.add_flag("--prefix-output", job.prefix_output, "Start each line of output with the rank");
   app.add_option("--log-dir", job.log_dir, "Write each rank's output to DIR/rank-R.log instead");
   app.add_option("--grace", job.grace_seconds, "Seconds between SIGTERM and SIGKILL (default 5)")->check(CLI::Range(0.0, 3600.0));

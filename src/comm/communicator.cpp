@@ -124,7 +124,8 @@ Async Communicator::all_to_all(const at::Tensor& input, Counts send, Counts recv
   check_counts(Collective::all_to_all, send, ranks_.size(), "send counts");
   check_counts(Collective::all_to_all, recv, ranks_.size(), "recv counts");
   check_total(Collective::all_to_all, send, input.numel(), "send counts");
-  require(send[rank_] == recv[rank_], "all_to_all", "this rank's piece for itself has two sizes; got send {} and recv {}", send[rank_], recv[rank_]);
+  require(send[rank_] == recv[rank_], "all_to_all", "this rank's piece for itself has two sizes; got send {} and recv {}", send[rank_],
+          recv[rank_]);
   if (size() == 1) return copy_of(input, {input.numel()});
   return do_all_to_all(begin(Collective::all_to_all, input), input, send, recv);
 }

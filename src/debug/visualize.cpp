@@ -43,7 +43,8 @@ Axis axis_of(const Layout& layout, int64_t dim) {
   axis.holders.resize(axis.cells.size());
   for (int64_t r = 0; r < ranks; ++r) {
     for (const auto& part : held[r]) {
-      auto cell = std::lower_bound(axis.cells.begin(), axis.cells.end(), part.begin, [](const Interval& c, int64_t begin) { return c.begin < begin; });
+      auto cell = std::lower_bound(axis.cells.begin(), axis.cells.end(), part.begin,
+                                   [](const Interval& c, int64_t begin) { return c.begin < begin; });
       for (; cell != axis.cells.end() && cell->begin < part.end; ++cell) axis.holders[cell - axis.cells.begin()].push_back(r);
     }
   }
@@ -112,7 +113,8 @@ std::string notes(const Layout& layout) {
   if (!idle.empty()) text += fmt::format("ranks {} hold nothing\n", list_of(idle, " "));
   for (int64_t m = 0; m < layout.mesh().ndim(); ++m) {
     if (!layout.placements()[m].is_partial()) continue;
-    text += fmt::format("+ along {}: the value is the {} of what the ranks hold\n", layout.mesh().names()[m], name(layout.placements()[m].op));
+    text +=
+        fmt::format("+ along {}: the value is the {} of what the ranks hold\n", layout.mesh().names()[m], name(layout.placements()[m].op));
   }
   return text;
 }
@@ -233,17 +235,21 @@ void visualize_svg(const Layout& layout, const std::string& path) {
   const auto across = dim_across < 0 ? single(layout) : axis_of(layout, dim_across);
   const auto x = positions(across, 640), y = positions(down, dim_down < 0 ? 60 : 320);
   std::ofstream file(path);
-  file << fmt::format("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"740\" height=\"{:.0f}\" font-family=\"sans-serif\" font-size=\"11\">\n"
-                      "<text x=\"80\" y=\"20\">{}</text>\n", y.back() + 60, layout.str());
+  file << fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"740\" height=\"{:.0f}\" font-family=\"sans-serif\" font-size=\"11\">\n"
+      "<text x=\"80\" y=\"20\">{}</text>\n",
+      y.back() + 60, layout.str());
   for (size_t j = 0; j < across.cells.size() && dim_across >= 0; ++j) {
     file << fmt::format("<text x=\"{:.1f}\" y=\"42\">{}</text>\n", 80 + x[j], text_of(across.cells[j]));
   }
   for (size_t i = 0; i < down.cells.size(); ++i) {
-    if (dim_down >= 0) file << fmt::format("<text x=\"75\" y=\"{:.1f}\" text-anchor=\"end\">{}</text>\n", 62 + y[i], text_of(down.cells[i]));
+    if (dim_down >= 0)
+      file << fmt::format("<text x=\"75\" y=\"{:.1f}\" text-anchor=\"end\">{}</text>\n", 62 + y[i], text_of(down.cells[i]));
     for (size_t j = 0; j < across.cells.size(); ++j) {
       const auto holders = common(down.holders[i], across.holders[j]);
-      file << fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"{}\" stroke=\"white\"/>\n", 80 + x[j], 48 + y[i],
-                          x[j + 1] - x[j], y[i + 1] - y[i], holders.empty() ? "none" : colour(layout.mesh().ranks()[holders[0]]));
+      file << fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"{}\" stroke=\"white\"/>\n", 80 + x[j],
+                          48 + y[i], x[j + 1] - x[j], y[i + 1] - y[i],
+                          holders.empty() ? "none" : colour(layout.mesh().ranks()[holders[0]]));
       file << fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", 84 + x[j], 62 + y[i], names_of(layout, holders));
     }
   }

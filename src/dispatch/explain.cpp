@@ -88,8 +88,8 @@ std::string line_of(const Explanation::Option& option, size_t width) {
 
 std::string options_of(const Explanation& explanation, size_t mesh_dim) {
   const auto& mesh = explanation.mesh;
-  auto text = fmt::format("mesh dimension {} ({} ranks): {} -> results\n", mesh.names()[mesh_dim], mesh.size(static_cast<int64_t>(mesh_dim)),
-                          fmt::join(explanation.arguments, ", "));
+  auto text = fmt::format("mesh dimension {} ({} ranks): {} -> results\n", mesh.names()[mesh_dim],
+                          mesh.size(static_cast<int64_t>(mesh_dim)), fmt::join(explanation.arguments, ", "));
   size_t width = 0;
   for (const auto& option : explanation.options[mesh_dim]) {
     width = std::max(width, (joined(option.in) + " -> " + joined(option.out)).size());
@@ -132,7 +132,8 @@ std::string Explanation::str() const {
   if (!error.empty()) return text + "refused: " + error + "\n";
   text += moves.empty() ? "nothing is moved\n" : "moves\n";
   for (const auto& move : moves) {
-    text += fmt::format("  {} to {}: {}; {} bytes from this rank\n", move.argument, dtensor::str(move.to->placements()), move.plan.str(), move.bytes);
+    text += fmt::format("  {} to {}: {}; {} bytes from this rank\n", move.argument, dtensor::str(move.to->placements()), move.plan.str(),
+                        move.bytes);
   }
   if (lowered) text += "the local call is adapted to the parts\n";
   text += outputs.empty() ? "the local call tells the results' sizes; they are replicated\n" : "results\n";

@@ -44,7 +44,8 @@ bool same_inputs(const c10::FunctionSchema& out_form, const c10::FunctionSchema&
   const auto same = [](const c10::Argument& x, const c10::Argument& y) {
     return x.name() == y.name() && type_name(x) == type_name(y) && !(y.alias_info() && y.alias_info()->isWrite());
   };
-  return static_cast<size_t>(inputs) == b.size() && std::equal(b.begin(), b.end(), a.begin(), [&](const auto& y, const auto& x) { return same(x, y); });
+  return static_cast<size_t>(inputs) == b.size() &&
+         std::equal(b.begin(), b.end(), a.begin(), [&](const auto& y, const auto& x) { return same(x, y); });
 }
 
 // The overload that takes what `schema`, an out= form, takes, and returns the result.

@@ -19,7 +19,8 @@ void copy_result(const OpInfo& info, const at::Tensor& out, const at::Tensor& re
   require(c10::canCast(result.scalar_type(), out.scalar_type()), info.name,
           "result type {} can't be cast to the desired output type {}", c10::toString(result.scalar_type()),
           c10::toString(out.scalar_type()));
-  if (out.numel() == 0 && out.sizes() != result.sizes() && is_dtensor_impl(out.unsafeGetTensorImpl()) && out.scalar_type() == result.scalar_type()) {
+  if (out.numel() == 0 && out.sizes() != result.sizes() && is_dtensor_impl(out.unsafeGetTensorImpl()) &&
+      out.scalar_type() == result.scalar_type()) {
     out.unsafeGetTensorImpl()->shallow_copy_from(result.getIntrusivePtr());  // as libtorch makes room in an empty tensor
     return;
   }

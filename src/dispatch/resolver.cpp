@@ -132,7 +132,8 @@ const Candidate* cheapest(const Call& call, const OpInfo& info, const Candidates
     for (const auto& candidate : candidates) {
       if (moves_nothing(candidate, mesh_dim, now) == moving) continue;
       const char* dropped = fits(call, candidate, mesh_dim) ? nullptr : "does not fit the sizes";
-      const auto price = dropped ? Price() : price_of(call, info, candidate, mesh_dim, now, best && !trace ? std::get<0>(lowest) : kForever);
+      const auto price =
+          dropped ? Price() : price_of(call, info, candidate, mesh_dim, now, best && !trace ? std::get<0>(lowest) : kForever);
       if (trace) trace->back()[&candidate - candidates.data()] = option_of(candidate, price, dropped);
       if (!dropped && (!best || price < lowest)) best = &candidate, lowest = price;
     }

@@ -106,8 +106,10 @@ struct FromLocal : Function<FromLocal> {
     for (int64_t m = 0; m < layout.mesh().ndim(); ++m) {
       const auto& placement = layout.placements()[m];
       if (!placement.is_partial() || placement.is_partial(ReduceOp::sum)) continue;
-      require(placement.is_partial(ReduceOp::avg), "from_local", "the gradient of a part is known for sums and averages only; got {}; hint: "
-              "reduce the parts before, or detach them", layout.str());
+      require(placement.is_partial(ReduceOp::avg), "from_local",
+              "the gradient of a part is known for sums and averages only; got {}; hint: "
+              "reduce the parts before, or detach them",
+              layout.str());
       ranks *= layout.mesh().size(m);
     }
     return ranks;

@@ -16,7 +16,8 @@ namespace dtensor::redistribute {
 comm::Async to_partial(const at::Tensor& local, const Step& step) {
   const auto op = step.to.op;
   if (op == ReduceOp::norm2) {
-    require(!local.lt(0).any().item<bool>(), "redistribute", "P(norm2) cannot hold numbers below 0; hint: redistribute the pending norm beside them");
+    require(!local.lt(0).any().item<bool>(), "redistribute",
+            "P(norm2) cannot hold numbers below 0; hint: redistribute the pending norm beside them");
   }
   const bool keeps = op == ReduceOp::avg || op == ReduceOp::min || op == ReduceOp::max;
   if (keeps || step.after->mesh().coordinate(step.mesh_dims.front()) == 0) return {local, {}};

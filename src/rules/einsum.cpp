@@ -93,7 +93,8 @@ std::string fault_of(const Structure& structure, const Options& options) {
     if (const auto letter = unknown(listed); !letter.empty()) return fmt::format("option {} has '{}', which no operand has", name, letter);
   }
   for (const int i : options.linear) {
-    if (i < 0 || i >= static_cast<int>(structure.in.size())) return fmt::format("option linear has {}; there are {} terms", i, structure.in.size());
+    if (i < 0 || i >= static_cast<int>(structure.in.size()))
+      return fmt::format("option linear has {}; there are {} terms", i, structure.in.size());
   }
   return {};
 }
@@ -124,7 +125,8 @@ class Einsum final : public Rule {
     size_t in = 0, out = 0;
     for (const auto* list : {&schema.arguments(), &schema.returns()}) {
       for (const auto& argument : *list) {
-        if (what_holds(argument) == Holds::list) return "a notation cannot speak of lists of tensors; hint: register a rules::Rule of your own";
+        if (what_holds(argument) == Holds::list)
+          return "a notation cannot speak of lists of tensors; hint: register a rules::Rule of your own";
       }
     }
     for (const auto& argument : schema.arguments()) in += !argument.is_out() && what_holds(argument) == Holds::tensor;

@@ -43,7 +43,8 @@ std::set<int64_t> places(T value) {
 
 // Whether some elements of what is read are written, at another position: what is read then is nobody's promise either.
 bool reads_what_it_writes(T written, T read) {
-  const bool same = written.sizes() == read.sizes() && written.strides() == read.strides() && written.storage_offset() == read.storage_offset();
+  const bool same =
+      written.sizes() == read.sizes() && written.strides() == read.strides() && written.storage_offset() == read.storage_offset();
   if (!read.is_alias_of(written) || same) return false;
   const auto a = places(written), b = places(read);
   return std::any_of(b.begin(), b.end(), [&](int64_t place) { return a.count(place) != 0; });

@@ -94,7 +94,8 @@ std::string compare(const at::Tensor& got, const at::Tensor& expected, bool valu
   if (!values) return "";
   const auto full = full_tensor(got.detach());
   if (close(full, expected, least_tolerance)) return "";
-  return fmt::format("{} is {} expected {}", is_dtensor(got) ? dtensor::str(DTensor(got).placements()) : "plain", text(full), text(expected));
+  return fmt::format("{} is {} expected {}", is_dtensor(got) ? dtensor::str(DTensor(got).placements()) : "plain", text(full),
+                     text(expected));
 }
 
 std::string compare_values(const c10::IValue& got, const c10::IValue& expected) {
@@ -217,13 +218,15 @@ class Runner {
     if (got.size() != expected.size()) return fmt::format("{} results, expected {}", got.size(), expected.size());
     for (size_t i = 0; i < got.size(); ++i) {
       if (got[i].defined()) lie += (lie.empty() ? "" : ", ") + (is_dtensor(got[i]) ? dtensor::str(DTensor(got[i]).placements()) : "plain");
-      if (const auto m = compare(determined(got[i], i), determined(expected[i], i), values, rounding_); !m.empty()) return fmt::format("result {} {}", i, m);
+      if (const auto m = compare(determined(got[i], i), determined(expected[i], i), values, rounding_); !m.empty())
+        return fmt::format("result {} {}", i, m);
     }
     size_t number = 0;
     for (const auto i : written_arguments(op_.schema())) {
       const auto now = tensors_in({arguments[i]}), then = tensors_in({sample_.after[i]});
       for (size_t k = 0; k < now.size(); ++k, ++number) {
-        if (const auto m = compare(determined(now[k], number), determined(then[k], number), values, rounding_); !m.empty()) return fmt::format("written argument {} {}", i, m);
+        if (const auto m = compare(determined(now[k], number), determined(then[k], number), values, rounding_); !m.empty())
+          return fmt::format("written argument {} {}", i, m);
       }
     }
     return "";

@@ -112,9 +112,14 @@ class Examination {
                            {"reason", reason_for(op_.base, str(cases[i]), legal)}});
       }
       if (effort_.table) {
-        rows_.push_back({{"sample", sample.text}, {"placements", str(cases[i])}, {"results", outcome.results},
-                         {"collectives", outcome.collectives}, {"legal", legal},
-                         {"verdict", outcome.verdict == Verdict::wrong ? "WRONG" : outcome.verdict == Verdict::refused ? "refused" : "right"}});
+        rows_.push_back({{"sample", sample.text},
+                         {"placements", str(cases[i])},
+                         {"results", outcome.results},
+                         {"collectives", outcome.collectives},
+                         {"legal", legal},
+                         {"verdict", outcome.verdict == Verdict::wrong     ? "WRONG"
+                                     : outcome.verdict == Verdict::refused ? "refused"
+                                                                           : "right"}});
       }
     }
   }

@@ -40,7 +40,9 @@ at::Tensor combined(const std::vector<at::Tensor>& parts, ReduceOp op) {
   auto result = parts[0];
   for (size_t r = 1; r < parts.size(); ++r) {
     if (parts[r].sizes() != result.sizes()) return {};
-    result = op == ReduceOp::max ? torch::maximum(result, parts[r]) : op == ReduceOp::min ? torch::minimum(result, parts[r]) : result + parts[r];
+    result = op == ReduceOp::max   ? torch::maximum(result, parts[r])
+             : op == ReduceOp::min ? torch::minimum(result, parts[r])
+                                   : result + parts[r];
   }
   return op == ReduceOp::avg ? result / static_cast<int64_t>(parts.size()) : result;
 }
@@ -51,7 +53,8 @@ Names placements_of(const std::vector<at::Tensor>& parts, const at::Tensor& expe
   const auto n = static_cast<int64_t>(parts.size());
   if (std::all_of(parts.begin(), parts.end(), [&](const auto& part) { return close(part, expected); })) names.insert("R");
   const auto ndim = expected.dim();
-  if (std::any_of(parts.begin(), parts.end(), [&](const auto& part) { return part.dim() != ndim || part.scalar_type() != expected.scalar_type(); })) {
+  if (std::any_of(parts.begin(), parts.end(),
+                  [&](const auto& part) { return part.dim() != ndim || part.scalar_type() != expected.scalar_type(); })) {
     return names;
   }
   for (int64_t d = 0; d < ndim; ++d) {

@@ -84,13 +84,15 @@ Totals report(const std::vector<Json>& results, bool missed) {
     totals.unsampled += r["samples"].get<int64_t>() == 0;
     totals.cases += r["cases"].get<int64_t>();
     totals.wrong += static_cast<int64_t>(r["wrong"].size());
-    for (const auto& w : r["wrong"]) fmt::print("WRONG {} {}\n      {}\n", name, w["case"].get<std::string>(), w["message"].get<std::string>());
+    for (const auto& w : r["wrong"])
+      fmt::print("WRONG {} {}\n      {}\n", name, w["case"].get<std::string>(), w["message"].get<std::string>());
     for (const auto& m : r["missed"]) {
       const auto reason = m["reason"].get<std::string>();
       ++totals.missed;
       totals.unexplained += reason.empty();
       if (missed && reason.empty()) {
-        fmt::print("missed {} {}: {} -> {}\n", name, m["sample"].get<std::string>(), m["placements"].get<std::string>(), m["legal"].get<std::string>());
+        fmt::print("missed {} {}: {} -> {}\n", name, m["sample"].get<std::string>(), m["placements"].get<std::string>(),
+                   m["legal"].get<std::string>());
       }
     }
   }
@@ -107,7 +109,8 @@ void print_table(const Json& result) {
     const auto legal = row["legal"].get<std::string>();
     const auto verdict = row["verdict"].get<std::string>();
     fmt::print("    {:<44} -> {:<24} {}{}{}\n", row["placements"].get<std::string>(), row["results"].get<std::string>(),
-               verdict == "right" ? "" : verdict + " ", collectives ? fmt::format("{} collective{}", collectives, collectives > 1 ? "s" : "") : "free",
+               verdict == "right" ? "" : verdict + " ",
+               collectives ? fmt::format("{} collective{}", collectives, collectives > 1 ? "s" : "") : "free",
                collectives && !legal.empty() ? ", though " + legal + " is legal" : "");
   }
 }

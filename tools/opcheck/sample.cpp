@@ -249,7 +249,9 @@ bool agrees(const Operator& op, const std::vector<at::Tensor>& expected, const S
   for (size_t k = 0; k < written.size() && k < expected.size(); ++k) {
     const auto got = with_out[written[k]].toTensor();
     if (got.scalar_type() != expected[k].scalar_type() || got.sizes() != expected[k].sizes()) return false;
-    if (got.numel() > 0 && !got.equal(expected[k]) && !at::allclose(got.to(at::kComplexDouble), expected[k].to(at::kComplexDouble), 1e-3, 1e-3, true)) return false;
+    if (got.numel() > 0 && !got.equal(expected[k]) &&
+        !at::allclose(got.to(at::kComplexDouble), expected[k].to(at::kComplexDouble), 1e-3, 1e-3, true))
+      return false;
   }
   return true;
 }
@@ -259,8 +261,9 @@ void complete_out(const Operator& op, Stack& arguments) {
   if (!is_out_form(op.schema())) return;
   const auto written = out_arguments(op.schema());
   const auto functional = functional_results(op, arguments);
-  for (const auto dtype : {arguments[0].isTensor() && arguments[0].toTensor().defined() ? arguments[0].toTensor().scalar_type() : at::kDouble,
-                           at::kDouble, at::kBool, at::kLong, at::kFloat, at::kComplexDouble, at::kInt}) {
+  for (const auto dtype :
+       {arguments[0].isTensor() && arguments[0].toTensor().defined() ? arguments[0].toTensor().scalar_type() : at::kDouble, at::kDouble,
+        at::kBool, at::kLong, at::kFloat, at::kComplexDouble, at::kInt}) {
     for (const bool index : {false, true}) {  // the second result may be indices
       auto trial = deep_copy(arguments);
       for (size_t k = 0; k < written.size(); ++k) {

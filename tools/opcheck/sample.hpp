@@ -5,7 +5,8 @@
 //
 // A tensor is its sizes and marks: none - random numbers of the sample's dtype; f - floating whatever that dtype is; + - positive;
 // u - in (0, 1); i - whole numbers; <n - indices below n; p - a permutation of indices; ? - truth values; c - complex; d - positive
-// definite matrices; l - lower triangular; m - what max pooling of windows of 2 finds; s - sorted along the last dim; o - ones; t - the last two dims lie transposed in memory.
+// definite matrices; l - lower triangular; m - what max pooling of windows of 2 finds; s - sorted along the last dim; o - ones; t - the
+// last two dims lie transposed in memory.
 // "-" is no tensor. Lists of tensors stand in braces: {[5,3];[4]}.
 #pragma once
 

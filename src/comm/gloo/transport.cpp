@@ -172,7 +172,8 @@ class GlooCommunicator final : public Communicator {
 
   // Both ends use one stream, and each notes its own progress in it.
   std::shared_ptr<Job> start_message(const Call& call, const at::Tensor& tensor, int from, int to) {
-    const uint64_t stream = mix(mix(mix(id_, 1 + static_cast<uint64_t>(from)), 1 + static_cast<uint64_t>(to)), static_cast<uint64_t>(call.tag));
+    const uint64_t stream =
+        mix(mix(mix(id_, 1 + static_cast<uint64_t>(from)), 1 + static_cast<uint64_t>(to)), static_cast<uint64_t>(call.tag));
     link_->made(stream, call.sequence);
     return std::make_shared<Job>(link_, describe(call, tensor, 0), stream, name(), transport_.rank(), transport_.deadline());
   }

@@ -151,7 +151,8 @@ bool Socket::read_all(void* data, size_t size, Clock::time_point end) {
 std::optional<Frame> Socket::receive(Clock::time_point end) {
   Header header{};
   if (!read_all(&header, sizeof header, end)) return std::nullopt;
-  if (header.magic != kMagic || header.length > kLongestFrame) throw std::system_error(EPROTO, std::generic_category(), "not a dtensor peer");
+  if (header.magic != kMagic || header.length > kLongestFrame)
+    throw std::system_error(EPROTO, std::generic_category(), "not a dtensor peer");
   Frame frame{header.kind, header.rank, std::string(header.length, '\0')};
   if (!read_all(frame.payload.data(), frame.payload.size(), end)) return std::nullopt;
   return frame;
