@@ -99,7 +99,8 @@ void read_schema(OpInfo& info, const c10::FunctionSchema& schema) {
   info.changes_metadata = info.in_place && kChangesMetadata.count(schema.name()) > 0;
   if (kBecomesView.count(schema.name())) {
     const auto view = schema.name().substr(0, schema.name().size() - 1);
-    info.becomes = c10::Dispatcher::singleton().findSchemaOrThrow(view.c_str(), schema.overload_name().c_str());
+    const auto same = c10::Dispatcher::singleton().findSchema({view, schema.overload_name()});
+    info.becomes = same ? *same : c10::Dispatcher::singleton().findSchemaOrThrow(view.c_str(), "int");  // transpose_ and transpose.int
   }
   info.rule = rules::find(schema);
 }

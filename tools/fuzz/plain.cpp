@@ -91,7 +91,7 @@ at::Tensor data_of(const Leaf& leaf) {
 }
 
 Tensors run_op(const Step& step, const Tensors& in) {
-  std::optional<at::NoGradGuard> guard;
+  std::optional<c10::NoGradGuard> guard;
   if (step.no_grad) guard.emplace();
   return step.op->run(in, step.args);
 }

@@ -76,7 +76,7 @@ Seen seen(const at::Tensor& value) {
     const auto placements = DTensor(value).placements();
     result.placements.assign(placements.begin(), placements.end());
   }
-  at::NoGradGuard guard;
+  c10::NoGradGuard guard;
   result.whole = full_tensor(value.detach()).clone(at::MemoryFormat::Contiguous);
   return result;
 }

@@ -22,7 +22,7 @@ const rules::Register kWrong("fuzz::wrong", rules::einsum("...d->...d"), "wrong 
 
 at::Tensor wrong(T x) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("fuzz::wrong", "").typed<at::Tensor(const at::Tensor&)>();
-  at::NoGradGuard guard;
+  c10::NoGradGuard guard;
   return op.call(x);
 }
 

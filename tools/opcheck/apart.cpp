@@ -55,11 +55,12 @@ nlohmann::json examine_apart(const Operator& op, const Effort& effort) {
   ::close(ends[0]);
   int status = 0;
   waitpid(child, &status, 0);
-  if (WIFSIGNALED(status) && text.find('\n') == std::string::npos) {
+  const auto end = text.rfind('\n'), begin = text.rfind('\n', end - 1);
+  auto last = nlohmann::json::parse(text.substr(begin == std::string::npos ? 0 : begin + 1, end - (begin == std::string::npos ? 0 : begin)));
+  if (WIFSIGNALED(status) && last.value("stage", "") == "checking") {
     return {{"name", op.name}, {"failed", std::string("ended by signal ") + strsignal(WTERMSIG(status))}};
   }
-  const auto end = text.rfind('\n'), begin = text.rfind('\n', end - 1);
-  return nlohmann::json::parse(text.substr(begin == std::string::npos ? 0 : begin + 1, end - (begin == std::string::npos ? 0 : begin)));
+  return last;
 }
 
 }  // namespace dtensor::opcheck

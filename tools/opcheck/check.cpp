@@ -182,7 +182,8 @@ class Runner {
         c10::AutoGradMode mode(!gradients_.empty());
         op_.handle.callBoxed(&stack);
       } catch (const c10::Error& error) {
-        if (!is_refusal(error.what_without_backtrace()) || comm.count() > 0) throw;
+        const bool too_late = comm.count() > 0 && !op_.composite;  // a composite is many operators
+        if (!is_refusal(error.what_without_backtrace()) || too_late) throw;
         outcome.verdict = Verdict::refused;
         return outcome;
       }

@@ -30,21 +30,25 @@ class Examination {
  public:
   Examination(const Operator& op, const Effort& effort) : op_(op), effort_(effort) {}
 
-  // Tells what is known after each stage: the raw operators of the second may crash on parts that do not belong together.
+  // Tells what is known before each stage: libtorch's own operator may crash on arguments that make no sense ("sampling"), or on
+  // parts that do not belong together ("missed").
   Json run(const std::function<void(const Json&)>& tell) {
     for (const auto dtype : kDtypes) {
       const bool first = samples_ == 0;
-      for (auto& sample : samples_of(op_, dtype)) {
+      tell(found("sampling"));
+      auto samples = samples_of(op_, dtype);
+      tell(found("checking"));
+      for (auto& sample : samples) {
         ++samples_;
         first ? thoroughly(std::move(sample)) : briefly(sample);
       }
       if (samples_ > 0 && effort_.quick) break;
     }
-    tell(found(false));
+    tell(found("missed"));
     for (const auto& [sample, cases, outcomes] : thorough_) {
       if (effort_.missed) find_missed(sample, cases, outcomes);
     }
-    return found(true);
+    return found("done");
   }
 
  private:
@@ -54,9 +58,9 @@ class Examination {
     std::vector<Outcome> outcomes;  // on 3 ranks
   };
 
-  Json found(bool all) const {
+  Json found(const char* stage) const {
     return {{"name", op_.name}, {"family", op_.family}, {"why", op_.why}, {"samples", samples_}, {"cases", cases_},
-            {"refused", refused_}, {"wrong", wrong_}, {"missed", missed_}, {"rows", rows_}, {"complete", all}};
+            {"refused", refused_}, {"wrong", wrong_}, {"missed", missed_}, {"rows", rows_}, {"stage", stage}};
   }
 
   void thoroughly(Sample sample) {

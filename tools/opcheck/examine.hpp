@@ -18,7 +18,7 @@ struct Effort {
 };
 
 // What was found, as JSON: samples, cases, refused, wrong [..], missed [..], and for a table: rows [..].
-// `tell` gets what is known before the raw operator runs on parts that may not belong together, and may crash.
+// `tell` gets what is known before each stage (see examine.cpp): libtorch itself may crash in some.
 nlohmann::json examine(const Operator& op, const Effort& effort, const std::function<void(const nlohmann::json&)>& tell);
 
 // The same in a process of its own, which may crash or hang.

@@ -138,7 +138,7 @@ bool keeps_written(const Operator& op, const Sample& sample, const Case& placeme
 }  // namespace
 
 std::string legal_results(const Operator& op, const Sample& sample, const Case& placements, c10::ArrayRef<int64_t> ranks) {
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   torch::manual_seed(5);
   std::vector<Names> common;
   for (const auto n : ranks) {

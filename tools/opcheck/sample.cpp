@@ -304,14 +304,18 @@ std::optional<Sample> make(const Operator& op, const std::string& text, at::Scal
   Sample sample{text, dtype};
   try {
     torch::manual_seed(static_cast<uint64_t>(std::hash<std::string>()(text) % 1000 + seed));
-    at::NoGradGuard no_grad;
+    c10::NoGradGuard no_grad;
     sample.arguments = arguments_from(op.schema(), text, dtype);
     complete_out(op, sample.arguments);
     sample.after = deep_copy(sample.arguments);
     sample.results = sample.after;
     torch::manual_seed(0);
     op.handle.callBoxed(&sample.results);
-    for (const auto& result : tensors_in(sample.results)) result.resolve_neg();  // some dtypes have no negative
+    for (const auto& result : tensors_in(sample.results)) {
+      if (result.layout() != at::kStrided || result.is_nested()) return {};
+      result.resolve_neg();   // some dtypes have no negative
+      result.equal(result);  // some tensors are of libtorch's own transforms, and are not to be looked at
+    }
   } catch (const Misfit&) {
     return {};
   } catch (const std::exception&) {

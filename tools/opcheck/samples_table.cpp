@@ -190,7 +190,8 @@ masked_fill: self=[6,4] mask=[6,4]? value=1.5 | self=[6,4] mask=[4]? value=0 | s
 masked_scatter: self=[6,4] mask=[6,4]? source=[24] | self=[6,4] mask=[4]? source=[6,4]
 masked_scatter_backward: grad_output=[6,4] mask=[6,4]? sizes=[24]
 masked_select: self=[6,4] mask=[6,4]?
-masked_select_backward: grad=[24] input=[6,4] mask=[6,4]o
+masked_select_backward: grad=[24] input=[6,4] mask=[6,4]?
+_histogramdd_bin_edges: self=[5,3] bins=[2,3,4]
 _masked_softmax: self=[5,4] mask=[5,4]? dim=1 mask_type=2
 where: condition=[5,3]? self=[5,3] other=[5,3] | condition=[5,3]? self=[3] other=[5,1] | condition=[3]? self=[5,3] other=[] | condition=[5,3]? self=1.5 other=[5,3] | condition=[5,3]? self=[5,3] other=2.5 | condition=[5,3]?
 nonzero argwhere nonzero_numpy flatnonzero: self=[5,3]?

@@ -45,7 +45,8 @@ Case combination(const std::vector<std::vector<Placement>>& choices, size_t numb
 
 std::vector<at::Tensor> partial_parts(const at::Tensor& tensor, ReduceOp op, int64_t parts) {
   const bool whole = !c10::isFloatingType(tensor.scalar_type());
-  const auto drawn = [&] { return whole ? torch::randint_like(tensor, -4, 5) : torch::randn_like(tensor); };
+  // In eighths, so that parts of whole numbers add up to them exactly: what asks whether a number is 1 must be told.
+  const auto drawn = [&] { return whole ? torch::randint_like(tensor, -4, 5) : torch::randn_like(tensor).mul(8).round().div(8); };
   std::vector<at::Tensor> result;
   if (op == ReduceOp::max || op == ReduceOp::min) {
     const auto owner = torch::randint(0, parts, tensor.sizes(), at::kLong);
@@ -57,7 +58,7 @@ std::vector<at::Tensor> partial_parts(const at::Tensor& tensor, ReduceOp op, int
   }
   auto rest = op == ReduceOp::avg ? tensor * parts : tensor.clone();
   for (int64_t r = 0; r + 1 < parts; ++r) {
-    result.push_back(whole ? drawn() : drawn() + 0.6 * tensor);
+    result.push_back(whole ? drawn() : drawn() + 0.625 * tensor);
     rest = rest - result.back();
   }
   result.push_back(rest);
