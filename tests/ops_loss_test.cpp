@@ -276,3 +276,22 @@ TEST_CASE("ops: ranks without classes", "[ops][loss]") {
     }));
   }
 }
+
+TEST_CASE("ops: ctc loss", "[ops][loss]") {
+  const auto scores = fractions({7, 3, 5}), targets = indices({3, 2}, 4) + 1;
+  const auto lengths = torch::tensor({7, 6, 7}, torch::kLong), target_lengths = torch::tensor({2, 1, 2}, torch::kLong);
+  for (const int64_t reduction : {0, 1, 2}) {
+    check({fmt::format("ctc_loss {}", reduction),
+           {scores, targets},
+           [=](const Tensors& in) {
+             return Tensors{at::ctc_loss(in[0].log_softmax(2), in[1], {7, 6, 7}, {2, 1, 2}, 0, reduction, true)};
+           },
+           1e-5});
+    check({fmt::format("ctc_loss of lengths {}", reduction),
+           {scores, targets, lengths, target_lengths},
+           [=](const Tensors& in) {
+             return Tensors{at::ctc_loss(in[0].log_softmax(2), in[1], in[2], in[3], 0, reduction)};
+           },
+           1e-5});
+  }
+}

@@ -37,6 +37,11 @@ TEST_CASE("ops: reductions", "[ops][reduction]") {
   check({"amin of integers, negated", {few}, one([](auto& t) { return t.amin().neg(); })});
   check({"log of a minimum", {fractions({5, 3}).abs() + 1}, one([](auto& t) { return t.amin(Dims{0}).log(); }), 1e-6, false});
   check({"rsqrt of a minimum", {fractions({5, 3}).abs() + 1}, one([](auto& t) { return t.amin(Dims{0}).rsqrt(); }), 1e-6, false});
+  check({"matmul into a tensor", {fractions({5, 3}), fractions({3, 4})}, [](const Tensors& in) {
+           torch::NoGradGuard no_grad;
+           auto out = torch::empty({5, 4});
+           return Tensors{at::matmul_out(out, in[0].detach(), in[1].detach())};
+         }, 1e-5, false});
   check({"var", {x}, one([](auto& t) { return t.var(Dims{1}, true); }), 1e-5});
   check({"std all", {x}, one([](auto& t) { return t.std(); }), 1e-5});
   check({"logsumexp", {x}, one([](auto& t) { return t.logsumexp(Dims{1}); }), 1e-5});

@@ -100,6 +100,8 @@ const std::vector<Case>& cases() {
       {"permute", {2, 4, 6}, one([](T x) { return x.permute({2, 0, -2}); })},
       {"transpose", {2, 4, 6}, one([](T x) { return x.transpose(-1, 1); })},
       {"t", {4, 6}, one([](T x) { return x.t(); })},
+      {"transpose in place", {4, 6}, one([](T x) { auto y = x.clone(); return y.transpose_(0, 1).swapaxes_(0, 1).swapdims_(0, 1) * 2; })},
+      {"fill the diagonal", {5, 4}, one([](T x) { auto y = x.clone(); return y.fill_diagonal_(3) * 2; })},
       {"t in place", {4, 6}, one([](T x) { auto y = x.clone(); y.t_(); return y * 2; })},
       {"squeeze and unsqueeze in place", {4, 1, 3}, one([](T x) { auto y = x.clone(); return y.squeeze_(1).unsqueeze_(0).mul_(2); })},
       {"t of a vector", {4}, one([](T x) { return x.t(); })},
