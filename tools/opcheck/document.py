@@ -13,10 +13,14 @@ HEAD = """# Operators
 
 Every operator of libtorch works on DTensors. One with a **sharding rule** runs on the parts; one without runs on replicated operands
 (right, with a warning, once per operator). What `opcheck` proves: for every operator with a rule it makes sample arguments (several
-shapes, uneven and empty ones, memory orders, and the dtypes float64, float32, bfloat16, int64, bool), lays them out in *every*
-combination of placements on 2, 3 and 4 ranks and in drawn ones on a 2x2 mesh, with unequal parts of Partial tensors, runs the
-operator, and compares results, written arguments and gradients with one device. It also runs the *raw* operator on the parts, to find
-placements that are legal although the rule moves data: these are *missed*.
+shapes, uneven and empty ones, memory orders, and the dtypes float64, float32, bfloat16, int64, bool), lays them out in every
+combination of placements on 2, 3 and 4 ranks (other dtypes than the first that it takes: on 3) and in drawn ones on a 2x2 mesh, with
+unequal parts of Partial tensors, runs the operator, and compares results, written arguments and gradients with one device. Of an
+operator with so many operands that there are more than 250 combinations (`--cases`), 250 are drawn for each sample (50 of an out= form,
+which is the functional form and a copy).
+
+It also runs the *raw* operator on the parts, to find placements that are legal although the rule moves data: these are *missed*. Counted
+are the simplest: not what another missed placement implies, nor what an in-place or out= form shares with its functional form.
 
 ```
 build/tools/opcheck --all              # all rules; the last line is the count
@@ -85,11 +89,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", help="written by opcheck --all --json")
     parser.add_argument("--options", default="", help="the options that opcheck was given besides")
-    parser.add_argument("--fuzz", action="append", default=[], metavar="LINE", help="a command of the fuzzer and its last line, in words")
+    parser.add_argument("--also", action="append", default=[], metavar="LINE", help="what else was measured: a command and its last line")
     arguments = parser.parse_args()
     runs = [load(path) for path in arguments.files]
     command = f"build/tools/opcheck --all {arguments.options}".rstrip()
-    out = [HEAD.rstrip("\n"), "", "## Measured", "", f"`{command}`:", "", *measured(runs), "", *arguments.fuzz, "", f"## Rules (libtorch {runs[-1]['libtorch']})", "",
+    out = [HEAD.rstrip("\n"), "", "## Measured", "", f"`{command}`:", "", *measured(runs), "", *(f"- {line}" for line in arguments.also), "", f"## Rules (libtorch {runs[-1]['libtorch']})", "",
            "A heading is a table in `ops/`, with the number of overloads: in-place and out= forms share the line of their operator.",
            *families(runs[-1]), "", "## Missed placements", "",
            "Legal, but the rule moves data; each with the reason.", "", *missed(runs[-1])]
