@@ -1,5 +1,6 @@
 #include "plain.hpp"
 
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>

@@ -67,7 +67,7 @@ class Examination {
   size_t most_cases() const { return is_out_form(op_.schema()) ? effort_.cases / 5 : effort_.cases; }
 
   void thoroughly(Sample sample) {
-    const bool partials = !is_random(op_);  // rounding would change how many numbers are drawn
+    const bool partials = !asks_exact_bits(op_);  // as random operators do: rounding changes how many numbers are drawn
     auto cases = cases_1d(sample, most_cases(), partials);
     std::vector<Outcome> on_three;
     for (const int64_t ranks : {2, 3, 4}) {
@@ -80,7 +80,7 @@ class Examination {
   }
 
   void briefly(const Sample& sample) {
-    checked(sample, cases_1d(sample, effort_.quick ? 24 : most_cases(), !is_random(op_) && sample.dtype != at::kBFloat16), {3});
+    checked(sample, cases_1d(sample, effort_.quick ? 24 : most_cases(), !asks_exact_bits(op_) && sample.dtype != at::kBFloat16), {3});
   }
 
   std::vector<Outcome> checked(const Sample& sample, const std::vector<Case>& cases, const std::vector<int64_t>& mesh) {

@@ -28,6 +28,8 @@ std::vector<Operator> all_operators();
 // Draws random numbers, or returns memory as it finds it.
 bool is_random(const Operator& op);
 bool is_uninitialized(const Operator& op);
+bool is_of_libtorch_itself(const Operator& op);  // its tests' and its transforms', on tensors that nobody else has
+bool asks_exact_bits(const Operator& op);        // whose result another rounding changes altogether
 
 // Arguments that the operator writes, in place or as out=.
 std::vector<int> written_arguments(const c10::FunctionSchema& schema);
