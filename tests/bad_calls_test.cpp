@@ -77,6 +77,8 @@ std::vector<BadCall> bad_calls() {
       {"reshape of another count", {f({4, 3})}, [](const Tensors& t) { t[0].reshape({-1, 5}); }},
       {"expand", {f({4, 3})}, [](const Tensors& t) { t[0].expand({4, 5}); }},
       {"permute", {f({4, 3})}, [](const Tensors& t) { t[0].permute({0, 0}); }},
+      {"mm of two dtypes, on more ranks than rows", {f({6, 6}), f({6, 6}).to(torch::kDouble)}, [](const Tensors& t) { t[0].mm(t[1]); }},
+      {"softmax of ints, on more ranks than rows", {i({3, 4})}, [](const Tensors& t) { at::_softmax(t[0], 1, false); }},
       {"roll of a large one", {f({100, 100})}, [](const Tensors& t) { t[0].roll({1}, {7}); }},
       {"flip of a large one", {f({100, 100})}, [](const Tensors& t) { t[0].flip({-3}); }},
       {"transpose", {f({4, 3})}, [](const Tensors& t) { t[0].transpose(0, 2); }},

@@ -164,3 +164,24 @@ TEST_CASE("ops: creation and copies", "[ops][creation]") {
   check_free({"clone of a sum", {x}, [](const Tensors& in) { return Tensors{in[0].clone()}; }}, {3}, {{partial()}},
              {"(P(sum))"});
 }
+
+TEST_CASE("ops: embedding bag", "[ops][embedding]") {
+  const auto table = whole_numbers({6, 3}), positions = indices({7}, 6), offsets = torch::tensor({0, 2, 2, 5}, torch::kLong);
+  const auto factors = whole_numbers({7}, 1);
+  check({"sum", {table, positions, offsets}, [](const Tensors& in) { return Tensors{std::get<0>(at::embedding_bag(in[0], in[1], in[2]))}; }});
+  check({"mean", {table, positions, offsets}, [](const Tensors& in) {
+           return Tensors{std::get<0>(at::embedding_bag(in[0], in[1], in[2], false, 1))};
+         }, 1e-6});
+  check({"max", {table, positions, offsets}, [](const Tensors& in) {
+           return Tensors{std::get<0>(at::embedding_bag(in[0], in[1], in[2], false, 2))};
+         }, 0, false});
+  check({"weighted, with the last offset", {table, positions, torch::tensor({0, 3, 7}, torch::kLong), factors}, [](const Tensors& in) {
+           return Tensors{std::get<0>(at::embedding_bag(in[0], in[1], in[2], false, 0, false, in[3], true))};
+         }});
+  check({"padded", {table, positions, offsets}, [](const Tensors& in) {
+           return Tensors{std::get<0>(at::embedding_bag(in[0], in[1], in[2], false, 1, false, {}, false, 0))};
+         }, 1e-6});
+  check_free({"a sum of rows of a cut table", {table, positions, offsets}, [](const Tensors& in) {
+                return Tensors{std::get<0>(at::embedding_bag(in[0], in[1], in[2]))};
+              }}, {3}, {{shard(0)}, {replicate()}, {replicate()}}, {"(P(sum))"});
+}

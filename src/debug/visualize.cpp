@@ -63,14 +63,15 @@ Ranks everyone(const Layout& layout) {
   return all;
 }
 
-// "0 1 2 7", or "0-2 7" where runs are long.
+// "0 1 2 7", or "0-3 7" where runs are long; "0+1+2+7", or "0+...+3+7".
 std::string list_of(const std::vector<int>& ranks, const char* between) {
+  const auto* run = *between == '+' ? "+...+" : "-";
   std::vector<std::string> texts;
   for (size_t i = 0; i < ranks.size();) {
     size_t j = i;
     while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
     if (j - i < 3) j = i;
-    texts.push_back(i == j ? fmt::format("{}", ranks[i]) : fmt::format("{}-{}", ranks[i], ranks[j]));
+    texts.push_back(i == j ? fmt::format("{}", ranks[i]) : fmt::format("{}{}{}", ranks[i], run, ranks[j]));
     i = j + 1;
   }
   return fmt::format("{}", fmt::join(texts, between));

@@ -1,6 +1,7 @@
 // Composite operators that read memory themselves, above autograd, where a DTensor has none. Each has a kernel here in the mode that
 // every rank's thread is in, which libtorch asks before it takes the operator apart.
-#include "src/dispatch/guard.hpp"
+#include "src/dispatch/composite.hpp"
+#include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/op_info.hpp"
 #include "src/dispatch/out_form.hpp"
 #include "src/dispatch/stand_ins.hpp"
@@ -22,30 +23,26 @@
 
 namespace dtensor::dispatch {
 
+at::Tensor beside(const at::Tensor& distributed, const at::Tensor& tensor) {
+  if (is_dtensor(tensor)) return tensor;
+  const auto& mesh = DTensor(distributed).mesh();
+  const Placements whole(mesh.ndim(), replicate());
+  return wrap(tensor, Layout::get(mesh, whole, tensor.sizes(), tensor.strides(), tensor.scalar_type()));
+}
+
+std::vector<int64_t> numbers(const at::Tensor& tensor) {
+  const auto whole = is_dtensor(tensor) ? DTensor(tensor).full_tensor() : tensor;
+  const auto longs = plain([&] { return whole.to(at::kCPU, at::kLong).contiguous(); });
+  return {longs.data_ptr<int64_t>(), longs.data_ptr<int64_t>() + longs.numel()};
+}
+
 namespace {
-
-// The mode of every rank's thread, above autograd (rng/rank_generator.cpp).
-constexpr c10::DispatchKey kMode = c10::DispatchKey::TESTING_ONLY_GenericMode;
-
-c10::DispatchKeySet below(c10::DispatchKeySet keys) { return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kMode); }
 
 // Without gradients, libtorch's own takes a kernel that is no operator.
 at::Tensor max_pool1d(c10::DispatchKeySet keys, const at::Tensor& self, at::IntArrayRef kernel, at::IntArrayRef stride,
                       at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
   if (is_dtensor(self)) return std::get<0>(at::max_pool1d_with_indices(self, kernel, stride, padding, dilation, ceil_mode));
   return at::_ops::max_pool1d::redispatch(below(keys), self, kernel, stride, padding, dilation, ceil_mode);
-}
-
-// A plain tensor that every rank has, beside a distributed one.
-at::Tensor beside(const at::Tensor& distributed, const at::Tensor& plain) {
-  const auto& mesh = DTensor(distributed).mesh();
-  return from_local(plain, mesh, Placements(mesh.ndim(), replicate())).tensor();
-}
-
-template <class Make>
-at::Tensor plain(Make&& make) {
-  LocalMode local;
-  return make();
 }
 
 // The diagonal of a tensor that is cut or a view is none of memory: it is where a mask says.
@@ -62,19 +59,13 @@ at::Tensor ctc_loss(c10::DispatchKeySet keys, const at::Tensor& log_probs, const
     return at::_ops::ctc_loss_IntList::redispatch(below(keys), log_probs, targets, input_lengths, target_lengths, blank, reduction,
                                                   zero_infinity);
   }
-  const auto labels = is_dtensor(targets) ? targets : beside(log_probs, targets);
+  const auto labels = beside(log_probs, targets);
   auto losses = std::get<0>(at::_ctc_loss(log_probs, labels, input_lengths, target_lengths, blank, zero_infinity));
   if (zero_infinity) losses = losses.masked_fill(losses.isinf(), 0);
   if (reduction == at::Reduction::Sum) return losses.sum();
   if (reduction != at::Reduction::Mean) return losses;
   const auto lengths = plain([&] { return at::tensor(target_lengths, losses.scalar_type()).clamp_min(1); });
   return losses.div(beside(losses, lengths)).mean();
-}
-
-std::vector<int64_t> numbers(const at::Tensor& tensor) {
-  const auto whole = is_dtensor(tensor) ? DTensor(tensor).full_tensor() : tensor;
-  const auto longs = plain([&] { return whole.to(at::kCPU, at::kLong).contiguous(); });
-  return {longs.data_ptr<int64_t>(), longs.data_ptr<int64_t>() + longs.numel()};
 }
 
 at::Tensor ctc_loss_of_lengths(c10::DispatchKeySet keys, const at::Tensor& log_probs, const at::Tensor& targets,

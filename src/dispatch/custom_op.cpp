@@ -52,6 +52,10 @@ void register_rule(std::string_view name, rules::RulePtr rule, std::string_view 
   for (const auto& handle : found) {
     const auto fault = rule->misfit(handle.schema());
     require(fault.empty(), "register_rule", "{} cannot have this rule: {}; the schema is {}", op, fault, text_of(handle.schema()));
+    require(!handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd), "register_rule",
+            "{} is made of other operators, and taken apart before a rule is asked; the schema is {}; hint: register rules for those, or "
+            "define it with a kernel for a device (library.impl)",
+            op, text_of(handle.schema()));
     require(!dispatch::is_decided(handle), "register_rule",
             "{} has been called on distributed tensors already, and how is remembered; the schema is {}; hint: register rules first",
             op, text_of(handle.schema()));

@@ -117,6 +117,23 @@ bool set_outputs(Decision& decision, const rules::Call& call, const rules::Resol
   return true;
 }
 
+// Whether some rank may have an empty part of an operand, where kernels refuse less than with a full one. (Of a dim of at least p * p
+// elements every one of p ranks has some.)
+bool may_be_empty(const Layout& layout) {
+  for (int64_t d = 0; d < layout.ndim(); ++d) {
+    int64_t parts = 1, blocks = 1;
+    for (int64_t m = 0; m < layout.mesh().ndim(); ++m) {
+      const auto& p = layout.placements()[m];
+      if (!p.is_shard(d)) continue;
+      parts *= layout.mesh().size(m);
+      blocks = std::max<int64_t>(blocks, p.split * p.unit);
+    }
+    const auto length = layout.sizes()[d] / blocks;
+    if (length % parts != 0 && length < parts * parts) return true;
+  }
+  return false;
+}
+
 void check_supported(const OpInfo& info) {
   require(info.schema->name() != "aten::set_", info.name,
           "a distributed tensor has no storage to set; hint: torch::load outside of dt::Spmd, into a plain module or tensor, and copy_ "
@@ -160,7 +177,9 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   decision->outputs_known = rule && info.makes_results && set_outputs(*decision, call, resolution);
   if (rule) decision->lowering = rule->lower(call, resolution);
   const bool moves = std::any_of(decision->moves.begin(), decision->moves.end(), [](const Move& move) { return move.communicates; });
-  if (!rehearsed && (moves || decision->lowering || !decision->write_backs.empty())) rehearse(op, call);  // what kernels refuse, as dtypes
+  const bool empty = std::any_of(resolution.in.begin(), resolution.in.end(), [](const LayoutPtr& layout) { return may_be_empty(*layout); });
+  // What kernels refuse, as dtypes, is refused on every rank, and before anything is moved.
+  if (!rehearsed && (moves || empty || decision->lowering || !decision->write_backs.empty())) rehearse(op, call);
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
   decision->simple = !info.has_tensor_list && info.returns_tensors_only && (decision->outputs_known || !info.makes_results) &&
                      !call.operands.empty() && decision->write_backs.empty();

@@ -1,4 +1,4 @@
-// Local work after a collective: done when somebody waits, so that communication and computation overlap.
+// Local work after a collective: done when somebody waits or asks, so that communication and computation overlap.
 #include "src/redistribute/transition.hpp"
 
 #include <dtensor/error.hpp>
@@ -25,7 +25,16 @@ class WorkThen final : public comm::Work {
       finish_ = nullptr;  // lets go of the list
     });
   }
-  bool done() override { return first_->done(); }
+
+  // What is done holds no memory any more: ranks ask who else has a tensor's, and all must find the same.
+  bool done() override {
+    if (!first_->done()) return false;
+    try {
+      wait();
+    } catch (const std::exception&) {  // wait() will say it
+    }
+    return true;
+  }
 
  private:
   comm::WorkPtr first_;

@@ -178,6 +178,7 @@ class Einsum final : public Rule {
   View look(const Call& call) const {
     View view;
     int64_t ellipsis = 0;
+    const bool known = call.schema.name().rfind("aten::", 0) == 0;  // libtorch says what it refuses in its own words
     for (const auto& operand : call.operands) {
       if (call.schema.arguments()[operand.argument].is_out()) break;
       ++view.operands;
@@ -188,6 +189,9 @@ class Einsum final : public Rule {
       for (int64_t d = 0; d < operand.ndim(); ++d) {
         const int label = view.in.back()[d];
         auto& size = view.sizes.emplace(label, 1).first->second;
+        require(known || label == kNone || size == 1 || operand.sizes()[d] == 1 || size == operand.sizes()[d], call.schema.name(),
+                "dim {} of argument {} has length {}, but the notation '{}' gives it the letter of a dim of length {}", d, operand.argument,
+                operand.sizes()[d], notation_, size);
         size = size == 1 ? operand.sizes()[d] : size;
       }
     }

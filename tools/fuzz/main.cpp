@@ -142,7 +142,7 @@ int run(int argc, char** argv) {
   std::string mesh;
   auto* seed = app.add_option("--seed", o.seed, "of the first program (default 0)");
   auto* programs = app.add_option("--programs", o.programs, "how many: seeds SEED to SEED+N-1 (default 1000, or 1 with --seed)")
-                       ->check(CLI::PositiveNumber);
+                       ->check(CLI::Range(1, 1000000000));
   app.add_option("--jobs", o.jobs, "programs at once (default: the number of cores)")->check(CLI::Range(1, 64));
   auto* most =
       app.add_option("--ops", o.draw.most_operators, "the most operators of a program (default 40)")->check(CLI::PositiveNumber);

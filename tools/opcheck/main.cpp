@@ -134,14 +134,21 @@ int main(int argc, char** argv) {
   app.add_flag("--without-rule", without, "list the operators that are computed on replicated operands");
   app.add_flag("--missed", missed, "print missed placements that have no known reason");
   app.add_flag("--quick", effort.quick, "3 ranks and one dtype only");
-  app.add_option("--cases", effort.cases, "combinations of placements per sample and mesh")->capture_default_str();
+  app.add_option("--cases", effort.cases, "combinations of placements per sample and mesh, at most")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000000));
   app.add_option("--json", json_file, "write everything found to this file");
   app.add_option("--jobs", jobs, "operators at once")->capture_default_str()->check(CLI::Range(1, 64));
-  app.add_flag("--verbose", verbose, "print the samples too");
+  app.add_flag("--verbose", verbose, "name the operators that took no sample");
   CLI11_PARSE(app, argc, argv);
 
   setenv("OMP_NUM_THREADS", "1", 0);
   c10::SetStackTraceFetcher([] { return std::string(); });  // many samples are refused; to collect a trace of each takes long
+  std::ofstream json;
+  if (!json_file.empty()) {
+    json.open(json_file);
+    if (!json) return fmt::print(stderr, "opcheck: cannot write {}\n", json_file), 2;
+  }
   const auto operators = all_operators();
   if (listing) return list(operators), 0;
   if (without) return list_without(operators), 0;
@@ -165,8 +172,11 @@ int main(int argc, char** argv) {
     for (const auto& result : results) print_table(result);
   }
   const auto totals = report(results, missed || effort.table);
-  if (!json_file.empty()) std::ofstream(json_file) << Json{{"libtorch", TORCH_VERSION}, {"operators", results}}.dump(1) << "\n";
-  if (totals.unsampled > 0) fmt::print("{} operators took no sample\n", totals.unsampled);
+  if (json.is_open()) json << Json{{"libtorch", TORCH_VERSION}, {"operators", results}}.dump(1) << "\n";
+  if (totals.unsampled > 0) fmt::print("{} operators took no sample{}\n", totals.unsampled, verbose ? ":" : " (--verbose names them)");
+  for (const auto& result : results) {
+    if (verbose && result.value("samples", -1) == 0) fmt::print("  {}\n", result["name"].get<std::string>());
+  }
   fmt::print("rules {}, cases {}, wrong {}, missed {}\n", totals.operators, totals.cases, totals.wrong + totals.failed, totals.missed);
   return totals.wrong + totals.failed > 0 ? 1 : 0;
 }
