@@ -48,6 +48,7 @@ TORCH_LIBRARY(dtensor_test, library) {
   library.def("two(Tensor x) -> (Tensor, Tensor)");
   library.def("join(Tensor[] parts) -> Tensor");
   library.def("used(Tensor x) -> Tensor");
+  library.def("composed(Tensor x) -> Tensor", [](const at::Tensor& x) { return x.neg().exp(); });
   library.def("forms(Tensor x) -> Tensor");
   library.def("forms.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)");
 }
@@ -82,6 +83,23 @@ TEST_CASE("custom operators: a rule by notation and gradients", "[custom]") {
              {2, 2}, {{shard(0), shard(1)}, {replicate(), shard(0)}}, {"(S(0), P(sum))"});
 }
 
+TEST_CASE("custom operators: dims of one letter have one length", "[custom]") {
+  on_mesh({4}, [](const DeviceMesh& mesh) {
+    const auto x = placed(fractions({5, 6}), mesh, {shard(1)}), w = placed(fractions({5, 6}), mesh, {shard(1)});
+    CommDebugMode comm;
+    std::string text;
+    try {
+      call_scaled_mm(x, w);
+    } catch (const Error& error) {
+      text = error.what_without_backtrace();
+    }
+    for (const auto* part : {"dtensor_test::scaled_mm", "dim 0 of argument 1 has length 5", "'mk,kn,mn->mn'", "length 6"}) {
+      require(text.find(part) != std::string::npos, "test", "no '{}' in '{}'", part, text);
+    }
+    require(comm.count() == 0, "test", "it communicated");
+  });
+}
+
 TEST_CASE("custom operators: refused rules", "[custom]") {
   refuses({"my::missing", "TORCH_LIBRARY"}, [] { register_rule("my::missing", "m->m"); });
   refuses({"dtensor_test::scaled_mm", "Tensor? bias", "2 terms for 3", "one term"},
@@ -95,6 +113,7 @@ TEST_CASE("custom operators: refused rules", "[custom]") {
   refuses({"dtensor_test::two", "whole", "'k'"}, [] { register_rule("dtensor_test::two", "m->m,m", {.whole = "k"}); });
   refuses({"dtensor_test::two", "linear"}, [] { register_rule("dtensor_test::two", "m->m,m", {.linear = {1}}); });
   refuses({"dtensor_test::join", "lists of tensors", "rules::Rule"}, [] { register_rule("dtensor_test::join", "m->m"); });
+  refuses({"dtensor_test::composed", "taken apart", "library.impl"}, [] { register_rule("dtensor_test::composed", "m->m"); });
   CHECK_NOTHROW(register_rule("dtensor_test::forms", "m->m"));
   CHECK_NOTHROW(register_rule("dtensor_test::two", "...d->...d,...1", {.whole = "d"}));
 }

@@ -33,7 +33,7 @@ c10::optional<std::vector<rules::OutputMeta>> meta_outputs(const c10::OperatorHa
 bool selects_by_mask(const rules::Call& call);
 
 // Runs one of libtorch's operators on stand-ins of the global sizes and throws, in its words, when it refuses them whatever their
-// values. Returns whether it was tried: not with large tensors, random operators, and operators of others.
+// values. Returns whether it was tried: not with large tensors, out= forms, random operators, and operators of others.
 bool rehearse(const c10::OperatorHandle& op, const rules::Call& call);
 
 // Throws on every rank, naming operator and ranks, when a plain tensor that counts as replicated differs between ranks.
