@@ -7,6 +7,9 @@
 #include <ATen/ops/empty_strided.h>
 #include <dtensor/error.hpp>
 
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
 #include <unordered_set>
 
 namespace dtensor::dispatch {
@@ -36,8 +39,11 @@ void collect(const c10::IValue& value, std::vector<rules::OutputMeta>& outputs) 
   }
 }
 
-bool may_run_on_meta(const c10::OperatorHandle& op) {
+bool may_run_on_meta(const c10::OperatorHandle& op, const rules::Call& call) {
   if (op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) return true;
+  // Of empty tensors, what an operator is composed of may give other sizes than its kernel does (the statistics of layer_norm).
+  const auto empty = [](const rules::Operand& operand) { return c10::multiply_integers(operand.sizes()) == 0; };
+  if (std::any_of(call.operands.begin(), call.operands.end(), empty)) return false;
   // Kernels of others may read memory without asking where it is.
   const bool custom = op.schema().name().compare(0, 6, "aten::") != 0;
   return !custom && (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
@@ -65,7 +71,7 @@ bool is_missing_kernel(const c10::Error& error) {
 }  // namespace
 
 c10::optional<std::vector<rules::OutputMeta>> meta_outputs(const c10::OperatorHandle& op, const rules::Call& call) {
-  if (!may_run_on_meta(op) || selects_by_mask(call) || without_kernel().count(&call.schema)) return c10::nullopt;
+  if (!may_run_on_meta(op, call) || selects_by_mask(call) || without_kernel().count(&call.schema)) return c10::nullopt;
   LocalMode local;
   Stack stack;
   stack.reserve(call.arguments.size());
