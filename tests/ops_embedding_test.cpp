@@ -168,7 +168,8 @@ TEST_CASE("ops: creation and copies", "[ops][creation]") {
 TEST_CASE("ops: embedding bag", "[ops][embedding]") {
   const auto table = whole_numbers({6, 3}), positions = indices({7}, 6), offsets = torch::tensor({0, 2, 2, 5}, torch::kLong);
   const auto factors = whole_numbers({7}, 1);
-  check({"sum", {table, positions, offsets}, [](const Tensors& in) { return Tensors{std::get<0>(at::embedding_bag(in[0], in[1], in[2]))}; }});
+  check(
+      {"sum", {table, positions, offsets}, [](const Tensors& in) { return Tensors{std::get<0>(at::embedding_bag(in[0], in[1], in[2]))}; }});
   check({"mean", {table, positions, offsets}, [](const Tensors& in) {
            return Tensors{std::get<0>(at::embedding_bag(in[0], in[1], in[2], false, 1))};
          }, 1e-6});

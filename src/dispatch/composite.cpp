@@ -59,8 +59,7 @@ at::Tensor ctc_loss(c10::DispatchKeySet keys, const at::Tensor& log_probs, const
     return at::_ops::ctc_loss_IntList::redispatch(below(keys), log_probs, targets, input_lengths, target_lengths, blank, reduction,
                                                   zero_infinity);
   }
-  const auto labels = beside(log_probs, targets);
-  auto losses = std::get<0>(at::_ctc_loss(log_probs, labels, input_lengths, target_lengths, blank, zero_infinity));
+  auto losses = std::get<0>(at::_ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity));
   if (zero_infinity) losses = losses.masked_fill(losses.isinf(), 0);
   if (reduction == at::Reduction::Sum) return losses.sum();
   if (reduction != at::Reduction::Mean) return losses;

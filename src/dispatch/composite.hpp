@@ -16,7 +16,8 @@ inline c10::DispatchKeySet below(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kMode);
 }
 
-// A tensor beside a distributed one: itself, or what every rank has, replicated.
+// A tensor beside a distributed one: itself, or one that every rank made alike, replicated. Not for a caller's tensors, which operators
+// check.
 at::Tensor beside(const at::Tensor& distributed, const at::Tensor& tensor);
 
 // What `make` gives as a plain tensor, also where factories make distributed ones.

@@ -38,13 +38,12 @@ bool make_bags(const std::vector<int64_t>& offsets, int64_t bags, int64_t indice
 
 Results sums_of_rows(const at::Tensor& weight, const at::Tensor& indices, const std::vector<int64_t>& offsets, int64_t bags, int64_t mode,
                      const at::Tensor& factors, c10::optional<int64_t> padding) {
-  const auto labels = beside(weight, indices);
   const auto bag = beside(weight, plain([&] { return at::tensor(bags_of(offsets, bags, indices.numel()), at::kLong); }));
-  auto rows = at::embedding(weight, labels);
-  if (factors.defined()) rows = rows.mul(beside(weight, factors).unsqueeze(1));
-  auto counted = labels.eq(labels);
+  auto rows = at::embedding(weight, indices);
+  if (factors.defined()) rows = rows.mul(factors.unsqueeze(1));
+  auto counted = indices.eq(indices);
   if (padding) {
-    counted = labels.ne(*padding < 0 ? *padding + weight.size(0) : *padding);
+    counted = indices.ne(*padding < 0 ? *padding + weight.size(0) : *padding);
     rows = rows.masked_fill(counted.logical_not().unsqueeze(1), 0);
   }
   auto sums = weight.new_zeros({bags, weight.size(1)}).index_add(0, bag, rows);

@@ -251,7 +251,7 @@ void check_writable(const OpInfo& info, const Stack& stack, size_t begin) {
     if (!is_missed(*distributed)) continue;
     fail(info.name,
          "writes to {}, of which a view exists that had to be copied because no placement expresses it; the write would not "
-         "reach the other; hint: write before taking the view, or redistribute first so that the view needs no move",
+         "reach the other; hint: write to the whole (masked_fill_, index_copy_), or redistribute first so that the view needs no move",
          distributed->layout()->str());
   }
 }

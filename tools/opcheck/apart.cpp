@@ -56,7 +56,8 @@ nlohmann::json examine_apart(const Operator& op, const Effort& effort) {
   int status = 0;
   waitpid(child, &status, 0);
   const auto end = text.rfind('\n'), begin = text.rfind('\n', end - 1);
-  auto last = nlohmann::json::parse(text.substr(begin == std::string::npos ? 0 : begin + 1, end - (begin == std::string::npos ? 0 : begin)));
+  auto last =
+      nlohmann::json::parse(text.substr(begin == std::string::npos ? 0 : begin + 1, end - (begin == std::string::npos ? 0 : begin)));
   if (WIFSIGNALED(status) && last.value("stage", "") == "checking") {
     return {{"name", op.name}, {"failed", std::string("ended by signal ") + strsignal(WTERMSIG(status))}};
   }

@@ -158,7 +158,8 @@ int main(int argc, char** argv) {
     const bool named = std::any_of(names.begin(), names.end(), [&](const auto& n) {
       return n == op.name || n == short_name || n == op.base || n == op.schema().name();
     });
-    if (named || (all && op.has_rule()) || (registry && op.name.rfind("aten::", 0) == 0 && !is_of_libtorch_itself(op))) chosen.push_back(op);
+    if (named || (all && op.has_rule()) || (registry && op.name.rfind("aten::", 0) == 0 && !is_of_libtorch_itself(op)))
+      chosen.push_back(op);
   }
   if (chosen.empty()) {
     fmt::print(stderr, "opcheck: {}; see --help\n", names.empty() ? "nothing to do" : "no such operator: " + names[0]);
