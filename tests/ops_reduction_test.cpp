@@ -37,7 +37,10 @@ TEST_CASE("ops: reductions", "[ops][reduction]") {
   check({"amin of integers, negated", {few}, one([](auto& t) { return t.amin().neg(); })});
   check({"log of a minimum", {fractions({5, 3}).abs() + 1}, one([](auto& t) { return t.amin(Dims{0}).log(); }), 1e-6, false});
   check({"rsqrt of a minimum", {fractions({5, 3}).abs() + 1}, one([](auto& t) { return t.amin(Dims{0}).rsqrt(); }), 1e-6, false});
-  check({"quantile", {fractions({5, 7})}, one([](auto& t) { return torch::quantile(t, 0.25, 1); }), 1e-6});
+  check({"quantile", {fractions({5, 7})}, one([](auto& t) { return torch::quantile(t.detach(), 0.25, 1); }), 1e-6, false});
+  check({"quantiles", {fractions({5, 7}), torch::tensor({0.25f, 0.5f})}, [](const Tensors& in) {
+           return Tensors{torch::nanquantile(in[0].detach(), in[1].detach(), 0)};
+         }, 1e-6, false});
   check({"matmul into a tensor", {fractions({5, 3}), fractions({3, 4})}, [](const Tensors& in) {
            torch::NoGradGuard no_grad;
            auto out = torch::empty({5, 4});

@@ -15,7 +15,6 @@
 #include <ATen/ops/fill_diagonal_ops.h>
 #include <ATen/ops/max_pool1d_ops.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -94,7 +93,7 @@ struct Operands {
   bool needs_gradient = false;
 };
 
-// Of operators that only look at values: on whole operands, without gradients.
+// Of operators that only look at values, or need all of them: on whole operands. Where gradients are needed, as libtorch does it.
 void on_whole_operands(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   const auto begin = stack->size() - op.schema().arguments().size();
   const std::vector<c10::IValue> originals(stack->begin() + static_cast<int64_t>(begin), stack->end());
@@ -116,16 +115,6 @@ void on_whole_operands(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   }
 }
 
-// Of operators that make a tensor of their second argument by pointer: the overload that takes a tensor.
-void number_as_tensor(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
-  const auto begin = stack->size() - op.schema().arguments().size();
-  const auto self = (*stack)[begin].toTensor();
-  if (!is_dtensor(self)) return op.redispatchBoxed(below(keys), stack);
-  auto& number = (*stack)[begin + 1];
-  number = beside(self, plain([&] { return at::scalar_tensor(number.toDouble(), self.scalar_type()); }));
-  c10::Dispatcher::singleton().findSchemaOrThrow(op.schema().name().c_str(), "").callBoxed(stack);
-}
-
 // out= forms that are taken apart into views of `out`: the functional form, and a copy.
 void out_form(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   const auto begin = stack->size() - op.schema().arguments().size();
@@ -142,8 +131,11 @@ constexpr const char* kOnWholeOperands[] = {"_grid_sampler_2d_cpu_fallback_backw
                                             "choose_qparams_optimized",
                                             "conv_tbc_backward",
                                             "linalg_eigvals.out",
-                                            "linalg_matrix_rank.tol_tensor"};
-constexpr const char* kNumberAsTensor[] = {"nanquantile.scalar", "quantile.scalar"};
+                                            "linalg_matrix_rank.tol_tensor",
+                                            "nanquantile",
+                                            "nanquantile.scalar",
+                                            "quantile",
+                                            "quantile.scalar"};
 constexpr const char* kOutForms[] = {"kron.out",
                                      "linalg_matmul.out",
                                      "linalg_matrix_power.out",
@@ -168,7 +160,6 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, library) {
   library.impl("ctc_loss.IntList", TORCH_FN(ctc_loss));
   library.impl("ctc_loss.Tensor", TORCH_FN(ctc_loss_of_lengths));
   register_boxed(library, kOnWholeOperands, [] { return torch::CppFunction::makeFromBoxedFunction<&on_whole_operands>(); });
-  register_boxed(library, kNumberAsTensor, [] { return torch::CppFunction::makeFromBoxedFunction<&number_as_tensor>(); });
   register_boxed(library, kOutForms, [] { return torch::CppFunction::makeFromBoxedFunction<&out_form>(); });
 }
 
