@@ -206,8 +206,12 @@ class Runner {
     outcome.message = message;
   }
 
-  // What the operator's definition settles of result `i`: the phase of an eigenvector is free, and rounding decides.
-  at::Tensor determined(const at::Tensor& result, size_t i) const { return i == 1 && op_.base == "linalg_eig" ? result.abs() : result; }
+  // What the operator's definition settles of result `i`: the phase of an eigenvector is free, and rounding decides; what embedding_bag
+  // gives besides its first result is for libtorch's own derivative.
+  at::Tensor determined(const at::Tensor& result, size_t i) const {
+    if (i == 1 && op_.base == "linalg_eig") return result.abs();
+    return i > 0 && op_.base == "embedding_bag" ? torch::empty({0}) : result;
+  }
 
   std::string check_forward(const Stack& results, const Stack& arguments, std::string& lie) const {
     const bool values = !is_uninitialized(op_);
