@@ -33,11 +33,12 @@ constexpr Reason kReasons[] = {
     {"div|floor_divide", ".*", "linear without a rounding mode, which the decision does not read"},
     {"index_reduce|scatter_reduce|scatter", ".*", "a product is linear in self alone; nobody scatters products into a pending sum"},
     {"binary_cross_entropy.*|.*_loss_backward", ".*", "affine in targets and weights, which are data and not Partial"},
-    {".*conv.*|native_.*_norm.*|prelu.*|_addmm_activation", ".*", "linear in a vector of parameters: reducing it first is cheap"},
+    {".*conv.*|_?native_.*_norm.*|_batch_norm.*|prelu.*|_addmm_activation", ".*", "linear in a vector of parameters: reducing it first is cheap"},
     {"index_add|index_put|_index_put_impl|put", "sum",
      "contributions of parts add up to a pending sum; positions that are cut are gathered"},
     {"gather|embedding_dense_backward", ".*", "lines up for these lengths only"},
-    {"squeeze|t|copy", ".*", "refused: an in-place change of shape; copy: the source is not a pending reduction"},
+    {"ldexp", ".*", "linear in self: reducing it first is cheap"},
+    {"copy|_foreach_copy", ".*", "the source is a pending sum of another kind than what it is copied into"},
     {"_to_copy", ".*", "rounds towards zero: no conversion of a sum is the sum of conversions"},
 };
 
