@@ -114,15 +114,21 @@ class Repetition final : public Rule {
   RulePtr beside_ = family(repeat);
 };
 
-// Dims that are reversed are whole; the result lies in memory as self does.
-Structure flip(const Call& call) {
+// The dims that an operator rearranges are whole.
+Structure rearranged(const Call& call, Sizes strides) {
   const auto& self = call.operands[0];
   auto dims = lettered(self.sizes());
   for (const auto dim : dims_arg(call, "dims", self.ndim())) dims[dim].letter = kWhole;
-  const auto strides = at::infer_dense_strides(self.sizes(), self.layout->strides());
   Structure structure{{dims}, {dims}, {}, {kAnyPartial, {{0}}}};
-  structure.strides = {Sizes(strides.begin(), strides.end())};
+  structure.strides = {std::move(strides)};
   return structure;
+}
+
+// The result lies in memory as self does.
+Structure flip(const Call& call) {
+  const auto& self = *call.operands[0].layout;
+  const auto strides = at::infer_dense_strides(self.sizes(), self.strides());
+  return rearranged(call, Sizes(strides.begin(), strides.end()));
 }
 
 // Dims that turn are whole; an odd number of quarter turns swaps them.
@@ -136,15 +142,10 @@ Structure quarter_turns(const Call& call) {
   return structure;
 }
 
-// Dims that are rolled are whole (all, where none is named: the elements roll as one row). Two slices change places.
+// Two slices change places; where no dim is named, the elements roll as one row.
 Structure roll(const Call& call) {
-  const auto& self = call.operands[0];
-  auto dims = lettered(self.sizes());
-  for (const auto dim : dims_arg(call, "dims", self.ndim())) dims[dim].letter = kWhole;
-  Structure structure{{dims}, {dims}, {}, {kAnyPartial, {{0}}}};
-  const bool one_row = call.ints_arg("dims").empty();
-  structure.strides = {one_row ? contiguous_strides(self.sizes()) : strides_like(self.sizes(), *self.layout)};
-  return structure;
+  const auto& self = *call.operands[0].layout;
+  return rearranged(call, call.ints_arg("dims").empty() ? contiguous_strides(self.sizes()) : strides_like(self.sizes(), self));
 }
 
 // -- The table -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@
 #include <ATen/ops/fill_diagonal_ops.h>
 #include <ATen/ops/max_pool1d_ops.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -116,21 +115,6 @@ void on_whole_operands(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   }
 }
 
-// quantile and nanquantile read their fractions by pointer: these stay plain where gradients are needed.
-void quantile(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
-  const auto begin = stack->size() - op.schema().arguments().size();
-  const Operands operands(c10::ArrayRef<c10::IValue>(*stack).slice(begin));
-  if (!operands.distributed.defined() || !operands.needs_gradient) return on_whole_operands(op, keys, stack);
-  const auto self = (*stack)[begin].toTensor();
-  auto& fractions = (*stack)[begin + 1];
-  if (fractions.isDouble()) {
-    fractions = plain([&] { return at::scalar_tensor(fractions.toDouble(), self.scalar_type()); });
-    return c10::Dispatcher::singleton().findSchemaOrThrow(op.schema().name().c_str(), "").callBoxed(stack);
-  }
-  if (is_dtensor(fractions.toTensor())) fractions = DTensor(fractions.toTensor()).full_tensor();
-  op.redispatchBoxed(below(keys), stack);
-}
-
 // out= forms that are taken apart into views of `out`: the functional form, and a copy.
 void out_form(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   const auto begin = stack->size() - op.schema().arguments().size();
@@ -147,8 +131,11 @@ constexpr const char* kOnWholeOperands[] = {"_grid_sampler_2d_cpu_fallback_backw
                                             "choose_qparams_optimized",
                                             "conv_tbc_backward",
                                             "linalg_eigvals.out",
-                                            "linalg_matrix_rank.tol_tensor"};
-constexpr const char* kQuantiles[] = {"nanquantile", "nanquantile.scalar", "quantile", "quantile.scalar"};
+                                            "linalg_matrix_rank.tol_tensor",
+                                            "nanquantile",
+                                            "nanquantile.scalar",
+                                            "quantile",
+                                            "quantile.scalar"};
 constexpr const char* kOutForms[] = {"kron.out",
                                      "linalg_matmul.out",
                                      "linalg_matrix_power.out",
@@ -173,7 +160,6 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, library) {
   library.impl("ctc_loss.IntList", TORCH_FN(ctc_loss));
   library.impl("ctc_loss.Tensor", TORCH_FN(ctc_loss_of_lengths));
   register_boxed(library, kOnWholeOperands, [] { return torch::CppFunction::makeFromBoxedFunction<&on_whole_operands>(); });
-  register_boxed(library, kQuantiles, [] { return torch::CppFunction::makeFromBoxedFunction<&quantile>(); });
   register_boxed(library, kOutForms, [] { return torch::CppFunction::makeFromBoxedFunction<&out_form>(); });
 }
 

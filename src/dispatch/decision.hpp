@@ -40,6 +40,9 @@ struct Decision {
   bool simple = false;              // tensors in, tensors out, no lists: the short ways apply
   bool reads_numbers = false;       // no decision: it differs with the call's floating-point arguments, see Key::add_numbers
   std::vector<LayoutPtr> pinned = {};    // layouts that the key names by address
+
+  // Whether results may lie in another order than their layouts report: a lowered call is no call of libtorch's.
+  bool reorders() const { return lowering && !info->is_view; }
 };
 
 }  // namespace dtensor::dispatch

@@ -1,7 +1,7 @@
 #include "src/dispatch/dtensor_impl.hpp"
 
-#include "src/dispatch/fast_thread_local.hpp"
 #include "src/dispatch/execute.hpp"
+#include "src/dispatch/fast_thread_local.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/reading.hpp"
 

@@ -25,42 +25,51 @@ std::vector<int64_t> bags_of(const std::vector<int64_t>& offsets, int64_t bags, 
   return result;
 }
 
-// What libtorch refuses, and what is not made of rows that add up, is its own to say and do.
-bool adds_rows(const at::Tensor& weight, const at::Tensor& indices, const at::Tensor& offsets, bool scale_by_frequency, int64_t mode,
-               bool sparse) {
-  return is_dtensor(weight) && weight.dim() == 2 && indices.dim() == 1 && offsets.dim() == 1 && !scale_by_frequency && !sparse &&
-         (mode == kSum || mode == kMean) && at::isIntegralType(indices.scalar_type(), false);
-}
-
 bool make_bags(const std::vector<int64_t>& offsets, int64_t bags, int64_t indices) {
   return bags > 0 && offsets.front() == 0 && offsets.back() <= indices && std::is_sorted(offsets.begin(), offsets.end());
 }
 
-Results sums_of_rows(const at::Tensor& weight, const at::Tensor& indices, const std::vector<int64_t>& offsets, int64_t bags, int64_t mode,
-                     const at::Tensor& factors, c10::optional<int64_t> padding) {
+struct Arguments {
+  const at::Tensor &weight, &indices, &offsets;
+  bool scale_by_frequency;
+  int64_t mode;
+  bool sparse;
+  const c10::optional<at::Tensor>& factors;
+  bool include_last_offset;
+  c10::optional<int64_t> padding = {};
+};
+
+// Nothing: what libtorch refuses, and what is not made of rows that add up, is its own to say and do.
+c10::optional<Results> sums_of_rows(const Arguments& a) {
+  const auto &weight = a.weight, &indices = a.indices;
+  const bool adds = (a.mode == kSum || a.mode == kMean) && !a.scale_by_frequency && !a.sparse;
+  const bool fits = is_dtensor(weight) && weight.dim() == 2 && indices.dim() == 1 && a.offsets.dim() == 1 &&
+                    at::isIntegralType(indices.scalar_type(), false);
+  if (!adds || !fits) return c10::nullopt;
+  const auto offsets = numbers(a.offsets);
+  const auto bags = static_cast<int64_t>(offsets.size()) - a.include_last_offset;
+  if (!make_bags(offsets, bags, indices.numel())) return c10::nullopt;
+
   const auto bag = beside(weight, plain([&] { return at::tensor(bags_of(offsets, bags, indices.numel()), at::kLong); }));
   auto rows = at::embedding(weight, indices);
-  if (factors.defined()) rows = rows.mul(factors.unsqueeze(1));
+  if (a.factors && a.factors->defined()) rows = rows.mul(a.factors->unsqueeze(1));
   auto counted = indices.eq(indices);
-  if (padding) {
-    counted = indices.ne(*padding < 0 ? *padding + weight.size(0) : *padding);
+  if (a.padding) {
+    counted = indices.ne(*a.padding < 0 ? *a.padding + weight.size(0) : *a.padding);
     rows = rows.masked_fill(counted.logical_not().unsqueeze(1), 0);
   }
   auto sums = weight.new_zeros({bags, weight.size(1)}).index_add(0, bag, rows);
-  const auto counts = counted.to(at::kLong).new_zeros({bags}).index_add(0, bag, counted.to(at::kLong));
-  if (mode == kMean) sums = sums.div(counts.clamp_min(1).unsqueeze(1));
-  return {sums, bag, counts, counts.new_zeros({bags})};
+  const auto ones = counted.to(at::kLong);
+  const auto counts = ones.new_zeros({bags}).index_add(0, bag, ones);
+  if (a.mode == kMean) sums = sums.div(counts.clamp_min(1).unsqueeze(1));
+  return Results{sums, bag, counts, counts.new_zeros({bags})};
 }
 
 Results embedding_bag(c10::DispatchKeySet keys, const at::Tensor& weight, const at::Tensor& indices, const at::Tensor& offsets,
                       bool scale_by_frequency, int64_t mode, bool sparse, const c10::optional<at::Tensor>& factors,
                       bool include_last_offset) {
-  if (adds_rows(weight, indices, offsets, scale_by_frequency, mode, sparse)) {
-    const auto starts = numbers(offsets);
-    const auto bags = static_cast<int64_t>(starts.size()) - include_last_offset;
-    if (make_bags(starts, bags, indices.numel())) {
-      return sums_of_rows(weight, indices, starts, bags, mode, factors.value_or(at::Tensor()), c10::nullopt);
-    }
+  if (const auto sums = sums_of_rows({weight, indices, offsets, scale_by_frequency, mode, sparse, factors, include_last_offset})) {
+    return *sums;
   }
   return at::_ops::embedding_bag::redispatch(below(keys), weight, indices, offsets, scale_by_frequency, mode, sparse, factors,
                                              include_last_offset);
@@ -69,12 +78,8 @@ Results embedding_bag(c10::DispatchKeySet keys, const at::Tensor& weight, const 
 Results embedding_bag_padded(c10::DispatchKeySet keys, const at::Tensor& weight, const at::Tensor& indices, const at::Tensor& offsets,
                              bool scale_by_frequency, int64_t mode, bool sparse, const c10::optional<at::Tensor>& factors,
                              bool include_last_offset, c10::optional<int64_t> padding) {
-  if (adds_rows(weight, indices, offsets, scale_by_frequency, mode, sparse)) {
-    const auto starts = numbers(offsets);
-    const auto bags = static_cast<int64_t>(starts.size()) - include_last_offset;
-    if (make_bags(starts, bags, indices.numel())) {
-      return sums_of_rows(weight, indices, starts, bags, mode, factors.value_or(at::Tensor()), padding);
-    }
+  if (const auto sums = sums_of_rows({weight, indices, offsets, scale_by_frequency, mode, sparse, factors, include_last_offset, padding})) {
+    return *sums;
   }
   return at::_ops::embedding_bag_padding_idx::redispatch(below(keys), weight, indices, offsets, scale_by_frequency, mode, sparse, factors,
                                                          include_last_offset, padding);

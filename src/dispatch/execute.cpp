@@ -1,13 +1,12 @@
 #include "src/dispatch/execute.hpp"
 
+#include "src/core/alias.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/explicit.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/reading.hpp"
 
 #include <ATen/ExpandUtils.h>
-#include "src/core/alias.hpp"
-
 #include <ATen/ops/empty_strided.h>
 #include <dtensor/comm/record.hpp>
 #include <dtensor/error.hpp>
@@ -152,8 +151,7 @@ c10::IValue distributed(const Decision& decision, const c10::IValue& value, size
     const auto i = index++;
     if (!local.defined()) return local;
     auto layout = output_layout(decision, i, local);
-    const bool reorder = decision.lowering && !decision.info->is_view;
-    auto part = reorder ? in_reported_order(local, *layout) : local;
+    auto part = decision.reorders() ? in_reported_order(local, *layout) : local;
     return wrap(std::move(part), std::move(layout));
   }
   if (!value.isList() || !(value.isTensorList() || (!value.toListRef().empty() && value.toListRef()[0].isTensor()))) {

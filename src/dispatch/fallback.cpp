@@ -71,7 +71,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
   for (size_t i = 0; i < decision.outputs.size(); ++i) {
     if (!decision.outputs[i]) continue;
     auto local = std::move(stack[begin + i]).toTensor();
-    if (decision.lowering && !info.is_view) local = in_reported_order(std::move(local), *decision.outputs[i]->layout());
+    if (decision.reorders()) local = in_reported_order(std::move(local), *decision.outputs[i]->layout());
     auto result = wrap(std::move(local), *decision.outputs[i]);
     if (info.is_view) {
       if (decision.lowering) part_copied_view(decision, originals[0], result);

@@ -1,5 +1,7 @@
 #include "src/dispatch/op_info.hpp"
 
+#include "src/dispatch/out_form.hpp"
+
 #include <algorithm>
 #include <mutex>
 #include <unordered_map>
@@ -93,7 +95,7 @@ void read_schema(OpInfo& info, const c10::FunctionSchema& schema) {
   const auto& sources = info.returns_argument;
   const bool only_new = std::all_of(sources.begin(), sources.end(), [](int source) { return source < 0; });
   info.makes_results = only_new && (info.written.empty() || !sources.empty());
-  const bool out_form = !arguments.empty() && arguments.back().is_out();
+  const bool out_form = is_out_form(schema);
   info.in_place = !info.written.empty() && !out_form;
   if (out_form) info.functional = functional_of(schema);
   info.changes_metadata = info.in_place && kChangesMetadata.count(schema.name()) > 0;

@@ -5,6 +5,9 @@
 
 namespace dtensor::dispatch {
 
+// Whether the operator writes its results to out= arguments.
+inline bool is_out_form(const c10::FunctionSchema& schema) { return !schema.arguments().empty() && schema.arguments().back().is_out(); }
+
 // Whether `info` is an out= form whose functional form is known.
 inline bool has_functional(const OpInfo& info) { return info.functional.has_value(); }
 

@@ -2,6 +2,7 @@
 // is communicated, where there is no meta kernel to say so (and for what kernels themselves refuse, as dtypes).
 #include "src/dispatch/decide.hpp"
 #include "src/dispatch/guard.hpp"
+#include "src/dispatch/out_form.hpp"
 #include "src/dispatch/stand_ins.hpp"
 
 #include <dtensor/error.hpp>
@@ -78,8 +79,7 @@ bool selects_by_mask(const rules::Call& call) {
 }
 
 bool rehearse(const c10::OperatorHandle& op, const rules::Call& call) {
-  const auto& arguments = call.schema.arguments();
-  if (!arguments.empty() && arguments.back().is_out()) return false;  // some kernels write past an `out` of another size
+  if (is_out_form(call.schema)) return false;  // some kernels write past an `out` of another size
   const bool custom = call.schema.name().rfind("aten::", 0) != 0;  // what others' operators do besides computing is theirs to say
   if (custom || call.mesh.device_type() != c10::DeviceType::CPU || is_random(op)) return false;
   if (selects_by_mask(call) || elements(call) > kMostElements) return false;

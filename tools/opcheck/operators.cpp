@@ -75,8 +75,4 @@ std::vector<int> out_arguments(const c10::FunctionSchema& schema) {
   return outs;
 }
 
-bool is_out_form(const c10::FunctionSchema& schema) {
-  return !schema.arguments().empty() && schema.arguments().back().is_out();
-}
-
 }  // namespace dtensor::opcheck

@@ -1,6 +1,8 @@
 // The operators of libtorch's registry, as opcheck sees them.
 #pragma once
 
+#include "src/dispatch/out_form.hpp"
+
 #include <dtensor/rules/rule.hpp>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -34,6 +36,6 @@ bool asks_exact_bits(const Operator& op);        // whose result another roundin
 // Arguments that the operator writes, in place or as out=.
 std::vector<int> written_arguments(const c10::FunctionSchema& schema);
 std::vector<int> out_arguments(const c10::FunctionSchema& schema);
-bool is_out_form(const c10::FunctionSchema& schema);
+using dispatch::is_out_form;
 
 }  // namespace dtensor::opcheck
