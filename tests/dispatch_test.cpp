@@ -349,11 +349,7 @@ TEST_CASE("dispatch: a settled reduction forgets no view that had to be copied",
     auto x = dt::from_local(torch::ones({1, 4}), mesh, {dt::shard(1), dt::partial()}, {1, 8});
     const auto view = x->slice(1, 5, 7);  // of the second rank's part
     const auto settled = torch::tanh(x);
-    try {
-      view.mul_(2);
-    } catch (const dt::Error&) {
-      return;
-    }
+    view.mul_(2);
     dt::require(dt::full_tensor(x).sum().item<double>() == 2 * (8 + 2), "test", "the write did not reach the base");
   }));
 }

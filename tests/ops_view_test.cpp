@@ -282,64 +282,91 @@ TEST_CASE("a view shares memory so that a write through it reaches the base", "[
   }));
 }
 
-TEST_CASE("a view that had to be copied refuses writes instead of losing them", "[ops][view]") {
-  REQUIRE_NOTHROW(on_ranks(2, [] {
-    const auto mesh = mesh_of({2});
-    const auto x = dt::distribute_tensor(numbers({4, 6}), mesh, {shard(1)});
-    const auto refused = [&](const at::Tensor& view, const char* what) {
-      for (const auto& tensor : {view, x.tensor()}) {
-        bool threw = false;
-        try {
-          tensor.add_(1);
-        } catch (const c10::Error&) {
-          threw = true;
-        }
-        dt::require(threw, "test", "{}: the write went through", what);
-      }
-    };
-    refused(x->select(1, 0), "select of a cut dim");
-    refused(x->chunk(2, 1)[0], "chunks of a cut dim");
-    check_equal(x, numbers({4, 6}), "after the views are gone");
-    x->add_(1);
-    check_equal(x, numbers({4, 6}, 2), "written when no copy is left");
-  }));
-}
-
-TEST_CASE("a write through views of views reaches the base or is refused", "[ops][view]") {
+TEST_CASE("a write reaches a view that had to be copied, and its base", "[ops][view]") {
   for (const auto* transport : {"threads", "gloo"}) {
     REQUIRE_NOTHROW(on_ranks(2, [] {
       const std::vector<std::function<at::Tensor(const at::Tensor&)>> chains{
+          [](const at::Tensor& t) { return t.select(0, 2); },
+          [](const at::Tensor& t) { return t.select(1, 0); },
+          [](const at::Tensor& t) { return t.chunk(2, 1)[0]; },
+          [](const at::Tensor& t) { return t.slice(0, 1, 5); },
           [](const at::Tensor& t) { return t.select(0, 2).slice(0, 1, 8, 3); },
           [](const at::Tensor& t) { return t.transpose(0, 1).select(0, 3); },
           [](const at::Tensor& t) { return t.view({-1}).slice(0, 3, 9); },
+          [](const at::Tensor& t) { return t.diagonal(); },
           [](const at::Tensor& t) { return t.slice(1, 0, 4).t()[1]; }};
       for (const auto& chain : chains) {
         for (const auto& placement : {dt::replicate(), shard(0), shard(1), dt::partial()}) {
           auto plain = numbers({6, 9});
           auto x = dt::distribute_tensor(plain, mesh_of({2}), {placement}).tensor();
-          bool refused = false;
-          auto view = chain(x);
-          try {
-            view.zero_();
-          } catch (const c10::Error&) {
-            refused = true;
-          }
-          if (!refused) chain(plain).zero_();
-          dt::require(dt::full_tensor(x).equal(plain), "test", "the base of {} differs", str(placement));
-          dt::require(dt::full_tensor(view).equal(chain(plain)), "test", "the view of {} differs", str(placement));
-          if (!refused) continue;
-          bool base_refused = false;
-          try {
-            x.zero_();
-          } catch (const c10::Error&) {
-            base_refused = true;
-          }
-          dt::require(base_refused, "test", "a write to the base of {} was lost to its view", str(placement));
-          view = at::Tensor();
-          if (placement.is_partial()) continue;
-          x.zero_();  // nobody would miss it now
-          dt::require(dt::full_tensor(x).equal(plain * 0), "test", "zero_ of {}", str(placement));
+          auto view = chain(x), of_plain = chain(plain), second = x.select(0, 2), of_second = plain.select(0, 2);
+          const auto check = [&](const char* what) {
+            dt::require(dt::full_tensor(x).equal(plain), "test", "{}: the base of {} differs", what, str(placement));
+            dt::require(dt::full_tensor(view).equal(of_plain), "test", "{}: the view of {} differs", what, str(placement));
+            dt::require(dt::full_tensor(second).equal(of_second), "test", "{}: another view of {} differs", what, str(placement));
+          };
+          view.mul_(3), of_plain.mul_(3);
+          check("written to the view");
+          x.neg_(), plain.neg_();
+          check("written to the base");
+          at::_foreach_zero_({second}), of_second.zero_();
+          check("written to another view");
         }
+      }
+    }, transport));
+  }
+}
+
+TEST_CASE("a write to a piece of a cut dim communicates what was written, or says so", "[ops][view]") {
+  REQUIRE_NOTHROW(on_ranks(2, [] {
+    const auto mesh = mesh_of({2});
+    auto plain = numbers({4, 6});
+    auto x = dt::distribute_tensor(plain, mesh, {shard(0)}).tensor();
+    {
+      const auto row = x.select(0, 1);
+      dt::CommDebugMode comm;
+      row.fill_(7);  // cut as well: half a row is sent to each rank
+      dt::require(comm.count(dt::comm::Collective::all_gather) == 1 && comm.bytes() == 3 * 4, "test", "got {}", comm.str());
+      comm.reset();
+      x.add_(1);
+      dt::require(comm.count(dt::comm::Collective::all_gather) == 1 && comm.count() == 1, "test", "got {}", comm.str());
+      const auto refused = [](const auto& write, const char* words) {
+        std::string error;
+        try {
+          write();
+        } catch (const dt::Error& e) {
+          error = e.what_without_backtrace();
+        }
+        dt::require(error.find(words) != std::string::npos, "test", "got {}; expected {}", error, words);
+      };
+      refused([&] { at::_foreach_add_({row, x}, 1); }, "one after the other");
+      const auto guard = dt::explicit_communication();
+      refused([&] { x.add_(1); }, "gathered for its views");
+    }
+    plain[1] = 7, plain.add_(1);
+    check_equal(dt::DTensor(x), plain, "after the refusals");
+    dt::CommDebugMode comm;
+    x.add_(1);
+    dt::require(comm.count() == 0, "test", "no view is left; got {}", comm.str());
+  }));
+}
+
+TEST_CASE("a gradient passes through a write to a piece of a cut dim", "[ops][view]") {
+  const auto gradients = [](const at::Tensor& leaf, const at::Tensor& row) {
+    auto x = leaf.mul(2);
+    x[1] = row.mul(3);
+    x.slice(0, 2, 4).mul_(leaf.slice(0, 0, 2));
+    return torch::autograd::grad({x.pow(2).sum()}, {leaf, row});
+  };
+  const auto expected = gradients(numbers({5, 3}).requires_grad_(), numbers({3}).requires_grad_());
+  for (const auto* transport : {"threads", "gloo"}) {
+    REQUIRE_NOTHROW(on_ranks(2, [&] {
+      const auto mesh = mesh_of({2});
+      for (const auto& placement : {dt::replicate(), shard(0), shard(1)}) {
+        const auto leaf = dt::distribute_tensor(numbers({5, 3}), mesh, {placement}).tensor().requires_grad_();
+        const auto row = dt::distribute_tensor(numbers({3}), mesh, {dt::replicate()}).tensor().requires_grad_();
+        const auto got = gradients(leaf, row);
+        for (int i = 0; i < 2; ++i) dt::require(dt::full_tensor(got[i]).equal(expected[i]), "test", "gradient {} of {}", i, str(placement));
       }
     }, transport));
   }

@@ -6,11 +6,24 @@
 
 namespace dtensor::detail {
 
-inline at::Tensor alias(const at::Tensor& base, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t storage_offset) {
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), base.dtype());
+inline at::Tensor alias(c10::Storage memory, c10::DispatchKeySet keys, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,
+                        c10::IntArrayRef strides, int64_t storage_offset) {
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, std::move(memory), keys, dtype);
   impl->set_storage_offset(storage_offset);
   impl->set_sizes_and_strides(sizes, strides);
   return at::Tensor(std::move(impl));
+}
+
+inline at::Tensor alias(const at::Tensor& base, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t storage_offset) {
+  return alias(base.storage(), base.key_set(), base.dtype(), sizes, strides, storage_offset);
+}
+
+// What lies in a tensor's memory, where the tensor may be seen as conjugated or negated.
+inline c10::DispatchKeySet keys_of_memory(const at::Tensor& tensor) {
+  return tensor.key_set() - c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+}
+inline at::Tensor memory_of(const at::Tensor& tensor) {
+  return alias(tensor.storage(), keys_of_memory(tensor), tensor.dtype(), tensor.sizes(), tensor.strides(), tensor.storage_offset());
 }
 
 // Whether the elements lie in row-major order without gaps. Says the same on every rank whose part of a tensor was made in the same

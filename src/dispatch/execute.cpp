@@ -5,6 +5,7 @@
 #include "src/dispatch/explicit.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/reading.hpp"
+#include "src/dispatch/write_through.hpp"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty_strided.h>
@@ -165,8 +166,8 @@ c10::IValue distributed(const Decision& decision, const c10::IValue& value, size
 void part_copied_views(const Decision& decision, const c10::IValue& base, const c10::IValue& value, size_t first) {
   if (!base.isTensor()) return;
   auto tie = [&](const at::Tensor& view, size_t index) {
-    part_copied_view(decision, base, view);
     set_view_offset(decision, index, base.unsafeToTensorImpl()->storage_offset(), view);
+    part_copied_view(decision, base, view);
   };
   if (value.isTensor()) tie(value.toTensor(), first);
   if (!value.isTensorList()) return;
@@ -193,18 +194,13 @@ void wrap_results(Stack& stack, size_t begin, const Decision& decision, const st
 
 namespace {
 
-// Whether a view or base exists that misses what is written here. A move under way has memory too, on one rank longer than on
-// another; all ranks must decide the same, so it is waited for.
-bool is_missed(DTensorImpl& impl) {
-  if (!is_parted(impl.local())) [[likely]] return false;
-  wait_for_all_readers();
-  return is_parted(impl.local());
-}
-
 // Whether the local memory can be replaced: nobody else has it, and no view or base of it would be forgotten.
 bool is_alone(DTensorImpl& impl) {
   before_write(impl.local());
-  return impl.owns_local_alone() && !is_missed(impl);
+  if (!impl.owns_local_alone()) return false;
+  if (!is_parted(impl.local())) [[likely]] return true;
+  wait_for_all_readers();  // a move under way has memory too, on one rank longer than on another
+  return !is_parted(impl.local());
 }
 
 }  // namespace
@@ -232,32 +228,16 @@ void part_copied_view(const Decision& decision, const c10::IValue& base, const a
   if (result->local().is_alias_of(source->local())) {
     const bool moved = !decision.moves.empty() && source->layout() != decision.moves[0].to;
     if (!moved) return;
-    LocalMode local;  // the chunk of a whole tensor is one of its views, but a write to it would not reach the other ranks
+    LocalMode local;  // the chunk of a whole tensor is one of its views, but a write to it would not reach the other ranks by itself
     result->relay(result->local().clone(), result->layout());
   }
-  part(source->local(), result->local());
-}
-
-void check_writable(const OpInfo& info, const Stack& stack, size_t begin) {
-  for (const int argument : info.written) {
-    const auto& value = stack[begin + argument];
-    if (!value.isTensor()) continue;
-    auto* impl = const_cast<c10::TensorImpl*>(value.unsafeToTensorImpl());
-    if (!is_dtensor_impl(impl)) continue;
-    auto* distributed = static_cast<DTensorImpl*>(impl);
-    before_write(distributed->local());
-    if (!is_missed(*distributed)) continue;
-    fail(info.name,
-         "writes to {}, of which a view exists that had to be copied because no placement expresses it; the write would not "
-         "reach the other; hint: write to the whole (masked_fill_, index_copy_), or redistribute first so that the view needs no move",
-         distributed->layout()->str());
-  }
+  part(*source, *result, decision.outputs_known);
 }
 
 void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision) {
   const auto& info = *decision.info;
   std::vector<c10::IValue> originals(stack.begin() + begin, stack.end());
-  if (!info.written.empty()) check_writable(info, stack, begin);
+  const auto written = info.written.empty() ? std::vector<Written>() : written_beside(info, stack, begin);
   if (!decision.moves.empty() || !decision.write_backs.empty()) check_explicit(decision);
   {
     comm::Cause cause(info.name, true);
@@ -271,6 +251,7 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
       call.call();
     }
     write_back(decision, originals, separate);
+    write_through(written);
   }
   wrap_results(stack, begin, decision, originals);
 }

@@ -32,9 +32,6 @@ at::Tensor in_reported_order(at::Tensor local, const Layout& layout);
 // Whether the operator makes tensors from nothing.
 bool is_factory(const OpInfo& info);
 
-// Throws when a tensor about to be written has a view that had to be copied.
-void check_writable(const OpInfo& info, const Stack& stack, size_t begin);
-
 // A view is a copy when its operand was moved or the local memory order allows no view.
 void part_copied_view(const Decision& decision, const c10::IValue& base, const at::Tensor& view);
 

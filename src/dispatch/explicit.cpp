@@ -17,9 +17,8 @@ ExplicitCommunication::~ExplicitCommunication() { --explicit_depth; }
 
 namespace dispatch {
 
-namespace {
-
-[[noreturn]] void refuse(const OpInfo& info, int argument, int element, std::string_view what, const Layout& from, const Layout& to) {
+void check_explicit(const OpInfo& info, int argument, int element, std::string_view what, const Layout& from, const Layout& to) {
+  if (explicit_depth == 0 || info.name == "aten::_local_scalar_dense") return;
   int64_t bytes = static_cast<int64_t>(c10::elementSize(from.dtype()));
   for (const auto size : from.local_sizes()) bytes *= size;
   fail(info.name,
@@ -28,15 +27,13 @@ namespace {
        element < 0 ? fmt::format("{}", argument) : fmt::format("{}[{}]", argument, element), what, from.str(), to.str(), bytes);
 }
 
-}  // namespace
-
 void check_explicit(const Decision& decision) {
-  if (explicit_depth == 0 || decision.info->name == "aten::_local_scalar_dense") return;
+  if (explicit_depth == 0) return;
   for (const auto& move : decision.moves) {
-    if (move.communicates) refuse(*decision.info, move.argument, move.element, "moved", *move.from, *move.to);
+    if (move.communicates) check_explicit(*decision.info, move.argument, move.element, "moved", *move.from, *move.to);
   }
   for (const auto& back : decision.write_backs) {
-    if (back.communicates) refuse(*decision.info, back.argument, back.element, "brought back", *back.written, *back.home);
+    if (back.communicates) check_explicit(*decision.info, back.argument, back.element, "brought back", *back.written, *back.home);
   }
 }
 

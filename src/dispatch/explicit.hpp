@@ -8,4 +8,7 @@ namespace dtensor::dispatch {
 // Throws when communication must be explicit in this thread and a move of the decision communicates.
 void check_explicit(const Decision& decision);
 
+// The same for one argument, which is communicated: `what` it would be, "moved".
+void check_explicit(const OpInfo& info, int argument, int element, std::string_view what, const Layout& from, const Layout& to);
+
 }  // namespace dtensor::dispatch

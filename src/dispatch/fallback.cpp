@@ -8,6 +8,7 @@
 #include "src/dispatch/execute.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/out_form.hpp"
+#include "src/dispatch/write_through.hpp"
 
 #include <dtensor/comm/record.hpp>
 #include <dtensor/tensor.hpp>
@@ -44,8 +45,9 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
   c10::IValue self;
   const int64_t base_offset = info.is_view && stack[begin].isTensor() ? stack[begin].unsafeToTensorImpl()->storage_offset() : 0;
   if (decision.lowering) originals.append(stack.begin() + static_cast<int64_t>(begin), stack.end());
+  std::vector<Written> written;
   if (!info.written.empty()) {
-    check_writable(info, stack, begin);
+    written = written_beside(info, stack, begin);
     self = stack[begin + info.written[0]];
   }
   for (size_t i = begin; i < stack.size(); ++i) {
@@ -64,6 +66,10 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     LocalMode local;
     op.callBoxed(&stack);
   }
+  if (!written.empty()) [[unlikely]] {
+    comm::Cause cause(info.name, true);
+    write_through(written);
+  }
   if (!info.makes_results) {
     if (!info.returns_argument.empty()) stack[begin] = std::move(self);
     return;
@@ -74,8 +80,8 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     if (decision.reorders()) local = in_reported_order(std::move(local), *decision.outputs[i]->layout());
     auto result = wrap(std::move(local), *decision.outputs[i]);
     if (info.is_view) {
-      if (decision.lowering) part_copied_view(decision, originals[0], result);
       set_view_offset(decision, i, base_offset, result);
+      if (decision.lowering) part_copied_view(decision, originals[0], result);
     }
     stack[begin + i] = std::move(result);
   }

@@ -1,22 +1,44 @@
 #include "src/dispatch/parted.hpp"
 
+#include "src/core/alias.hpp"
+
 #include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
-#include <vector>
 
 namespace dtensor::dispatch {
 
 namespace {
 
-using Memory = c10::weak_intrusive_ptr<c10::StorageImpl>;  // weak, so that the address stays that storage's
-using Group = std::vector<Memory>;                         // memories that would be one
+// A tensor without a claim on its memory.
+struct View {
+  View(DTensorImpl& tensor, bool known)
+      : memory(tensor.local().storage().getWeakStorageImpl()),
+        keys(dtensor::detail::keys_of_memory(tensor.local())),
+        sizes(tensor.local().sizes()),
+        strides(tensor.local().strides()),
+        local_offset(tensor.local().storage_offset()),
+        layout(tensor.layout()),
+        offset(tensor.storage_offset()),
+        place_known(known) {}
+
+  const c10::StorageImpl* storage() const { return memory._unsafe_get_target(); }
+
+  c10::weak_intrusive_ptr<c10::StorageImpl> memory;  // weak, so that the address stays that storage's
+  c10::DispatchKeySet keys;
+  Sizes sizes, strides;
+  int64_t local_offset;
+  LayoutPtr layout;
+  int64_t offset;
+  bool place_known;
+};
+using Group = std::vector<View>;  // whose memories would be one
 
 class Table {
  public:
-  void join(const c10::Storage& a, const c10::Storage& b) {
+  void join(const View& a, const View& b) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (groups_.size() >= purge_at_) purge();
     auto& group = group_of(a);
@@ -30,38 +52,57 @@ class Table {
     size_ = groups_.size();
   }
 
-  bool is_parted(const c10::Storage& storage) {
+  bool is_parted(const c10::StorageImpl* storage) {
     if (size_.load(std::memory_order_relaxed) == 0) return false;
     std::lock_guard<std::mutex> lock(mutex_);
-    auto* memory = storage.unsafeGetStorageImpl();
-    const auto found = groups_.find(memory);
-    return found != groups_.end() && std::any_of(found->second->begin(), found->second->end(), [&](const Memory& other) {
-             return other._unsafe_get_target() != memory && !other.expired();
+    const auto found = groups_.find(storage);
+    return found != groups_.end() && std::any_of(found->second->begin(), found->second->end(), [&](const View& view) {
+             return view.storage() != storage && !view.memory.expired();
            });
   }
 
+  std::vector<Held> parted_from(const c10::StorageImpl* storage) {
+    std::vector<Held> others;
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = groups_.find(storage);
+    if (found == groups_.end()) return others;
+    for (const auto& view : *found->second) {
+      const c10::Storage memory(view.storage() == storage ? c10::intrusive_ptr<c10::StorageImpl>() : view.memory.lock());
+      if (!memory) continue;
+      const auto dtype = c10::scalarTypeToTypeMeta(view.layout->dtype());
+      others.push_back({dtensor::detail::alias(memory, view.keys, dtype, view.sizes, view.strides, view.local_offset), view.layout,
+                        view.offset, view.place_known});
+    }
+    return others;
+  }
+
  private:
-  std::shared_ptr<Group>& group_of(const c10::Storage& storage) {
-    auto& group = groups_[storage.unsafeGetStorageImpl()];
-    if (!group) group = std::make_shared<Group>(Group{storage.getWeakStorageImpl()});
+  // The group of the tensor's memory, in which it is known to be.
+  std::shared_ptr<Group>& group_of(const View& view) {
+    auto& group = groups_[view.storage()];
+    if (!group) group = std::make_shared<Group>();
+    const bool known = std::any_of(group->begin(), group->end(), [&](const View& other) {
+      return other.storage() == view.storage() && other.layout == view.layout && other.offset == view.offset;
+    });
+    if (!known) group->push_back(view);
     return group;
   }
 
   // Forgets memories that are gone.
   void purge() {
-    const auto gone = [](const Memory& memory) { return memory.expired(); };
-    std::vector<Memory> dead;
+    std::vector<const c10::StorageImpl*> dead;
     for (auto& [memory, group] : groups_) {
-      std::copy_if(group->begin(), group->end(), std::back_inserter(dead), gone);
-      group->erase(std::remove_if(group->begin(), group->end(), gone), group->end());
+      const auto gone = std::stable_partition(group->begin(), group->end(), [](const View& view) { return !view.memory.expired(); });
+      std::transform(gone, group->end(), std::back_inserter(dead), [](const View& view) { return view.storage(); });
+      group->erase(gone, group->end());
     }
-    for (const auto& memory : dead) groups_.erase(memory._unsafe_get_target());
+    for (const auto* memory : dead) groups_.erase(memory);
     purge_at_ = std::max<size_t>(64, 2 * groups_.size());
     size_ = groups_.size();
   }
 
   std::mutex mutex_;
-  std::unordered_map<c10::StorageImpl*, std::shared_ptr<Group>> groups_;
+  std::unordered_map<const c10::StorageImpl*, std::shared_ptr<Group>> groups_;
   std::atomic<size_t> size_ = 0;
   size_t purge_at_ = 64;
 };
@@ -71,12 +112,18 @@ Table& table() {
   return *table;
 }
 
+const c10::StorageImpl* storage_of(const at::Tensor& local) { return local.storage().unsafeGetStorageImpl(); }
+
 }  // namespace
 
-void part(const at::Tensor& a, const at::Tensor& b) {
-  if (a.has_storage() && b.has_storage()) table().join(a.storage(), b.storage());
+void part(DTensorImpl& base, DTensorImpl& view, bool place_known) {
+  if (base.local().has_storage() && view.local().has_storage()) table().join({base, true}, {view, place_known});
 }
 
-bool is_parted(const at::Tensor& local) { return local.has_storage() && table().is_parted(local.storage()); }
+bool is_parted(const at::Tensor& local) { return local.has_storage() && table().is_parted(storage_of(local)); }
+
+std::vector<Held> parted_from(const at::Tensor& local) {
+  return local.has_storage() ? table().parted_from(storage_of(local)) : std::vector<Held>();
+}
 
 }  // namespace dtensor::dispatch

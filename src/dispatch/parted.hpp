@@ -1,15 +1,28 @@
-// Views that had to be copied: their memory and their base's would be one on one device, so a write to either is refused while both
-// live. Known by storage, so that views of views, and views that are gone, need no bookkeeping.
+// Views that had to be copied: on one device their memory and their base's would be one, so a write to either is carried over to the
+// other (write_through.hpp). Known by storage, so that views of views, and views that are gone, need no bookkeeping.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include "src/dispatch/dtensor_impl.hpp"
+
+#include <vector>
 
 namespace dtensor::dispatch {
 
-// From now on a write to one of these local tensors would be missed by the other.
-void part(const at::Tensor& a, const at::Tensor& b);
+// What a memory holds: a local tensor, and where on one device the tensor that it is part of would lie.
+struct Held {
+  at::Tensor local;
+  LayoutPtr layout;
+  int64_t offset;
+  bool place_known;  // else strides and offset are not those of one device
+};
+
+// From now on a write to one of these tensors would be missed by the other.
+void part(DTensorImpl& base, DTensorImpl& view, bool place_known);
 
 // Whether a write to this local tensor would be missed by another that lives.
 bool is_parted(const at::Tensor& local);
+
+// Those that would miss it, the same on every rank.
+std::vector<Held> parted_from(const at::Tensor& local);
 
 }  // namespace dtensor::dispatch

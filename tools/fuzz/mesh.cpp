@@ -60,11 +60,7 @@ bool meets_plain(const std::string& text, bool spmd) {
 }
 
 bool is_refusal(const std::string& text, bool spmd) {
-  static const std::vector<std::string> known{"P(norm2) cannot hold numbers below 0",
-                                              "a view exists that had to be copied because no placement expresses it"};
-  if (meets_plain(text, spmd)) return true;
-  return text.find("hint:") != std::string::npos &&
-         std::any_of(known.begin(), known.end(), [&](const auto& k) { return text.find(k) != std::string::npos; });
+  return meets_plain(text, spmd) || text.find("P(norm2) cannot hold numbers below 0; hint:") != std::string::npos;
 }
 
 std::string name_of(const Step& step) {
