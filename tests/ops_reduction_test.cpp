@@ -37,10 +37,6 @@ TEST_CASE("ops: reductions", "[ops][reduction]") {
   check({"amin of integers, negated", {few}, one([](auto& t) { return t.amin().neg(); })});
   check({"log of a minimum", {fractions({5, 3}).abs() + 1}, one([](auto& t) { return t.amin(Dims{0}).log(); }), 1e-6, false});
   check({"rsqrt of a minimum", {fractions({5, 3}).abs() + 1}, one([](auto& t) { return t.amin(Dims{0}).rsqrt(); }), 1e-6, false});
-  check({"quantile", {fractions({5, 7})}, one([](auto& t) { return torch::quantile(t.detach(), 0.25, 1); }), 1e-6, false});
-  check({"quantiles", {fractions({5, 7}), torch::tensor({0.25f, 0.5f})}, [](const Tensors& in) {
-           return Tensors{torch::nanquantile(in[0].detach(), in[1].detach(), 0)};
-         }, 1e-6, false});
   check({"matmul into a tensor", {fractions({5, 3}), fractions({3, 4})}, [](const Tensors& in) {
            torch::NoGradGuard no_grad;
            auto out = torch::empty({5, 4});
@@ -163,5 +159,42 @@ TEST_CASE("ops: reductions of Partial that have an index or a sign", "[ops][redu
     const auto got = scattered(distribute_tensor(signs, mesh, {replicate()}), distribute_tensor(x, mesh, {shard(0)}),
                                distribute_tensor(index, mesh, {replicate()}));
     require(full_tensor(got).allclose(scattered(signs, x, index)), "test", "a norm among numbers with signs");
+  }));
+}
+
+TEST_CASE("ops: quantiles and their gradients", "[ops][reduction]") {
+  auto holes = fractions({5, 7});
+  holes[1][2] = holes[3][0] = holes[3][5] = NAN;
+  const auto q = torch::tensor({0.25f, 0.5f, 0.875f});
+  const auto of = [](auto dim, bool keepdim, const char* how, bool nan) {
+    return [=](const Tensors& in) {
+      return Tensors{(nan ? torch::nanquantile(in[0], in[1], dim, keepdim, how) : torch::quantile(in[0], in[1], dim, keepdim, how))};
+    };
+  };
+  for (const auto* how : {"linear", "lower", "higher", "midpoint", "nearest"}) {
+    check({std::string("quantiles ") + how, {fractions({5, 7}), q}, of(0, false, how, false)});
+    check({std::string("quantiles of all ") + how, {fractions({5, 7}), q}, of(c10::nullopt, true, how, false)});
+    check({std::string("quantiles beside nan ") + how, {holes, q}, of(1, true, how, true), 0, false});
+  }
+  const auto median = torch::tensor(0.5f);
+  check({"a quantile", {fractions({3, 4, 5}), median}, of(1, true, "linear", false)});
+  check({"a quantile of one element", {fractions({}), median}, of(0, true, "linear", false)});
+  check({"a nanquantile of all", {fractions({3, 4}), median}, of(c10::nullopt, false, "linear", true)});
+  check({"quantile of a number", {fractions({5, 7})}, one([](auto& t) { return torch::quantile(t, 0.25, 1); })});
+  check_over("gloo", {"nanquantile of a number", {fractions({5, 7})}, one([](auto& t) { return torch::nanquantile(t, 0.4, 0, true); })});
+  CHECK_NOTHROW(on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const auto words = [](const at::Tensor& x, double fraction, int64_t dim) -> std::string {
+      try {
+        torch::quantile(x, fraction, dim);
+      } catch (const c10::Error& error) {
+        return error.what_without_backtrace();
+      }
+      return "";
+    };
+    const auto x = fractions({5, 7}), cut = distribute_tensor(x, mesh, {shard(0)}).tensor();
+    for (const auto& [fraction, dim] : std::vector<std::pair<double, int64_t>>{{1.5, 0}, {0.5, 2}}) {
+      require(!words(x, fraction, dim).empty() && words(cut, fraction, dim) == words(x, fraction, dim), "test", "got {}",
+              words(cut, fraction, dim));
+    }
   }));
 }

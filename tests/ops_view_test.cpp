@@ -282,7 +282,7 @@ TEST_CASE("a view shares memory so that a write through it reaches the base", "[
   }));
 }
 
-TEST_CASE("a write reaches a view that had to be copied, and its base", "[ops][view]") {
+TEST_CASE("a write reaches a view that had to be copied and its base", "[ops][view]") {
   for (const auto* transport : {"threads", "gloo"}) {
     REQUIRE_NOTHROW(on_ranks(2, [] {
       const std::vector<std::function<at::Tensor(const at::Tensor&)>> chains{
@@ -317,7 +317,7 @@ TEST_CASE("a write reaches a view that had to be copied, and its base", "[ops][v
   }
 }
 
-TEST_CASE("a write to a piece of a cut dim communicates what was written, or says so", "[ops][view]") {
+TEST_CASE("a write to a piece of a cut dim communicates what was written or says so", "[ops][view]") {
   REQUIRE_NOTHROW(on_ranks(2, [] {
     const auto mesh = mesh_of({2});
     auto plain = numbers({4, 6});

@@ -131,11 +131,7 @@ constexpr const char* kOnWholeOperands[] = {"_grid_sampler_2d_cpu_fallback_backw
                                             "choose_qparams_optimized",
                                             "conv_tbc_backward",
                                             "linalg_eigvals.out",
-                                            "linalg_matrix_rank.tol_tensor",
-                                            "nanquantile",
-                                            "nanquantile.scalar",
-                                            "quantile",
-                                            "quantile.scalar"};
+                                            "linalg_matrix_rank.tol_tensor"};
 constexpr const char* kOutForms[] = {"kron.out",
                                      "linalg_matmul.out",
                                      "linalg_matrix_power.out",

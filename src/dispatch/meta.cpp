@@ -41,9 +41,11 @@ void collect(const c10::IValue& value, std::vector<rules::OutputMeta>& outputs) 
 
 bool may_run_on_meta(const c10::OperatorHandle& op, const rules::Call& call) {
   if (op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) return true;
-  // Of empty tensors, what an operator is composed of may give other sizes than its kernel does (the statistics of layer_norm).
+  // Of empty tensors, what an operator is composed of may give other sizes than its kernel does (the statistics of layer_norm). Not views.
+  const auto& returns = op.schema().returns();
+  const bool view = !returns.empty() && returns[0].alias_info() && !returns[0].alias_info()->isWrite();
   const auto empty = [](const rules::Operand& operand) { return c10::multiply_integers(operand.sizes()) == 0; };
-  if (std::any_of(call.operands.begin(), call.operands.end(), empty)) return false;
+  if (!view && std::any_of(call.operands.begin(), call.operands.end(), empty)) return false;
   // Kernels of others may read memory without asking where it is.
   const bool custom = op.schema().name().compare(0, 6, "aten::") != 0;
   return !custom && (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||

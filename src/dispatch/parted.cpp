@@ -56,9 +56,8 @@ class Table {
     if (size_.load(std::memory_order_relaxed) == 0) return false;
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = groups_.find(storage);
-    return found != groups_.end() && std::any_of(found->second->begin(), found->second->end(), [&](const View& view) {
-             return view.storage() != storage && !view.memory.expired();
-           });
+    return found != groups_.end() && std::any_of(found->second->begin(), found->second->end(),
+                                                 [&](const View& view) { return view.storage() != storage && !view.memory.expired(); });
   }
 
   std::vector<Held> parted_from(const c10::StorageImpl* storage) {

@@ -72,9 +72,10 @@ int64_t elements(const rules::Call& call) {
 
 bool selects_by_mask(const rules::Call& call) {
   const auto& name = call.schema.name();
-  const bool reads_masks = name.rfind("aten::masked_s", 0) == 0 || call.has("indices");
-  return reads_masks && std::any_of(call.operands.begin(), call.operands.end(), [](const rules::Operand& operand) {
-    return operand.layout->dtype() == c10::ScalarType::Bool || operand.layout->dtype() == c10::ScalarType::Byte;
+  const int selector = name.rfind("aten::masked_s", 0) == 0 ? call.argument_index("mask") : call.argument_index("indices");
+  return std::any_of(call.operands.begin(), call.operands.end(), [selector](const rules::Operand& operand) {
+    const auto dtype = operand.layout->dtype();
+    return operand.argument == selector && (dtype == c10::ScalarType::Bool || dtype == c10::ScalarType::Byte);
   });
 }
 

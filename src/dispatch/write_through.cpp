@@ -22,7 +22,8 @@ Placements replicated(const Layout& layout) { return Placements(layout.mesh().nd
 
 void add(const OpInfo& info, int argument, int element, DTensorImpl& impl, std::vector<Written>& all) {
   before_write(impl.local());
-  if (!is_parted(impl.local())) [[likely]] return;
+  if (!is_parted(impl.local())) [[likely]]
+    return;
   wait_for_all_readers();  // a move under way has memory too, on one rank longer than on another
   auto others = parted_from(impl.local());
   if (others.empty()) return;
@@ -34,8 +35,8 @@ void add(const OpInfo& info, int argument, int element, DTensorImpl& impl, std::
             layout->str(), other.layout->str());
   }
   for (const auto& earlier : all) {
-    const bool twice = std::any_of(earlier.others.begin(), earlier.others.end(),
-                                   [&](const Held& other) { return other.local.is_alias_of(impl.local()); });
+    const bool twice =
+        std::any_of(earlier.others.begin(), earlier.others.end(), [&](const Held& other) { return other.local.is_alias_of(impl.local()); });
     require(!twice, info.name, "writes to a tensor and to a view of it that had to be copied, {}; hint: write to one after the other",
             layout->str());
   }

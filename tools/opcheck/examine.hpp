@@ -21,8 +21,10 @@ struct Effort {
 // `tell` gets what is known before each stage (see examine.cpp): libtorch itself may crash in some.
 nlohmann::json examine(const Operator& op, const Effort& effort, const std::function<void(const nlohmann::json&)>& tell);
 
-// The same in a process of its own, which may crash or hang.
-nlohmann::json examine_apart(const Operator& op, const Effort& effort);
+// The same for many, `jobs` at once, each in a process of its own, which may crash or hang. `progress` gets how many are done, and the
+// name of the last.
+std::vector<nlohmann::json> examine_apart(const std::vector<Operator>& operators, const Effort& effort, size_t jobs,
+                                          const std::function<void(size_t, const std::string&)>& progress);
 
 // Leaves of the missed placements those that say something new: not what another of the same operator implies with more operands
 // whole, nor what an in-place form shares with its functional form.

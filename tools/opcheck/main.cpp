@@ -6,10 +6,7 @@
 #include <fmt/format.h>
 #include <torch/version.h>
 
-#include <chrono>
 #include <fstream>
-#include <mutex>
-#include <thread>
 
 #include <unistd.h>
 
@@ -38,33 +35,11 @@ void list_without(const std::vector<Operator>& operators) {
   fmt::print("{} operator overloads without a rule: computed on replicated operands\n", count);
 }
 
-// Examines the operators, `jobs` at a time, in processes of their own.
-std::vector<Json> examine_all(const std::vector<Operator>& operators, const Effort& effort, int jobs) {
-  std::vector<Json> results(operators.size());
-  std::mutex mutex;
-  size_t next = 0, done = 0;
+// How far it is: a line that changes, or one in a hundred.
+void show_progress(size_t done, size_t all, const std::string& name) {
   const bool terminal = isatty(STDERR_FILENO);
-  const auto work = [&] {
-    for (;;) {
-      size_t mine;
-      {
-        std::lock_guard<std::mutex> lock(mutex);
-        if (next == operators.size()) return;
-        mine = next++;
-      }
-      auto result = examine_apart(operators[mine], effort);
-      std::lock_guard<std::mutex> lock(mutex);
-      results[mine] = std::move(result);
-      ++done;
-      if (terminal) fmt::print(stderr, "\r[{}/{}] {:<60}", done, operators.size(), operators[mine].name.substr(0, 60));
-      else if (done % 100 == 0) fmt::print(stderr, "[{}/{}]\n", done, operators.size());
-    }
-  };
-  std::vector<std::thread> threads;
-  for (int i = 0; i < jobs; ++i) threads.emplace_back(work);
-  for (auto& thread : threads) thread.join();
-  if (terminal) fmt::print(stderr, "\n");
-  return results;
+  if (terminal) fmt::print(stderr, "\r[{}/{}] {:<60}{}", done, all, name.substr(0, 60), done == all ? "\n" : "");
+  if (!terminal && done % 100 == 0) fmt::print(stderr, "[{}/{}]\n", done, all);
 }
 
 struct Totals {
@@ -125,7 +100,7 @@ int main(int argc, char** argv) {
   std::vector<std::string> names;
   std::string json_file;
   bool all = false, registry = false, listing = false, without = false, missed = false, verbose = false;
-  int jobs = 2;
+  size_t jobs = 2;
   Effort effort;
   app.add_option("operators", names, "operators or overloads to check, with their tables (mm, aten::add.Tensor)");
   app.add_flag("--all", all, "every operator that has a rule");
@@ -167,7 +142,8 @@ int main(int argc, char** argv) {
   }
   effort.table = !all && !registry;
   effort.missed = !registry;
-  auto results = examine_all(chosen, effort, jobs);
+  const auto progress = [&](size_t done, const std::string& name) { show_progress(done, chosen.size(), name); };
+  auto results = examine_apart(chosen, effort, jobs, progress);
   keep_simplest_misses(results);
   if (effort.table) {
     for (const auto& result : results) print_table(result);
