@@ -391,3 +391,22 @@ TEST_CASE("dispatch: what is written in place is brought back", "[dispatch]") {
     }, transport));
   }
 }
+
+TEST_CASE("dispatch: ranks that have been busy on a smaller mesh remember other calls", "[dispatch]") {
+  for (const auto* transport : {"threads", "gloo"}) {
+    REQUIRE_NOTHROW(on_ranks(4, [](dt::World& world) {
+      const dt::DeviceMesh all(torch::kCPU, {0, 1, 2, 3}, {4}, {"all"}), pair(torch::kCPU, {0, 1}, {2}, {"pair"});
+      const auto plain = torch::arange(3, torch::kDouble);
+      const auto use = [&] {
+        const dt::Spmd region(all);
+        same(torch::ones({8, 3}, torch::kDouble).mul(plain), torch::ones({8, 3}, torch::kDouble).mul(plain), "beside a plain tensor");
+      };
+      use();
+      if (world.rank() < 2) {
+        const auto row = dt::distribute_tensor(torch::ones({10000}), pair, {dt::replicate()}).tensor();
+        for (int64_t i = 1; i < 10000; ++i) row.narrow(0, 0, i);  // more decisions than are kept
+      }
+      use();
+    }, transport));
+  }
+}

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 namespace dtensor {
@@ -64,6 +65,13 @@ struct PlanCache {
   bool costs_loaded = false;
 };
 
+// The plain tensors of one mesh that were compared between its ranks. What a rank remembers of calls does not say: a rank that was
+// busy on other meshes has forgotten other calls than its peers.
+struct Compared {
+  int distributed = 0;                  // by distribute_tensor
+  std::unordered_set<size_t> operands;  // of operators, by a hash of what they were
+};
+
 struct WorldState {
   explicit WorldState(World& world) : world(world) {}
   ~WorldState();
@@ -80,7 +88,7 @@ struct WorldState {
   std::map<std::pair<std::string, std::vector<int>>, std::shared_ptr<comm::Communicator>> communicators;
   std::shared_ptr<LayoutTable> layouts = std::make_shared<LayoutTable>();
   PlanCache plans;
-  std::unordered_map<const void*, int> distributed;  // by mesh: plain tensors that distribute_tensor has laid out
+  std::unordered_map<const void*, Compared> compared;  // by mesh
 };
 
 }  // namespace detail

@@ -1,21 +1,20 @@
 #include "src/dispatch/decide.hpp"
 
+#include "src/core/world_state.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 
+#include <c10/util/hash.h>
 #include <dtensor/error.hpp>
 #include <fmt/ranges.h>
 #include <dtensor/redistribute.hpp>
 #include <dtensor/spmd.hpp>
+#include <dtensor/world.hpp>
 
 #include <cstdio>
 #include <mutex>
 #include <set>
 
 namespace dtensor::dispatch {
-
-namespace {
-
-}  // namespace
 
 DeviceMesh common_mesh(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   const Layout* first = nullptr;
@@ -42,6 +41,17 @@ DeviceMesh common_mesh(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments)
 
 namespace {
 
+// The first of its kind on the mesh, which it is on all of the mesh's ranks or on none.
+void check_first(const OpInfo& info, const rules::Call& call, const rules::Operand& operand, const at::Tensor& tensor) {
+  constexpr size_t kMost = 1 << 14;
+  auto& seen = call.mesh.world().state().compared[call.mesh.id()].operands;
+  const auto hash = c10::get_hash(call.schema.name(), call.schema.overload_name(), operand.argument, operand.element, operand.sizes().vec(),
+                                  static_cast<int>(operand.layout->dtype()));
+  if (seen.size() == kMost || seen.count(hash)) return;
+  check_replicated(info.name, tensor, call.mesh);
+  seen.insert(hash);
+}
+
 void check_plain_operands(const OpInfo& info, const rules::Call& call, bool explaining) {
   for (const auto& operand : call.operands) {
     if (!operand.plain) continue;
@@ -53,9 +63,8 @@ void check_plain_operands(const OpInfo& info, const rules::Call& call, bool expl
            "hint: distribute_tensor it, or run this code inside dt::Spmd, where plain tensors count as replicated",
            fmt::join(tensor.sizes(), ", "), operand.argument, describe(call));
     }
-    if (!explaining && Spmd::current() && replication_check() && !tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-      check_replicated(info.name, tensor, call.mesh);
-    }
+    const bool number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    if (!explaining && Spmd::current() && replication_check() && !number) check_first(info, call, operand, tensor);
   }
 }
 

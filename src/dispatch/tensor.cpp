@@ -171,7 +171,7 @@ DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, Placem
             DTensor(full).mesh().str(), mesh.str());
     return DTensor(full).redistribute(placements);
   }
-  if (Spmd::current() && replication_check() && mesh.world().state().distributed[mesh.id()]++ < kChecked) {
+  if (Spmd::current() && replication_check() && mesh.world().state().compared[mesh.id()].distributed++ < kChecked) {
     dispatch::check_replicated("distribute_tensor", full, mesh);
   }
   const DTensor whole(replicated(full, mesh));

@@ -142,8 +142,15 @@ struct Typed<Op, Result(Args...)> {
     Operands operands;
     (add_operand(operands, args), ...);
     const bool may_settle = all_distinct(operands);
-    return Op::call(moved_argument(decision, I, args, may_settle)...);
+    return InOrder{moved_argument(decision, I, args, may_settle)...}.result;
   }
+
+  // Moves communicate, and the fallback makes them in the order of the arguments; so do braces, but not a call.
+  struct InOrder {
+    template <class... Locals>
+    explicit InOrder(Locals&&... locals) : result(Op::call(std::forward<Locals>(locals)...)) {}
+    Result result;
+  };
 
   static Result boxed(const c10::OperatorHandle& op, Args... args) {
     Stack stack;
