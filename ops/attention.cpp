@@ -15,16 +15,20 @@ enum : int { kBatch, kHead, kQuery };  // letters; keys and features are whole
 
 // Query [batch, heads, queries, features], key and value [batch, key heads, keys, features], mask [.., queries, keys].
 struct Attention {
-  explicit Attention(const Call& call) {
+  // Cut along batch and heads, and along queries where the kernel's statistics are of queries alone. Where they are not, only a call
+  // tells their sizes, and no rank may be without one.
+  explicit Attention(const Call& call, bool by_queries = true) {
     const auto q = sizes(call, "query"), k = sizes(call, "key"), v = sizes(call, "value");
     // A group of query heads shares a key head: cuts fall between groups when key heads divide evenly.
     const bool grouped = k[1] != q[1];
-    const int head = !grouped || k[1] % call.mesh.size() == 0 ? kHead : kWhole;
+    const bool heads = !grouped || k[1] % call.mesh.size() == 0;
+    const int head = heads && (by_queries || all_have_some(call, 1)) ? kHead : kWhole;
+    const int batch = by_queries || all_have_some(call, 0) ? kBatch : kWhole;
     // A causal mask is counted from the first query.
-    const int row = call.bool_arg("is_causal") ? kWhole : kQuery;
-    query = {{kBatch, q[0]}, {head, q[1]}, {row, q[2]}, {kWhole, q[3]}};
-    key = {{kBatch, k[0]}, {head, k[1]}, {kWhole, k[2]}, {kWhole, k[3]}};
-    value = {{kBatch, v[0]}, {head, v[1]}, {kWhole, v[2]}, {kWhole, v[3]}};
+    const int row = by_queries && !call.bool_arg("is_causal") ? kQuery : kWhole;
+    query = {{batch, q[0]}, {head, q[1]}, {row, q[2]}, {kWhole, q[3]}};
+    key = {{batch, k[0]}, {head, k[1]}, {kWhole, k[2]}, {kWhole, k[3]}};
+    value = {{batch, v[0]}, {head, v[1]}, {kWhole, v[2]}, {kWhole, v[3]}};
     out = query;
     out[3].size = v[3];
     statistics = {query[0], query[1], query[2]};
@@ -36,16 +40,34 @@ struct Attention {
     if (name == "query") return query;
     if (name == "key") return key;
     if (name == "value") return value;
-    if (name == "logsumexp") return statistics;
-    return name == "attn_mask" ? mask(operand) : out;
+    if (name == "logsumexp") return statistics_of(operand);
+    if (name == "attn_mask" || name == "attn_bias") return mask(operand);
+    return name == "out" || name.rfind("grad_out", 0) == 0 ? out : without_letters(operand.sizes());
   }
 
   Dims query, key, value, out, statistics;
 
  private:
-  static c10::IntArrayRef sizes(const Call& call, std::string_view name) {
-    return call.operand(call.argument_index(name))->sizes();
+  // Whether no rank's part is empty as dim `dim` of the operands is cut now.
+  static bool all_have_some(const Call& call, int dim) {
+    int64_t parts = 1;
+    for (int64_t m = 0; m < call.mesh.ndim(); ++m) {
+      const bool cut = std::any_of(call.operands.begin(), call.operands.end(),
+                                   [&](const Operand& operand) { return operand.ndim() == 4 && operand.placements()[m].is_shard(dim); });
+      parts *= cut ? call.mesh.size(m) : 1;
+    }
+    const auto length = sizes(call, "key")[dim];
+    return length % parts == 0 || length >= parts * parts;
   }
+
+  Dims statistics_of(const Operand& operand) const {  // some kernels pad them, or give them one more dim
+    auto dims = without_letters(operand.sizes());
+    std::copy(statistics.begin(), statistics.begin() + 2, dims.begin());
+    if (dims.size() > 2 && dims[2].size == statistics[2].size) dims[2] = statistics[2];
+    return dims;
+  }
+
+  static c10::IntArrayRef sizes(const Call& call, std::string_view name) { return call.operand(call.argument_index(name))->sizes(); }
 
   Dims mask(const Operand& operand) const {
     auto dims = without_letters(operand.sizes());
@@ -114,20 +136,103 @@ Lowering forward_of_nothing(const Call& call, const Resolution& resolution) {
   };
 }
 
-Lowering backward_of_nothing(const Call&, const Resolution& resolution) {
+Lowering backward_of_nothing(const Call& call, const Resolution& resolution) {
   if (!is_empty(local_sizes(resolution, 1))) return {};
-  const std::vector<Sizes> gradients{local_sizes(resolution, 1), local_sizes(resolution, 2), local_sizes(resolution, 3)};
-  return [gradients](LocalCall& local) {
-    const auto options = local.arg(0).toTensor().options();
-    local.replace({at::zeros(gradients[0], options), at::zeros(gradients[1], options), at::zeros(gradients[2], options)});
+  std::vector<Sizes> gradients{local_sizes(resolution, 1), local_sizes(resolution, 2), local_sizes(resolution, 3)};
+  if (call.schema.returns().size() > 3) gradients.push_back(call.outputs[3].defined ? local_sizes(resolution, 4) : Sizes{});
+  std::vector<bool> defined;
+  for (size_t i = 0; i < gradients.size(); ++i) defined.push_back(call.outputs[i].defined);
+  return [gradients, defined](LocalCall& local) {
+    std::vector<c10::IValue> results;
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      results.emplace_back(defined[i] ? at::zeros(gradients[i], local.arg(0).toTensor().options()) : at::Tensor());
+    }
+    local.replace(std::move(results));
   };
 }
+
+// -- Kernels of accelerators --------------------------------------------------------------------------------------------
+
+// Dropped weights are drawn for the whole tensor: nothing is cut.
+bool drops(const Call& call) { return call.arg("dropout_p").toDouble() > 0; }
+
+Structure whole_where_dropped(const Call& call, Structure structure) {
+  if (!drops(call)) return structure;
+  for (auto* all : {&structure.in, &structure.out}) {
+    for (auto& dims : *all) {
+      for (auto& dim : dims) dim.letter = kWhole;
+    }
+  }
+  structure.keeps = {};
+  return structure;
+}
+
+bool is_tensor(const c10::Argument& result) { return result.type()->kind() == c10::TypeKind::TensorType; }
+
+// Besides the output, statistics of each query and what they are padded to, seeds and such.
+Structure fused(const Call& call) {
+  const Attention attention(call, false);
+  Structure structure{operands(call, attention), {}, {}, {}};
+  for (const auto& result : call.schema.returns()) {
+    if (!is_tensor(result)) continue;
+    const int i = static_cast<int>(structure.out.size());
+    if (i > 0) structure.open.push_back(i);
+    structure.out.push_back(i == 0 ? attention.out : i == 1 ? attention.statistics : Dims{});
+    structure.strides.push_back(i == 0 ? output_strides(call, attention) : Sizes(structure.out.back().size(), 1));
+    structure.lacking.push_back(replicate());
+  }
+  return whole_where_dropped(call, std::move(structure));
+}
+
+Lowering fused_of_nothing(const Call& call, const Resolution& resolution) {
+  auto out = local_sizes(resolution, 0);
+  if (!is_empty(out)) return {};
+  const Sizes statistics(out.begin(), out.begin() + 3);
+  out[3] = call.operands[2].sizes()[3];
+  return [out, statistics, &schema = call.schema](LocalCall& local) {
+    const auto options = local.arg(0).toTensor().options();
+    std::vector<c10::IValue> results;
+    for (const auto& result : schema.returns()) {
+      const auto i = results.size();
+      if (i == 0) results.emplace_back(at::zeros(out, options));
+      else if (i == 1) results.emplace_back(at::zeros(statistics, options.dtype(at::kFloat)));
+      else if (is_tensor(result)) results.emplace_back(at::zeros({}, options.dtype(at::kLong)));
+      else results.emplace_back(statistics[2]);
+    }
+    local.replace(std::move(results));
+  };
+}
+
+// Gradients of query, key and value, and of a bias where it is asked for.
+Structure fused_backward(const Call& call) {
+  const Attention attention(call, false);
+  Structure structure{operands(call, attention), {attention.query, attention.key, attention.value}, {}, {kSums, {{0}}}};
+  const auto* bias = call.schema.returns().size() > 3 ? call.operand(call.argument_index("attn_bias")) : nullptr;
+  if (call.schema.returns().size() > 3) structure.out.push_back(bias ? attention.dims(call, *bias) : Dims{});
+  if (call.schema.returns().size() > 3) {
+    const auto asked = call.arg("grad_input_mask").toBoolList();
+    for (int i = 0; i < 4; ++i) {
+      if (!asked[i] || (i == 3 && !bias)) structure.undefined.push_back(i);
+    }
+  }
+  structure.lacking = Placements(structure.out.size(), partial());
+  return whole_where_dropped(call, std::move(structure));
+}
+
+const char* const kHeads = "batch and heads are independent";
+const char* const kHeadsBackward = "linear in the incoming gradient; batch and heads are independent";
 
 const Register attention("aten::_scaled_dot_product_flash_attention_for_cpu", family(forward, forward_of_nothing),
                          "batch, heads and queries are independent");
 const Register gradient("aten::_scaled_dot_product_flash_attention_for_cpu_backward",
                         family(backward, backward_of_nothing),
                         "linear in the incoming gradient; gradients of keys and values sum over queries");
+const Register kernels("aten::_scaled_dot_product_flash_attention aten::_scaled_dot_product_efficient_attention "
+                       "aten::_scaled_dot_product_cudnn_attention",
+                       family(fused, fused_of_nothing), kHeads);
+const Register kernel_gradients("aten::_scaled_dot_product_flash_attention_backward aten::_scaled_dot_product_efficient_attention_backward "
+                                "aten::_scaled_dot_product_cudnn_attention_backward",
+                                family(fused_backward, backward_of_nothing), kHeadsBackward);
 
 }  // namespace
 }  // namespace dtensor::rules

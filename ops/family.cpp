@@ -117,6 +117,7 @@ class Family final : public Rule {
       all.push_back({std::move(sizes), std::move(strides), call.operands[0].layout->dtype(), true});
     }
     for (const int i : structure.undefined) all[i].defined = false;
+    for (const int i : structure.open) all[i].open = true;
     return all;
   }
 

@@ -34,9 +34,10 @@ struct Structure {
   KeepsPartial keeps = {};
   std::vector<int> unread = {};  // operands whose values do not matter: they stay as they are
   std::vector<int> shapes = {};  // operands of which only the sizes matter: pending ones stay so
-  // Of outputs that libtorch does not describe: strides where they are not row-major, and which are undefined.
+  // Of outputs that libtorch does not describe: strides where they are not row-major, and which are undefined or not known in all.
   std::vector<Sizes> strides = {};
   std::vector<int> undefined = {};
+  std::vector<int> open = {};  // see OutputMeta
   // Letters whose cut makes the lowering communicate, and how many bytes per rank.
   std::vector<std::pair<int, int64_t>> lowering_bytes = {};
 };

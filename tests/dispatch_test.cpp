@@ -410,3 +410,51 @@ TEST_CASE("dispatch: ranks that have been busy on a smaller mesh remember other 
     }, transport));
   }
 }
+
+TEST_CASE("dispatch: autograd sees what foreach operators write", "[dispatch]") {
+  const auto stale = [](const at::Tensor& leaf) {
+    const auto y = leaf * 1, z = y * y;
+    at::_foreach_mul_({y}, 3);
+    try {
+      z.sum().backward();
+    } catch (const c10::Error&) {
+      return true;
+    }
+    return false;
+  };
+  REQUIRE(stale(torch::ones({4}).requires_grad_()));
+  REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) {
+    const auto leaf = dt::distribute_tensor(torch::ones({4}), line(world), {dt::shard(0)}).tensor().requires_grad_();
+    dt::require(stale(leaf), "test", "the backward used what had been overwritten");
+  }));
+}
+
+TEST_CASE("dispatch: outside of Spmd a backward makes tensors of its own", "[dispatch]") {
+  const auto gradients = [](const at::Tensor& leaf) {
+    std::vector<at::Tensor> all;
+    for (const auto& part : {leaf.split(1, 1)[0], leaf.chunk(2)[1], leaf.unbind(0)[1], leaf.prod(), leaf.cumprod(0), std::get<0>(leaf.max(0)),
+                             std::get<0>(leaf.sort(1)), leaf.diagonal()}) {
+      all.push_back(torch::autograd::grad({part.sum()}, {leaf})[0]);
+    }
+    return all;
+  };
+  const auto values = counting({4, 3}) + 0.1;
+  const auto expected = gradients(values.clone().requires_grad_());
+  for (const auto* transport : {"threads", "gloo"}) {
+    REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) {
+      for (const auto& placement : {dt::replicate(), dt::shard(0), dt::shard(1)}) {
+        const auto got = gradients(dt::distribute_tensor(values, line(world), {placement}).tensor().requires_grad_());
+        for (size_t i = 0; i < got.size(); ++i) {
+          dt::require(dt::full_tensor(got[i]).allclose(expected[i]), "test", "gradient {} of {}", i, str(placement));
+        }
+        std::string error;
+        try {
+          torch::cat({got[0], torch::ones({4, 3}, torch::kDouble)});  // as decided on in a backward, perhaps
+        } catch (const dt::Error& e) {
+          error = e.what_without_backtrace();
+        }
+        dt::require(error.find("a plain tensor meets distributed ones") != std::string::npos, "test", "got {}", error);
+      }
+    }, transport));
+  }
+}

@@ -71,4 +71,96 @@ TEST_CASE("ops: scaled_dot_product_attention", "[ops][attention]") {
               1e-5},
              {3}, {{shard(2)}, {replicate()}, {replicate()}}, {"(S(2))"});
 }
+
+// The fused kernels of accelerators, as ones of this machine: so their rules run. They pad what they keep of each query, and return
+// seeds and other things besides.
+namespace {
+
+at::Tensor named(const c10::OperatorHandle& op, const torch::jit::Stack& stack, std::string_view name) {
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto& value = stack[stack.size() - arguments.size() + i];
+    if (arguments[i].name() == name && value.isTensor()) return value.toTensor();
+  }
+  return {};
+}
+
+bool flagged(const c10::OperatorHandle& op, const torch::jit::Stack& stack, std::string_view name) {
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() == name) return stack[stack.size() - arguments.size() + i].toBool();
+  }
+  return false;
+}
+
+at::Tensor scores(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const auto q = named(op, stack, "query"), k = named(op, stack, "key"), bias = named(op, stack, "attn_bias");
+  auto result = q.matmul(k.transpose(-2, -1)).div(std::sqrt(static_cast<double>(q.size(3))));
+  if (bias.defined()) result = result + bias;
+  if (flagged(op, stack, "is_causal")) {
+    result = result.masked_fill(at::ones({q.size(2), k.size(2)}, at::kBool).tril().logical_not(), -INFINITY);
+  }
+  return result;
+}
+
+void finish(const c10::OperatorHandle& op, torch::jit::Stack* stack, const Tensors& tensors) {
+  stack->resize(stack->size() - op.schema().arguments().size());
+  size_t next = 0;
+  for (const auto& result : op.schema().returns()) {
+    const bool tensor = result.type()->kind() == c10::TypeKind::TensorType;
+    if (tensor) stack->emplace_back(next < tensors.size() ? tensors[next] : at::zeros({2}, at::kLong)), ++next;
+    if (!tensor) stack->emplace_back(int64_t(0));
+  }
+}
+
+void attend(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto s = scores(op, *stack);
+  const auto statistics = at::constant_pad_nd(s.logsumexp(-1), {0, (32 - s.size(2) % 32) % 32});
+  finish(op, stack, {s.softmax(-1).matmul(named(op, *stack, "value")), statistics});
+}
+
+void attend_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  auto gradient = named(op, *stack, "grad_out");
+  if (!gradient.defined()) gradient = named(op, *stack, "grad_out_");
+  const auto q = named(op, *stack, "query"), k = named(op, *stack, "key"), v = named(op, *stack, "value");
+  const auto statistics = named(op, *stack, "logsumexp");
+  require(statistics.size(0) == q.size(0) && statistics.size(1) == q.size(1) && statistics.size(2) % 32 == 0, "test",
+          "the statistics do not fit the queries");
+  const auto weights = scores(op, *stack).sub(statistics.narrow(2, 0, q.size(2)).unsqueeze(-1)).exp();
+  const auto to_out = gradient.mul(named(op, *stack, "out")).sum(-1, true);
+  const auto to_scores = weights.mul(gradient.matmul(v.transpose(-2, -1)).sub(to_out));
+  const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
+  Tensors gradients{to_scores.matmul(k).mul(scale), to_scores.transpose(-2, -1).matmul(q).mul(scale),
+                    weights.transpose(-2, -1).matmul(gradient)};
+  const auto bias = named(op, *stack, "attn_bias");
+  if (op.schema().returns().size() > 3) gradients.push_back(bias.defined() ? to_scores.sum_to_size(bias.sizes()) : at::Tensor());
+  finish(op, stack, gradients);
+}
+
+TORCH_LIBRARY_IMPL(aten, CPU, library) {
+  for (const std::string kind : {"flash", "efficient"}) {
+    const auto name = "_scaled_dot_product_" + kind + "_attention";
+    library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&attend>());
+    library.impl((name + "_backward").c_str(), torch::CppFunction::makeFromBoxedFunction<&attend_backward>());
+  }
+}
+
+}  // namespace
+
+TEST_CASE("ops: fused attention of accelerators", "[ops][attention]") {
+  const auto q = fractions({3, 2, 5, 4}), k = fractions({3, 2, 5, 4}, 1), v = fractions({3, 2, 5, 4}, 2);
+  const auto flash = [](const Tensors& in) { return Tensors{std::get<0>(at::_scaled_dot_product_flash_attention(in[0], in[1], in[2]))}; };
+  const auto efficient = [](const Tensors& in) {
+    const auto bias = in.size() > 3 ? c10::optional<at::Tensor>(in[3]) : c10::nullopt;
+    return Tensors{std::get<0>(at::_scaled_dot_product_efficient_attention(in[0], in[1], in[2], bias, true, 0, !bias))};
+  };
+  check({"flash", {q, k, v}, flash, 1e-5});
+  check({"efficient and causal", {q, k, v}, efficient, 1e-5});
+  check({"efficient with a bias", {q, k, v, fractions({3, 2, 5, 5}, 3)}, efficient, 1e-5});
+  check_over("gloo", {"efficient with a bias", {q, k, v, fractions({3, 2, 5, 5}, 3)}, efficient, 1e-5});
+  for (const auto& run : {Function(flash), Function(efficient)}) {
+    check_free({"batch and heads", {q, k, v}, run, 1e-5}, {2, 2}, {{shard(0), shard(1)}, {shard(0), shard(1)}, {shard(0), shard(1)}},
+               {"(S(0), S(1))"});
+  }
+}
 #endif

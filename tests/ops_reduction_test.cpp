@@ -180,6 +180,8 @@ TEST_CASE("ops: quantiles and their gradients", "[ops][reduction]") {
   check({"a quantile", {fractions({3, 4, 5}), median}, of(1, true, "linear", false)});
   check({"a quantile of one element", {fractions({}), median}, of(0, true, "linear", false)});
   check({"a nanquantile of all", {fractions({3, 4}), median}, of(c10::nullopt, false, "linear", true)});
+  check({"quantiles of a dim from the end", {fractions({5, 7, 3}), q}, of(-2, false, "linear", false)});
+  check({"quantiles of the last dim", {fractions({5, 7, 3}), q}, of(-1, true, "linear", false)});
   check({"quantile of a number", {fractions({5, 7})}, one([](auto& t) { return torch::quantile(t, 0.25, 1); })});
   check_over("gloo", {"nanquantile of a number", {fractions({5, 7})}, one([](auto& t) { return torch::nanquantile(t, 0.4, 0, true); })});
   CHECK_NOTHROW(on_mesh({2}, [&](const DeviceMesh& mesh) {

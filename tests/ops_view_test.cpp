@@ -351,6 +351,54 @@ TEST_CASE("a write to a piece of a cut dim communicates what was written or says
   }));
 }
 
+TEST_CASE("a write reaches views that read the bits anew", "[ops][view]") {
+  REQUIRE_NOTHROW(on_ranks(2, [] {
+    for (const auto& placement : {dt::replicate(), shard(0), shard(1), dt::partial()}) {
+      auto plain = numbers({4, 2}).to(torch::kDouble);
+      auto x = dt::distribute_tensor(plain, mesh_of({2}), {placement}).tensor();
+      const auto complex = torch::view_as_complex(x), plain_complex = torch::view_as_complex(plain);
+      const auto check = [&](const char* what) {
+        dt::require(dt::full_tensor(x).equal(plain), "test", "{}: {} differs", what, str(placement));
+        dt::require(dt::full_tensor(complex).equal(plain_complex), "test", "{}: the complex view of {} differs", what, str(placement));
+      };
+      x.add_(1), plain.add_(1);
+      check("written to the numbers");
+      complex.mul_(c10::complex<double>(0, 2)), plain_complex.mul_(c10::complex<double>(0, 2));
+      check("written to the complex view");
+      x.slice(0, 1, 3).zero_(), plain.slice(0, 1, 3).zero_();
+      check("written to a piece");
+      if (placement.is_partial()) continue;
+      x.view(torch::kLong).bitwise_or_(1), plain.view(torch::kLong).bitwise_or_(1);
+      check("written to the bits");
+    }
+    const auto gradient = [](const at::Tensor& leaf) {
+      auto x = leaf * 1;
+      torch::imag(torch::view_as_complex(x.slice(0, 2, 4).view({1, 2}))).sin_();
+      return torch::autograd::grad({x.sum()}, {leaf})[0];
+    };
+    const auto leaf = numbers({4}).to(torch::kDouble);
+    const auto got = gradient(dt::distribute_tensor(leaf, mesh_of({2}), {shard(0)}).tensor().requires_grad_());
+    dt::require(dt::full_tensor(got).equal(gradient(leaf.clone().requires_grad_())), "test", "the gradient differs");
+  }));
+}
+
+TEST_CASE("a written tensor is read where it overlaps as it was before", "[ops][view]") {
+  for (const auto* transport : {"threads", "gloo"}) {
+    REQUIRE_NOTHROW(on_ranks(2, [] {
+      for (const auto& placement : {dt::replicate(), shard(0), shard(1)}) {
+        for (const int64_t rows : {3, 6}) {
+          auto plain = numbers({rows, rows});
+          auto x = dt::distribute_tensor(plain, mesh_of({2}), {placement}).tensor();
+          x.slice(1, 0, 2).add_(x.slice(1, 1, 3)), plain.slice(1, 0, 2).add_(plain.slice(1, 1, 3).clone());
+          x.slice(0, 1, 3).copy_(x.slice(0, 0, 2)), plain.slice(0, 1, 3).copy_(plain.slice(0, 0, 2).clone());
+          x.mul_(x.t()), plain.mul_(plain.t().clone());
+          dt::require(dt::full_tensor(x).equal(plain), "test", "{} rows of {} differ", rows, str(placement));
+        }
+      }
+    }, transport));
+  }
+}
+
 TEST_CASE("a gradient passes through a write to a piece of a cut dim", "[ops][view]") {
   const auto gradients = [](const at::Tensor& leaf, const at::Tensor& row) {
     auto x = leaf.mul(2);

@@ -9,6 +9,7 @@
 #include <dtensor/redistribute.hpp>
 #include <dtensor/spmd.hpp>
 #include <dtensor/world.hpp>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <cstdio>
 #include <mutex>
@@ -41,6 +42,9 @@ DeviceMesh common_mesh(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments)
 
 namespace {
 
+// Derivatives make tensors from nothing: zeros for an output that was not used. Outside of Spmd these are plain.
+bool in_backward() { return torch::autograd::get_current_graph_task_exec_info() != nullptr; }
+
 // The first of its kind on the mesh, which it is on all of the mesh's ranks or on none.
 void check_first(const OpInfo& info, const rules::Call& call, const rules::Operand& operand, const at::Tensor& tensor) {
   constexpr size_t kMost = 1 << 14;
@@ -57,15 +61,19 @@ void check_plain_operands(const OpInfo& info, const rules::Call& call, bool expl
     if (!operand.plain) continue;
     const auto& value = call.arguments[operand.argument];
     const auto tensor = operand.element < 0 ? value.toTensor() : value.toListRef()[operand.element].toTensor();
-    if (!Spmd::current() && tensor.dim() > 0) {
+    if (!Spmd::current() && !in_backward() && tensor.dim() > 0) {
       fail(info.name,
            "a plain tensor meets distributed ones; got a plain tensor of sizes [{}] as argument {} of {}; "
            "hint: distribute_tensor it, or run this code inside dt::Spmd, where plain tensors count as replicated",
            fmt::join(tensor.sizes(), ", "), operand.argument, describe(call));
     }
     const bool number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
-    if (!explaining && Spmd::current() && replication_check() && !number) check_first(info, call, operand, tensor);
+    if (!explaining && replication_check() && !number && (Spmd::current() || tensor.dim() > 0)) check_first(info, call, operand, tensor);
   }
+}
+
+bool has_plain_operand(const rules::Call& call) {
+  return std::any_of(call.operands.begin(), call.operands.end(), [](const auto& operand) { return operand.plain && operand.ndim() > 0; });
 }
 
 void warn_without_rule(const OpInfo& info) {
@@ -117,6 +125,7 @@ bool set_outputs(Decision& decision, const rules::Call& call, const rules::Resol
     const auto& meta = call.outputs[i];
     decision.outputs.emplace_back();
     if (!meta.defined) continue;
+    if (meta.open) decision.open.push_back(i);
     auto layout = Layout::get(call.mesh, resolution.out[i], meta.sizes, meta.strides, meta.dtype);
     decision.outputs.back() = c10::make_intrusive<DTensorImpl>(std::move(layout));
   }
@@ -190,7 +199,8 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   // What kernels refuse, as dtypes, is refused on every rank, and before anything is moved.
   if (!rehearsed && (moves || empty || decision->lowering || !decision->write_backs.empty())) rehearse(op, call);
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
-  decision->simple = !info.has_tensor_list && info.returns_tensors_only && (decision->outputs_known || !info.makes_results) &&
+  decision->once = !Spmd::current() && in_backward() && has_plain_operand(call);
+  decision->simple = !info.has_tensor_list && decision->open.empty() && info.returns_tensors_only && (decision->outputs_known || !info.makes_results) &&
                      !call.operands.empty() && decision->write_backs.empty();
   return decision;
 }

@@ -35,9 +35,11 @@ struct Decision {
   std::vector<WriteBack> write_backs = {};
   rules::Lowering lowering = {};         // empty: call the operator on the locals
   std::vector<c10::intrusive_ptr<DTensorImpl>> outputs = {};  // what each is like; flattened; null for no defined tensor
+  std::vector<size_t> open = {};    // outputs of which the local call tells the sizes of dims that are not cut
   std::vector<int64_t> offsets = {}; // of views, see DTensorImpl; empty when all are 0
   bool outputs_known = false;       // false: replicated outputs whose sizes only the local call tells
   bool simple = false;              // tensors in, tensors out, no lists: the short ways apply
+  bool once = false;                // holds where it was made only: in a backward, where plain tensors count as replicated
   bool reads_numbers = false;       // no decision: it differs with the call's floating-point arguments, see Key::add_numbers
   std::vector<LayoutPtr> pinned = {};    // layouts that the key names by address
 

@@ -130,13 +130,23 @@ void write_back(const Decision& decision, const std::vector<c10::IValue>& origin
 
 // -- Results: local tensors -> distributed tensors ---------------------------------------------------------------------------
 
+// A layout with what a local result tells of the dims that are not cut.
+LayoutPtr as_found(const Layout& known, const at::Tensor& local) {
+  Sizes sizes(local.sizes().begin(), local.sizes().end());
+  for (const auto& placement : known.placements()) {
+    if (placement.is_shard()) sizes[placement.dim] = known.sizes()[placement.dim];
+  }
+  return Layout::get(known.mesh(), known.placements(), sizes, local.scalar_type());
+}
+
 LayoutPtr output_layout(const Decision& decision, size_t index, const at::Tensor& local) {
   if (!decision.outputs_known) {
     const Placements replicated(decision.mesh.ndim(), replicate());
     return Layout::get(decision.mesh, replicated, local.sizes(), local.strides(), local.scalar_type());
   }
   const auto& like = decision.outputs.at(index);
-  const auto layout = like ? like->layout() : LayoutPtr();
+  auto layout = like ? like->layout() : LayoutPtr();
+  if (layout && std::count(decision.open.begin(), decision.open.end(), index) > 0) layout = as_found(*layout, local);
   if (!layout || layout->local_sizes() != local.sizes()) {
     fail(decision.info->name,
          "the sharding rule and the local operator disagree; got local sizes [{}]; expected {}; this is a bug in the rule",
@@ -166,12 +176,24 @@ c10::IValue distributed(const Decision& decision, const c10::IValue& value, size
 void part_copied_views(const Decision& decision, const c10::IValue& base, const c10::IValue& value, size_t first) {
   if (!base.isTensor()) return;
   auto tie = [&](const at::Tensor& view, size_t index) {
-    set_view_offset(decision, index, base.unsafeToTensorImpl()->storage_offset(), view);
+    set_view_offset(decision, index, base_offset_for(*base.unsafeToTensorImpl(), view), view);
     part_copied_view(decision, base, view);
   };
   if (value.isTensor()) tie(value.toTensor(), first);
   if (!value.isTensorList()) return;
   for (const auto& view : value.toTensorVector()) tie(view, first++);
+}
+
+// Where libtorch's own kernel for lists would write one tensor after the other, and autograd would see it: what it saved of them is old.
+void bump_versions(const c10::OperatorHandle& op, const OpInfo& info, const std::vector<c10::IValue>& arguments) {
+  if (!info.has_tensor_list || op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView)) return;
+  for (const int argument : info.written) {
+    if (!arguments[argument].isTensorList()) continue;
+    for (const auto& element : arguments[argument].toListRef()) {
+      const auto& tensor = element.toTensor();
+      if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+    }
+  }
 }
 
 void wrap_results(Stack& stack, size_t begin, const Decision& decision, const std::vector<c10::IValue>& originals) {
@@ -204,6 +226,18 @@ bool is_alone(DTensorImpl& impl) {
 }
 
 }  // namespace
+
+void part_overlapping(const OpInfo& info, Stack& stack, size_t begin) {
+  for (const int w : info.written) {
+    if (!stack[begin + w].isTensor()) continue;
+    const auto written = stack[begin + w].toTensor();
+    for (size_t i = begin; i < stack.size(); ++i) {
+      if (i == begin + w || !stack[i].isTensor() || !stack[i].toTensor().defined()) continue;
+      const auto other = stack[i].toTensor();
+      if (written.defined() && overlap(written, other)) stack[i] = other.clone();
+    }
+  }
+}
 
 at::Tensor in_reported_order(at::Tensor local, const Layout& layout) {
   if (dtensor::detail::in_row_major_order(local) || layout.strides() != c10::IntArrayRef(contiguous_strides(layout.sizes()))) return local;
@@ -244,6 +278,7 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
     LocalMode local;
     replace_by_locals(stack, begin, decision);
     const auto separate = separate_written(stack, begin, decision);
+    if (!info.written.empty()) part_overlapping(info, stack, begin);
     rules::LocalCall call{op, stack, begin, originals};
     if (decision.lowering) {
       decision.lowering(call);
@@ -253,6 +288,7 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
     write_back(decision, originals, separate);
     write_through(written);
   }
+  bump_versions(op, info, originals);
   wrap_results(stack, begin, decision, originals);
 }
 

@@ -29,11 +29,26 @@ void run_plain(const c10::OperatorHandle& op, Stack& stack);
 // view is possible, is then decided alike on every rank.
 at::Tensor in_reported_order(at::Tensor local, const Layout& layout);
 
+// Arguments (stack[begin..], local parts) that lie over one that is written, but otherwise: copied, as kernels would refuse some, and on
+// some ranks only.
+void part_overlapping(const OpInfo& info, Stack& stack, size_t begin);
+
+// Whether two local tensors are parts of one memory, and not the same.
+inline bool overlap(const at::Tensor& a, const at::Tensor& b) {
+  return a.has_storage() && b.has_storage() && a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl() &&
+         (a.storage_offset() != b.storage_offset() || a.sizes() != b.sizes() || a.strides() != b.strides());
+}
+
 // Whether the operator makes tensors from nothing.
 bool is_factory(const OpInfo& info);
 
 // A view is a copy when its operand was moved or the local memory order allows no view.
 void part_copied_view(const Decision& decision, const c10::IValue& base, const at::Tensor& view);
+
+// Where a base begins in the memory of one device, in elements of its view, which may be of another dtype.
+inline int64_t base_offset_for(const c10::TensorImpl& base, const at::Tensor& view) {
+  return base.storage_offset() * static_cast<int64_t>(base.dtype().itemsize()) / static_cast<int64_t>(view.dtype().itemsize());
+}
 
 // Gives a view (output `index`) its place in the memory that its base would have on one device.
 inline void set_view_offset(const Decision& decision, size_t index, int64_t base_offset, const at::Tensor& view) {

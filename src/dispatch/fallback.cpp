@@ -43,7 +43,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
   const auto& info = *decision.info;
   c10::SmallVector<c10::IValue, 6> originals;
   c10::IValue self;
-  const int64_t base_offset = info.is_view && stack[begin].isTensor() ? stack[begin].unsafeToTensorImpl()->storage_offset() : 0;
+  const at::Tensor base = info.is_view && stack[begin].isTensor() ? stack[begin].toTensor() : at::Tensor();
   if (decision.lowering) originals.append(stack.begin() + static_cast<int64_t>(begin), stack.end());
   std::vector<Written> written;
   if (!info.written.empty()) {
@@ -56,6 +56,10 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     auto* impl = const_cast<c10::TensorImpl*>(value.unsafeToTensorImpl());
     if (!is_dtensor_impl(impl)) continue;
     value = c10::IValue(static_cast<DTensorImpl*>(impl)->local());
+  }
+  if (!info.written.empty() && stack.size() > begin + 1) {
+    LocalMode local;
+    part_overlapping(info, stack, begin);
   }
   if (decision.lowering) {
     comm::Cause cause(info.name, true);
@@ -80,7 +84,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     if (decision.reorders()) local = in_reported_order(std::move(local), *decision.outputs[i]->layout());
     auto result = wrap(std::move(local), *decision.outputs[i]);
     if (info.is_view) {
-      set_view_offset(decision, i, base_offset, result);
+      set_view_offset(decision, i, base.defined() ? base_offset_for(*base.unsafeGetTensorImpl(), result) : 0, result);
       if (decision.lowering) part_copied_view(decision, originals[0], result);
     }
     stack[begin + i] = std::move(result);
@@ -90,7 +94,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
 void remember(Key& key, std::shared_ptr<const Decision> decision) {
   auto& cache = DecisionCache::of_this_thread();
   const auto* rule = decision->info->rule;
-  if (rule && rule->data_dependent()) return;
+  if (decision->once || (rule && rule->data_dependent())) return;
   if (key.has_numbers() && (!rule || rule->reads_numbers())) {
     auto by_numbers = std::make_shared<Decision>(Decision{decision->info, decision->mesh});
     by_numbers->reads_numbers = true;

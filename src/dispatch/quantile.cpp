@@ -22,12 +22,13 @@ struct Quantiles {
 
   at::Tensor result() const {
     const bool all = !dim || self.dim() == 0;
+    const int64_t along = all ? 0 : c10::maybe_wrap_dim(*dim, self.dim());
     std::vector<int64_t> ones(self.dim(), 1);
     ones.push_back(-1);
-    const auto rows = all ? self.reshape(ones) : self.unsqueeze(-1).transpose(*dim, -1);  // the dim is the last, and one where it was
+    const auto rows = all ? self.reshape(ones) : self.unsqueeze(-1).transpose(along, -1);  // the dim is the last, and one where it was
     const auto sorted = std::get<0>(rows.sort(-1));
     auto result = between_neighbours(sorted, positions(sorted));
-    if (!keepdim) result = all ? result.reshape({-1}) : result.squeeze(*dim < 0 ? *dim - 1 : *dim);
+    if (!keepdim) result = all ? result.reshape({-1}) : result.squeeze(along);
     return q.dim() == 0 ? result.squeeze(-1) : result.unsqueeze(0).transpose(0, -1).squeeze(-1);
   }
 

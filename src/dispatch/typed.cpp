@@ -89,6 +89,16 @@ void add_operand(Operands& operands, const T& value) {
   }
 }
 
+// Whether an argument lies over what is written, but otherwise.
+template <class T>
+bool overlaps(DTensorImpl* written, const T& value) {
+  if constexpr (std::is_same_v<T, at::Tensor>) {
+    auto* impl = as_dtensor(value);
+    return impl && impl != written && overlap(written->local(), impl->local());
+  }
+  return false;
+}
+
 template <class First, class... Rest>
 First& first(First& value, Rest&...) {
   return value;
@@ -113,7 +123,7 @@ struct Typed<Op, Result(Args...)> {
     const auto& decision = **found;
     auto& self = first(args...);
     auto* impl = as_dtensor(self);
-    if (!impl || (in_place && is_parted(impl->local())) || (decision.info->is_view && !decision.moves.empty())) [[unlikely]] {
+    if (!impl || (in_place && (is_parted(impl->local()) || (overlaps(impl, args) || ...))) || (decision.info->is_view && !decision.moves.empty())) [[unlikely]] {
       return boxed(op, args...);
     }
     const auto base_offset = impl->storage_offset();

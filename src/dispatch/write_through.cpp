@@ -12,6 +12,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/where.h>
 
 namespace dtensor::dispatch {
@@ -19,6 +20,10 @@ namespace dtensor::dispatch {
 namespace {
 
 Placements replicated(const Layout& layout) { return Placements(layout.mesh().ndim(), replicate()); }
+
+size_t bytes_of_number(const Layout& layout) {
+  return c10::elementSize(layout.dtype()) / (at::isComplexType(layout.dtype()) ? 2 : 1);
+}
 
 void add(const OpInfo& info, int argument, int element, DTensorImpl& impl, std::vector<Written>& all) {
   before_write(impl.local());
@@ -29,9 +34,9 @@ void add(const OpInfo& info, int argument, int element, DTensorImpl& impl, std::
   if (others.empty()) return;
   const auto& layout = impl.layout();
   for (const auto& other : others) {
-    require(other.place_known && other.layout->dtype() == layout->dtype(), info.name,
-            "writes to {}, of which a view of another dtype, or of an operator without a rule, had to be copied, {}; hint: let go of the "
-            "view, or redistribute the tensor first so that it need not be moved",
+    require(other.place_known && bytes_of_number(*other.layout) == bytes_of_number(*layout), info.name,
+            "writes to {}, of which a view with numbers of other bytes, or of an operator without a rule, had to be copied, {}; hint: let "
+            "go of the view, or redistribute the tensor first so that it need not be moved",
             layout->str(), other.layout->str());
   }
   for (const auto& earlier : all) {
@@ -45,7 +50,10 @@ void add(const OpInfo& info, int argument, int element, DTensorImpl& impl, std::
   all.push_back({at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&impl)), std::move(others)});
 }
 
-// Where on one device each element of this rank's part of a tensor would lie.
+// Numbers as they lie in memory, a complex one as two.
+at::Tensor as_real(const at::Tensor& tensor) { return tensor.is_complex() ? at::view_as_real(tensor) : tensor; }
+
+// Where on one device each number of this rank's part of a tensor would lie.
 at::Tensor places(const Layout& layout, int64_t offset, at::Device device) {
   const auto longs = at::device(device).dtype(at::kLong);
   auto places = at::full({}, offset, longs);
@@ -56,49 +64,52 @@ at::Tensor places(const Layout& layout, int64_t offset, at::Device device) {
     }
     places = places.unsqueeze(-1).add(along, layout.strides()[d]);
   }
-  return places;
+  return at::isComplexType(layout.dtype()) ? places.mul(2).unsqueeze(-1).add(at::arange(2, longs)) : places;
 }
 
-// A tensor that was written, whole on every rank, and which of its elements lies where.
+// A tensor that was written, whole on every rank, and which of its numbers lies where.
 class Source {
  public:
-  explicit Source(DTensorImpl& tensor) : layout_(tensor.layout()->with(replicated(*tensor.layout()))), begin_(tensor.storage_offset()) {
-    values_ = move_local(dtensor::detail::memory_of(tensor.local()), tensor.layout(), layout_).get();
-    int64_t end = 1;
-    for (int64_t d = 0; d < layout_->ndim(); ++d) end += (layout_->sizes()[d] - 1) * layout_->strides()[d];
-    const auto longs = values_.options().dtype(at::kLong);
-    element_at_ = at::full({std::max<int64_t>(end, 0)}, -1, longs);
-    element_at_.as_strided(layout_->sizes(), layout_->strides()).copy_(at::arange(values_.numel(), longs).view(layout_->sizes()));
-  }
-
-  void copy_to(const Held& other) const {
-    auto local = other.local;
-    auto at = places(*other.layout, other.offset - begin_, local.device());
-    for (int64_t d = 0; d < local.dim(); ++d) {  // an expanded tensor: one memory for all
-      if (local.strides()[d] == 0 && local.sizes()[d] > 1) local = local.narrow(d, 0, 1), at = at.narrow(d, 0, 1);
-    }
-    const auto inside = at.ge(0).logical_and(at.lt(element_at_.numel()));
-    const auto element = element_at_.take(at.clamp(0, element_at_.numel() - 1)).masked_fill(inside.logical_not(), -1);
-    const auto values = values_for(*other.layout).reshape({-1}).take(element.clamp_min(0));
-    local.copy_(at::where(element.ge(0), values, local));
+  explicit Source(DTensorImpl& tensor) : mesh_(tensor.layout()->mesh()) {
+    const auto whole = tensor.layout()->with(replicated(*tensor.layout()));
+    const auto values = move_local(dtensor::detail::memory_of(tensor.local()), tensor.layout(), whole).get();
+    values_ = as_real(values.contiguous()).reshape({-1});
+    if (is_empty()) return;
+    const auto at = places(*whole, tensor.storage_offset(), values.device()).reshape({-1});
+    begin_ = at.min().item<int64_t>();
+    number_at_ = at::full({at.max().item<int64_t>() - begin_ + 1}, -1, at.options());
+    number_at_.index_copy_(0, at.sub(begin_), at::arange(at.numel(), at.options()));
   }
 
   bool is_empty() const { return values_.numel() == 0; }
 
+  void copy_to(const Held& other) const {
+    auto local = as_real(other.local);
+    auto at = places(*other.layout, other.offset, local.device()).sub(begin_);
+    for (int64_t d = 0; d < local.dim(); ++d) {  // an expanded tensor: one memory for all
+      if (local.strides()[d] == 0 && local.sizes()[d] > 1) local = local.narrow(d, 0, 1), at = at.narrow(d, 0, 1);
+    }
+    const auto inside = at.ge(0).logical_and(at.lt(number_at_.numel()));
+    const auto number = number_at_.take(at.clamp(0, number_at_.numel() - 1)).masked_fill(inside.logical_not(), -1);
+    const auto values = values_for(*other.layout, local.scalar_type()).take(number.clamp_min(0));
+    local.copy_(at::where(number.ge(0), values, local));
+  }
+
  private:
-  // Where the other is Partial, this rank's part of a sum.
-  at::Tensor values_for(const Layout& other) const {
+  // As the other reads the bits, and where it is Partial, this rank's part.
+  at::Tensor values_for(const Layout& other, at::ScalarType dtype) const {
+    const auto whole = Layout::get(mesh_, replicated(other), values_.sizes(), dtype);
     auto placements = replicated(other);
     for (size_t m = 0; m < placements.size(); ++m) {
       if (other.placements()[m].is_partial()) placements[m] = other.placements()[m];
     }
-    return move_local(values_, layout_, layout_->with(placements)).get();
+    return move_local(values_.view(dtype), whole, whole->with(placements)).get();
   }
 
-  LayoutPtr layout_;
-  int64_t begin_;
-  at::Tensor values_;
-  at::Tensor element_at_;  // -1 between elements
+  DeviceMesh mesh_;
+  at::Tensor values_;     // in a row
+  int64_t begin_ = 0;     // the first's place
+  at::Tensor number_at_;  // by place from there; -1 between numbers
 };
 
 }  // namespace

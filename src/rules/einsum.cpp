@@ -183,6 +183,10 @@ class Einsum final : public Rule {
       if (call.schema.arguments()[operand.argument].is_out()) break;
       ++view.operands;
       const auto& term = term_of(call, operand);
+      const auto letters = static_cast<int64_t>(term.letters.size());
+      require(known || (term.ellipsis ? operand.ndim() >= letters : operand.ndim() == letters), call.schema.name(),
+              "argument {} has {} dims, but its notation '{}' gives it {}{}; hint: '...' stands for any number of dims", operand.argument,
+              operand.ndim(), notation_, term.ellipsis ? "at least " : "", letters);
       view.in.push_back(labels_of(term, operand.ndim()));
       view.summand.push_back(term.summand);
       if (term.ellipsis) ellipsis = std::max<int64_t>(ellipsis, operand.ndim() - static_cast<int64_t>(term.letters.size()));

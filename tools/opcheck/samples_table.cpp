@@ -67,7 +67,7 @@ histc: self=[20] bins=5 min=-2 max=2
 histogram: self=[20] bins=5 range=[-2,2]
 bincount: self=[10]<6 | self=[10]<6 weights=[10]
 corrcoef cov: self=[4,6]
-quantile nanquantile: self=[5,7] q=0.25 dim=1 | self=[5,7] q=[3]u dim=0 keepdim=true
+quantile nanquantile: self=[5,7] q=0.25 dim=-1 | self=[5,7,3] q=0.5 dim=-2 | self=[5,7] q=[3]u dim=0 keepdim=true
 # -- softmax and losses
 _softmax _log_softmax _safe_softmax: self=[5,3,4] dim=0 half_to_float=false | self=[5,3,4] dim=-1 half_to_float=false | self=[] dim=0 half_to_float=false | self=[5,3] dim=1
 softmax log_softmax: self=[5,3,4] dim=0 | self=[5,3,4] dim=-1

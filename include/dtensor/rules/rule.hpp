@@ -37,6 +37,7 @@ struct OutputMeta {
   c10::ScalarType dtype = c10::ScalarType::Float;
   bool defined = true;
   int64_t offset = 0;  // of a view: from its base's first element, in the memory of one device
+  bool open = false;   // only the local call tells the sizes of dims that are not cut, and how many there are
 };
 
 // An operator call as rules see it: global metadata only, the same on every rank.
