@@ -178,7 +178,7 @@ Structure fused(const Call& call) {
     const int i = static_cast<int>(structure.out.size());
     if (i > 0) structure.open.push_back(i);
     structure.out.push_back(i == 0 ? attention.out : i == 1 ? attention.statistics : Dims{});
-    structure.strides.push_back(i == 0 ? output_strides(call, attention) : Sizes(structure.out.back().size(), 1));
+    structure.strides.push_back(i == 0 ? output_strides(call, attention) : Sizes(structure.out.back().size(), 0));  // open ones are row-major
     structure.lacking.push_back(replicate());
   }
   return whole_where_dropped(call, std::move(structure));

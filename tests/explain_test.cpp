@@ -81,6 +81,26 @@ TEST_CASE("explain: what it refuses", "[explain]") {
   CHECK(!message_of([&] { explain("aten::mm", a); }).empty());
 }
 
+TEST_CASE("explain: a write to a piece of a cut dim", "[explain]") {
+  CHECK_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto x = distribute_tensor(torch::ones({4, 6}), mesh, {shard(0)}).tensor();
+    require(explain("aten::zero_", x).carried.empty(), "test", "there is no view yet");
+    const auto row = x.select(0, 1);
+    const auto explanation = explain("aten::zero_", row);
+    require(explanation.carried.size() == 1 && explanation.carried[0].bytes == 3 * 4, "test", "got {}", explanation.str());
+    CommDebugMode comm;
+    row.zero_();
+    require(comm.bytes() == explanation.carried[0].bytes, "test", "explained {}; got {}", explanation.str(), comm.str());
+    std::string error;
+    try {
+      explain("aten::add.Tensor", x);
+    } catch (const Error& e) {
+      error = e.what_without_backtrace();
+    }
+    require(error.find("aten::add.Tensor") != std::string::npos && error.find("hint:") != std::string::npos, "test", "got {}", error);
+  }));
+}
+
 TEST_CASE("explain: any number of ranks", "[explain]") {
   Fake fake({64, 64});
   const auto x = zeros({8192, 4096}, fake.mesh, {shard(0), replicate()}), w = zeros({4096, 4096}, fake.mesh, {replicate(), shard(1)});

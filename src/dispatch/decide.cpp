@@ -200,8 +200,8 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   if (!rehearsed && (moves || empty || decision->lowering || !decision->write_backs.empty())) rehearse(op, call);
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
   decision->once = !Spmd::current() && in_backward() && has_plain_operand(call);
-  decision->simple = !info.has_tensor_list && decision->open.empty() && info.returns_tensors_only && (decision->outputs_known || !info.makes_results) &&
-                     !call.operands.empty() && decision->write_backs.empty();
+  decision->simple = !info.has_tensor_list && info.returns_tensors_only && (decision->outputs_known || !info.makes_results) &&
+                     decision->open.empty() && !call.operands.empty() && decision->write_backs.empty();
   return decision;
 }
 

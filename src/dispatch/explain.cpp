@@ -2,6 +2,7 @@
 #include <dtensor/debug/explain.hpp>
 
 #include "src/dispatch/decide.hpp"
+#include "src/dispatch/parted.hpp"
 
 #include <dtensor/error.hpp>
 #include <dtensor/spmd.hpp>
@@ -53,11 +54,15 @@ int64_t bytes_given(const MovePlan& plan) {
   return bytes;
 }
 
+Explanation::Move move_of(std::string argument, const LayoutPtr& from, const LayoutPtr& to) {
+  auto plan = plan_move(from, to);
+  const auto bytes = bytes_given(plan);
+  return {std::move(argument), from, to, std::move(plan), bytes};
+}
+
 void add_decision(Explanation& explanation, const dispatch::Decision& decision, const c10::FunctionSchema& schema) {
   for (const auto& move : decision.moves) {
-    auto plan = plan_move(move.from, move.to);
-    const auto bytes = bytes_given(plan);
-    explanation.moves.push_back({argument_name(schema, move.argument, move.element), move.from, move.to, std::move(plan), bytes});
+    explanation.moves.push_back(move_of(argument_name(schema, move.argument, move.element), move.from, move.to));
   }
   explanation.lowered = static_cast<bool>(decision.lowering);
   for (const auto& output : decision.outputs) explanation.outputs.push_back(output ? output->layout() : LayoutPtr());
@@ -67,6 +72,18 @@ void add_decision(Explanation& explanation, const dispatch::Decision& decision, 
 void add_written(Explanation& explanation, const dispatch::OpInfo& info, const rules::Call& call) {
   for (const int argument : info.returns_argument) {
     if (const auto* operand = argument < 0 ? nullptr : call.operand(argument)) explanation.outputs.push_back(operand->layout);
+  }
+}
+
+// What is written through to other memories.
+void add_carried(Explanation& explanation, const dispatch::OpInfo& info, const rules::Call& call) {
+  for (const auto& operand : call.operands) {
+    const auto& value = call.arguments[operand.argument];
+    if (operand.plain || std::count(info.written.begin(), info.written.end(), operand.argument) == 0) continue;
+    const auto tensor = operand.element < 0 ? value.toTensor() : value.toListRef()[operand.element].toTensor();
+    if (!dispatch::is_parted(as_dtensor(tensor)->local())) continue;
+    const auto whole = operand.layout->with(Placements(call.mesh.ndim(), replicate()));
+    explanation.carried.push_back(move_of(argument_name(*info.schema, operand.argument, operand.element), operand.layout, whole));
   }
 }
 
@@ -86,6 +103,11 @@ std::string line_of(const Explanation::Option& option, size_t width) {
   return line + "\n";
 }
 
+std::string line_of(const Explanation::Move& move) {
+  return fmt::format("  {} to {}: {}; {} bytes from this rank\n", move.argument, dtensor::str(move.to->placements()), move.plan.str(),
+                     move.bytes);
+}
+
 std::string options_of(const Explanation& explanation, size_t mesh_dim) {
   const auto& mesh = explanation.mesh;
   auto text = fmt::format("mesh dimension {} ({} ranks): {} -> results\n", mesh.names()[mesh_dim],
@@ -103,7 +125,12 @@ std::string options_of(const Explanation& explanation, size_t mesh_dim) {
 Explanation explain(std::string_view name, std::vector<c10::IValue> arguments) {
   const auto op = operator_of(std::string(name));
   const auto& schema = op.schema();
-  schema.checkAndNormalizeInputs(arguments);
+  try {
+    schema.checkAndNormalizeInputs(arguments);
+  } catch (const c10::Error& error) {
+    fail(name, "{}; hint: pass the arguments of its schema, in order; those missing at the end take their defaults",
+         error.what_without_backtrace());
+  }
   const auto& info = dispatch::info_of(op);
   require(std::any_of(arguments.begin(), arguments.end(), holds_dtensor), info.name,
           "no argument is distributed, so there is nothing to explain; hint: make one with distribute_tensor or dt::zeros");
@@ -117,6 +144,7 @@ Explanation explain(std::string_view name, std::vector<c10::IValue> arguments) {
   try {
     add_decision(explanation, *dispatch::decide(op, info, arguments, &explanation.options), schema);
     add_written(explanation, info, call);
+    add_carried(explanation, info, call);
   } catch (const Error& error) {
     if (explanation.options.empty()) throw;
     explanation.error = error.what_without_backtrace();
@@ -131,10 +159,9 @@ std::string Explanation::str() const {
   for (size_t m = 0; m < options.size(); ++m) text += options_of(*this, m);
   if (!error.empty()) return text + "refused: " + error + "\n";
   text += moves.empty() ? "nothing is moved\n" : "moves\n";
-  for (const auto& move : moves) {
-    text += fmt::format("  {} to {}: {}; {} bytes from this rank\n", move.argument, dtensor::str(move.to->placements()), move.plan.str(),
-                        move.bytes);
-  }
+  for (const auto& move : moves) text += line_of(move);
+  text += carried.empty() ? "" : "what is written is carried over to views that had to be copied\n";
+  for (const auto& move : carried) text += line_of(move);
   if (lowered) text += "the local call is adapted to the parts\n";
   text += outputs.empty() ? "the local call tells the results' sizes; they are replicated\n" : "results\n";
   for (const auto& output : outputs) text += fmt::format("  {}\n", output ? output->str() : "no tensor");

@@ -1,7 +1,6 @@
 // quantile and nanquantile by public operators: a sort along the dim, and a mean of the two neighbours of each position in it.
 // libtorch's own is no operator either, and since 2.14 selects through pointers.
 #include "src/dispatch/composite.hpp"
-#include "src/dispatch/op_info.hpp"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/full_like.h>
@@ -76,7 +75,7 @@ void quantile(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stac
   if (!q.defined()) q = plain([&] { return at::scalar_tensor(argument(1).toDouble(), self.options()); });
   const auto& like = is_dtensor(self) ? self : q;
   const Quantiles quantiles{beside(like, self),
-                            beside(like, q),
+                            q.requires_grad() ? q : beside(like, q),
                             argument(2).toOptional<int64_t>(),
                             argument(3).toBool(),
                             op.schema().name() == "aten::nanquantile",

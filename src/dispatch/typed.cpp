@@ -123,9 +123,10 @@ struct Typed<Op, Result(Args...)> {
     const auto& decision = **found;
     auto& self = first(args...);
     auto* impl = as_dtensor(self);
-    if (!impl || (in_place && (is_parted(impl->local()) || (overlaps(impl, args) || ...))) || (decision.info->is_view && !decision.moves.empty())) [[unlikely]] {
+    if (!impl || (in_place && is_parted(impl->local())) || (decision.info->is_view && !decision.moves.empty())) [[unlikely]] {
       return boxed(op, args...);
     }
+    if (in_place && (overlaps(impl, args) || ...)) [[unlikely]] return boxed(op, args...);
     const auto base_offset = impl->storage_offset();
     if constexpr (in_place) {
       before_write(impl->local());

@@ -121,25 +121,26 @@ int main(int argc, char** argv) {
   c10::SetStackTraceFetcher([] { return std::string(); });  // many samples are refused; to collect a trace of each takes long
   std::ofstream json;
   if (!json_file.empty()) {
-    json.open(json_file);
+    json.open(json_file, std::ios::app);  // nothing is lost before there is something to write
     if (!json) return fmt::print(stderr, "opcheck: cannot write {}\n", json_file), 2;
   }
   const auto operators = all_operators();
   if (listing) return list(operators), 0;
   if (without) return list_without(operators), 0;
+  const auto is_named = [](const Operator& op, const std::string& name) {
+    return name == op.name || name == op.name.substr(op.name.find("::") + 2) || name == op.base || name == op.schema().name();
+  };
+  for (const auto& name : names) {
+    if (std::any_of(operators.begin(), operators.end(), [&](const auto& op) { return is_named(op, name); })) continue;
+    return fmt::print(stderr, "opcheck: no such operator: {}; hint: --list and --without-rule name them\n", name), 2;
+  }
   std::vector<Operator> chosen;
   for (const auto& op : operators) {
-    const auto short_name = op.name.substr(op.name.find("::") + 2);
-    const bool named = std::any_of(names.begin(), names.end(), [&](const auto& n) {
-      return n == op.name || n == short_name || n == op.base || n == op.schema().name();
-    });
+    const bool named = std::any_of(names.begin(), names.end(), [&](const auto& name) { return is_named(op, name); });
     if (named || (all && op.has_rule()) || (registry && op.name.rfind("aten::", 0) == 0 && !is_of_libtorch_itself(op)))
       chosen.push_back(op);
   }
-  if (chosen.empty()) {
-    fmt::print(stderr, "opcheck: {}; see --help\n", names.empty() ? "nothing to do" : "no such operator: " + names[0]);
-    return 2;
-  }
+  if (chosen.empty()) return fmt::print(stderr, "opcheck: nothing to do; see --help\n"), 2;
   effort.table = !all && !registry;
   effort.missed = !registry;
   const auto progress = [&](size_t done, const std::string& name) { show_progress(done, chosen.size(), name); };
@@ -149,7 +150,7 @@ int main(int argc, char** argv) {
     for (const auto& result : results) print_table(result);
   }
   const auto totals = report(results, missed || effort.table);
-  if (json.is_open()) json << Json{{"libtorch", TORCH_VERSION}, {"operators", results}}.dump(1) << "\n";
+  if (json.is_open()) json.close(), json.open(json_file), json << Json{{"libtorch", TORCH_VERSION}, {"operators", results}}.dump(1) << "\n";
   if (totals.unsampled > 0) fmt::print("{} operators took no sample{}\n", totals.unsampled, verbose ? ":" : " (--verbose names them)");
   for (const auto& result : results) {
     if (verbose && result.value("samples", -1) == 0) fmt::print("  {}\n", result["name"].get<std::string>());

@@ -39,6 +39,7 @@ struct Explanation {
   std::vector<LayoutPtr> operands = {};
   std::vector<std::vector<Option>> options = {};  // per mesh dimension, in the order in which they are tried; ties go to the first
   std::vector<Move> moves = {};
+  std::vector<Move> carried = {};  // what is written, gathered for the views (or the base) of it that had to be copied
   bool lowered = false;          // the local call is not just the operator on the parts
   std::vector<LayoutPtr> outputs = {};  // null: undefined; empty when only the local call tells the sizes (replicated then)
   std::string error = {};        // what the call would throw for lack of a possible choice; empty: it runs
