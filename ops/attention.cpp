@@ -153,11 +153,9 @@ Lowering backward_of_nothing(const Call& call, const Resolution& resolution) {
 
 // -- Kernels of accelerators --------------------------------------------------------------------------------------------
 
-// Dropped weights are drawn for the whole tensor: nothing is cut.
-bool drops(const Call& call) { return call.arg("dropout_p").toDouble() > 0; }
-
-Structure whole_where_dropped(const Call& call, Structure structure) {
-  if (!drops(call)) return structure;
+// Nothing is cut where weights are dropped, which are drawn for the whole tensor, nor beside scales of quantized heads.
+Structure whole_where_tied(const Call& call, Structure structure) {
+  if (call.arg("dropout_p").toDouble() == 0 && call.argument_index("q_descale") < 0) return structure;
   for (auto* all : {&structure.in, &structure.out}) {
     for (auto& dims : *all) {
       for (auto& dim : dims) dim.letter = kWhole;
@@ -181,7 +179,7 @@ Structure fused(const Call& call) {
     structure.strides.push_back(i == 0 ? output_strides(call, attention) : Sizes(structure.out.back().size(), 0));  // open ones are row-major
     structure.lacking.push_back(replicate());
   }
-  return whole_where_dropped(call, std::move(structure));
+  return whole_where_tied(call, std::move(structure));
 }
 
 Lowering fused_of_nothing(const Call& call, const Resolution& resolution) {
@@ -216,7 +214,7 @@ Structure fused_backward(const Call& call) {
     }
   }
   structure.lacking = Placements(structure.out.size(), partial());
-  return whole_where_dropped(call, std::move(structure));
+  return whole_where_tied(call, std::move(structure));
 }
 
 const char* const kHeads = "batch and heads are independent";

@@ -120,9 +120,11 @@ Candidates KeepsPartial::candidates(const Placements& now, size_t outputs, bool 
 OutputMeta pointwise_meta(const Call& call) {
   at::TensorIteratorConfig config;  // ATen's own
   config.check_all_same_dtype(false).check_all_same_device(false).add_owned_output(at::Tensor());
-  const bool swaps = call.schema.name() == "aten::rsub";  // it is sub(other, self), and the first operand's order counts
-  for (size_t i = 0, n = call.operands.size(); i < n; ++i) {
-    const auto& layout = *call.operands[swaps ? n - 1 - i : i].layout;
+  // The first operand's order counts: rsub is sub(other, self), and this loss begins with 1 - target.
+  const auto& name = call.schema.name();
+  const bool swaps = call.operands.size() > 1 && (name == "aten::rsub" || name == "aten::binary_cross_entropy_with_logits");
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    const auto& layout = *call.operands[swaps && i < 2 ? 1 - i : i].layout;
     config.add_owned_input(at::empty_strided(layout.sizes(), layout.strides(), at::TensorOptions(at::kMeta).dtype(layout.dtype())));
   }
   const auto dtype = call.operands[0].layout->dtype();
