@@ -48,16 +48,10 @@ struct Attention {
   Dims query, key, value, out, statistics;
 
  private:
-  // Whether no rank's part is empty as dim `dim` of the operands is cut now.
+  // Whether no rank's part is empty, however the mesh cuts the dim.
   static bool all_have_some(const Call& call, int dim) {
-    int64_t parts = 1;
-    for (int64_t m = 0; m < call.mesh.ndim(); ++m) {
-      const bool cut = std::any_of(call.operands.begin(), call.operands.end(),
-                                   [&](const Operand& operand) { return operand.ndim() == 4 && operand.placements()[m].is_shard(dim); });
-      parts *= cut ? call.mesh.size(m) : 1;
-    }
-    const auto length = sizes(call, "key")[dim];
-    return length % parts == 0 || length >= parts * parts;
+    const auto length = sizes(call, "key")[dim], ranks = call.mesh.size();
+    return length % ranks == 0 || length >= ranks * ranks;
   }
 
   Dims statistics_of(const Operand& operand) const {  // some kernels pad them, or give them one more dim
