@@ -117,16 +117,26 @@ Sizes local_sizes(const Resolution& resolution, int operand) {
   return Sizes(sizes.begin(), sizes.end());
 }
 
+bool is_tensor(const c10::Argument& result) { return result.type()->kind() == c10::TypeKind::TensorType; }
+
 // The kernels do not take empty tensors; a rank without queries returns nothing, or gradients of zero.
 Lowering forward_of_nothing(const Call& call, const Resolution& resolution) {
   auto out = local_sizes(resolution, 0);
   if (!is_empty(out)) return {};
   const Sizes statistics(out.begin(), out.begin() + 3);
   out[3] = call.operands[2].sizes()[3];
-  return [out, statistics](LocalCall& local) {
+  return [out, statistics, &schema = call.schema](LocalCall& local) {
     const auto options = local.arg(0).toTensor().options();
     const auto wide = at::toOpMathType(c10::typeMetaToScalarType(options.dtype()));
-    local.replace({at::zeros(out, options), at::zeros(statistics, options.dtype(wide))});
+    std::vector<c10::IValue> results;
+    for (const auto& result : schema.returns()) {
+      const auto i = results.size();
+      if (i == 0) results.emplace_back(at::zeros(out, options));
+      else if (i == 1) results.emplace_back(at::zeros(statistics, options.dtype(wide)));
+      else if (is_tensor(result)) results.emplace_back(at::zeros({}, options.dtype(at::kLong)));
+      else results.emplace_back(statistics[2]);
+    }
+    local.replace(std::move(results));
   };
 }
 
@@ -159,8 +169,6 @@ Structure whole_where_tied(const Call& call, Structure structure) {
   return structure;
 }
 
-bool is_tensor(const c10::Argument& result) { return result.type()->kind() == c10::TypeKind::TensorType; }
-
 // Besides the output, statistics of each query and what they are padded to, seeds and such.
 Structure fused(const Call& call) {
   const Attention attention(call, false);
@@ -176,32 +184,13 @@ Structure fused(const Call& call) {
   return whole_where_tied(call, std::move(structure));
 }
 
-Lowering fused_of_nothing(const Call& call, const Resolution& resolution) {
-  auto out = local_sizes(resolution, 0);
-  if (!is_empty(out)) return {};
-  const Sizes statistics(out.begin(), out.begin() + 3);
-  out[3] = call.operands[2].sizes()[3];
-  return [out, statistics, &schema = call.schema](LocalCall& local) {
-    const auto options = local.arg(0).toTensor().options();
-    std::vector<c10::IValue> results;
-    for (const auto& result : schema.returns()) {
-      const auto i = results.size();
-      if (i == 0) results.emplace_back(at::zeros(out, options));
-      else if (i == 1) results.emplace_back(at::zeros(statistics, options.dtype(at::kFloat)));
-      else if (is_tensor(result)) results.emplace_back(at::zeros({}, options.dtype(at::kLong)));
-      else results.emplace_back(statistics[2]);
-    }
-    local.replace(std::move(results));
-  };
-}
-
 // Gradients of query, key and value, and of a bias where it is asked for.
 Structure fused_backward(const Call& call) {
   const Attention attention(call, false);
   Structure structure{operands(call, attention), {attention.query, attention.key, attention.value}, {}, {kSums, {{0}}}};
-  const auto* bias = call.schema.returns().size() > 3 ? call.operand(call.argument_index("attn_bias")) : nullptr;
-  if (call.schema.returns().size() > 3) structure.out.push_back(bias ? attention.dims(call, *bias) : Dims{});
   if (call.schema.returns().size() > 3) {
+    const auto* bias = call.operand(call.argument_index("attn_bias"));
+    structure.out.push_back(bias ? attention.dims(call, *bias) : Dims{});
     const auto asked = call.arg("grad_input_mask").toBoolList();
     for (int i = 0; i < 4; ++i) {
       if (!asked[i] || (i == 3 && !bias)) structure.undefined.push_back(i);
@@ -211,9 +200,6 @@ Structure fused_backward(const Call& call) {
   return whole_where_tied(call, std::move(structure));
 }
 
-const char* const kHeads = "batch and heads are independent";
-const char* const kHeadsBackward = "linear in the incoming gradient; batch and heads are independent";
-
 const Register attention("aten::_scaled_dot_product_flash_attention_for_cpu", family(forward, forward_of_nothing),
                          "batch, heads and queries are independent");
 const Register gradient("aten::_scaled_dot_product_flash_attention_for_cpu_backward",
@@ -221,10 +207,10 @@ const Register gradient("aten::_scaled_dot_product_flash_attention_for_cpu_backw
                         "linear in the incoming gradient; gradients of keys and values sum over queries");
 const Register kernels("aten::_scaled_dot_product_flash_attention aten::_scaled_dot_product_efficient_attention "
                        "aten::_scaled_dot_product_cudnn_attention",
-                       family(fused, fused_of_nothing), kHeads);
+                       family(fused, forward_of_nothing), "batch and heads are independent");
 const Register kernel_gradients("aten::_scaled_dot_product_flash_attention_backward aten::_scaled_dot_product_efficient_attention_backward "
                                 "aten::_scaled_dot_product_cudnn_attention_backward",
-                                family(fused_backward, backward_of_nothing), kHeadsBackward);
+                                family(fused_backward, backward_of_nothing), "linear in the incoming gradient; batch and heads are independent");
 
 }  // namespace
 }  // namespace dtensor::rules

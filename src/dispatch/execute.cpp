@@ -176,7 +176,7 @@ c10::IValue distributed(const Decision& decision, const c10::IValue& value, size
 void part_copied_views(const Decision& decision, const c10::IValue& base, const c10::IValue& value, size_t first) {
   if (!base.isTensor()) return;
   auto tie = [&](const at::Tensor& view, size_t index) {
-    set_view_offset(decision, index, base_offset_for(*base.unsafeToTensorImpl(), view), view);
+    set_view_offset(decision, index, offset_in_bytes(*base.unsafeToTensorImpl()) / static_cast<int64_t>(view.dtype().itemsize()), view);
     part_copied_view(decision, base, view);
   };
   if (value.isTensor()) tie(value.toTensor(), first);
@@ -230,11 +230,11 @@ bool is_alone(DTensorImpl& impl) {
 void part_overlapping(const OpInfo& info, Stack& stack, size_t begin) {
   for (const int w : info.written) {
     if (!stack[begin + w].isTensor()) continue;
-    const auto written = stack[begin + w].toTensor();
+    const auto& written = stack[begin + w].toTensor();
     for (size_t i = begin; i < stack.size(); ++i) {
-      if (i == begin + w || !stack[i].isTensor() || !stack[i].toTensor().defined()) continue;
-      const auto other = stack[i].toTensor();
-      if (written.defined() && overlap(written, other)) stack[i] = other.clone();
+      if (i == begin + w || !stack[i].isTensor()) continue;
+      const auto& other = stack[i].toTensor();
+      if (overlap(written, other)) stack[i] = other.clone();
     }
   }
 }

@@ -45,10 +45,8 @@ bool is_factory(const OpInfo& info);
 // A view is a copy when its operand was moved or the local memory order allows no view.
 void part_copied_view(const Decision& decision, const c10::IValue& base, const at::Tensor& view);
 
-// Where a base begins in the memory of one device, in elements of its view, which may be of another dtype.
-inline int64_t base_offset_for(const c10::TensorImpl& base, const at::Tensor& view) {
-  return base.storage_offset() * static_cast<int64_t>(base.dtype().itemsize()) / static_cast<int64_t>(view.dtype().itemsize());
-}
+// Where a base begins in the memory of one device: in bytes, since its view may be of another dtype.
+inline int64_t offset_in_bytes(const c10::TensorImpl& base) { return base.storage_offset() * static_cast<int64_t>(base.dtype().itemsize()); }
 
 // Gives a view (output `index`) its place in the memory that its base would have on one device.
 inline void set_view_offset(const Decision& decision, size_t index, int64_t base_offset, const at::Tensor& view) {

@@ -43,7 +43,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
   const auto& info = *decision.info;
   c10::SmallVector<c10::IValue, 6> originals;
   c10::IValue self;
-  const at::Tensor base = info.is_view && stack[begin].isTensor() ? stack[begin].toTensor() : at::Tensor();
+  const int64_t base_bytes = info.is_view && stack[begin].isTensor() ? offset_in_bytes(*stack[begin].unsafeToTensorImpl()) : 0;
   if (decision.lowering) originals.append(stack.begin() + static_cast<int64_t>(begin), stack.end());
   std::vector<Written> written;
   if (!info.written.empty()) {
@@ -84,7 +84,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     if (decision.reorders()) local = in_reported_order(std::move(local), *decision.outputs[i]->layout());
     auto result = wrap(std::move(local), *decision.outputs[i]);
     if (info.is_view) {
-      set_view_offset(decision, i, base.defined() ? base_offset_for(*base.unsafeGetTensorImpl(), result) : 0, result);
+      set_view_offset(decision, i, base_bytes / static_cast<int64_t>(result.dtype().itemsize()), result);
       if (decision.lowering) part_copied_view(decision, originals[0], result);
     }
     stack[begin + i] = std::move(result);
