@@ -4,9 +4,13 @@
 #include <dtensor/error.hpp>
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <numeric>
 
 namespace dtensor::rules {
 namespace {
@@ -314,7 +318,7 @@ class Put final : public Rule {
 };
 
 // self.masked_scatter(mask, source): the n-th true element takes the n-th of source, so every rank needs the whole mask
-// and source, but writes its own part only.
+// and source, but writes its own part only. libtorch goes through self in the order of its memory.
 class MaskedScatter final : public Rule {
  public:
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
@@ -335,7 +339,7 @@ class MaskedScatter final : public Rule {
     return [layout = resolution.in[0]->with(cuts), in_place = call.in_place](LocalCall& local) {
       const auto self = local.arg(0).toTensor(), source = local.arg(2).toTensor();
       const auto mask = local.arg(1).toTensor().expand(layout->sizes()).contiguous();
-      const auto rank = mask.reshape({-1}).cumsum(0).sub_(1).clamp_min_(0).view(layout->sizes());
+      const auto rank = places_in_source(mask, in_place ? layout->strides() : mask.strides());
       const auto own_mask = own_part(mask, *layout), own_rank = own_part(rank, *layout);
       auto result = self;
       if (source.numel() > 0) {
@@ -346,6 +350,18 @@ class MaskedScatter final : public Rule {
       }
       local.replace({in_place ? self.copy_(result) : result.clone()});
     };
+  }
+
+ private:
+  // How many true elements come before each, when elements are counted by descending stride.
+  static at::Tensor places_in_source(const at::Tensor& mask, c10::IntArrayRef strides) {
+    std::vector<int64_t> order(mask.dim());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
+    auto places = at::empty_like(mask, mask.options().dtype(at::kLong));
+    const auto ordered = mask.permute(order);
+    places.permute(order).copy_(ordered.reshape({-1}).cumsum(0).sub_(1).clamp_min_(0).view(ordered.sizes()));
+    return places;
   }
 };
 

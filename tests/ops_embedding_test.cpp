@@ -85,6 +85,13 @@ TEST_CASE("ops: indexing", "[ops][indexing]") {
          [](const Tensors& in) { return Tensors{in[0].masked_scatter(in[1], in[2])}; },
          0,
          false});
+  check({"masked_scatter_ in the order of memory",
+         {x, x > 2, whole_numbers({60}, 1)},
+         [](const Tensors& in) {
+           return Tensors{in[0].clone().permute({2, 0, 1}).masked_scatter_(in[1].permute({2, 0, 1}).contiguous(), in[2])};
+         },
+         0,
+         false});
   check({"one_hot", {indices({5}, 3)}, [](const Tensors& in) { return Tensors{torch::one_hot(in[0], 3)}; }});
   check({"take", {x, indices({4}, 60)}, [](const Tensors& in) { return Tensors{in[0].take(in[1])}; }, 0, false});
 }

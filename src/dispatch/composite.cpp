@@ -123,6 +123,15 @@ void out_form(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stac
   run_out_form(info_of(op), *stack, begin);
 }
 
+// Of libtorch 1.13, where no gradients are needed: its kernel is one with its mathematics, which have rules.
+void attention_by_math(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
+  const auto begin = stack->size() - op.schema().arguments().size();
+  const Operands operands(c10::ArrayRef<c10::IValue>(*stack).slice(begin));
+  if (!operands.distributed.defined()) return op.redispatchBoxed(below(keys), stack);
+  c10::Dispatcher::singleton().findSchemaOrThrow("aten::_scaled_dot_product_attention_math", "").callBoxed(stack);
+}
+
+constexpr const char* kByMath[] = {"_scaled_dot_product_attention_forward"};
 constexpr const char* kOnWholeOperands[] = {"_grid_sampler_2d_cpu_fallback_backward",
                                             "_saturate_weight_to_fp16",
                                             "_shape_as_tensor",
@@ -155,6 +164,7 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, library) {
   library.impl("fill_diagonal_", TORCH_FN(fill_diagonal_));
   library.impl("ctc_loss.IntList", TORCH_FN(ctc_loss));
   library.impl("ctc_loss.Tensor", TORCH_FN(ctc_loss_of_lengths));
+  register_boxed(library, kByMath, [] { return torch::CppFunction::makeFromBoxedFunction<&attention_by_math>(); });
   register_boxed(library, kOnWholeOperands, [] { return torch::CppFunction::makeFromBoxedFunction<&on_whole_operands>(); });
   register_boxed(library, kOutForms, [] { return torch::CppFunction::makeFromBoxedFunction<&out_form>(); });
 }

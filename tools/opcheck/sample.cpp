@@ -301,7 +301,9 @@ bool all_equal(const Stack& results) {
 }
 
 std::optional<Sample> make(const Operator& op, const std::string& text, at::ScalarType dtype, uint64_t seed = 0) {
-  Sample sample{text, dtype};
+  Sample sample;
+  sample.text = text;
+  sample.dtype = dtype;
   try {
     torch::manual_seed(static_cast<uint64_t>(std::hash<std::string>()(text) % 1000 + seed));
     c10::NoGradGuard no_grad;
