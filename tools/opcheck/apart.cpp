@@ -48,6 +48,8 @@ class Process {
     pid_ = fork();
     if (pid_ == 0) {
       ::close(ends[0]);
+      // A crash is reported by the parent. Libraries that libtorch brings along (UCX) catch the signals, and may hang in that.
+      for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) std::signal(signal, SIG_DFL);
       examine_here(op, effort, ends[1]);
     }
     ::close(ends[1]);
