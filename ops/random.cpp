@@ -1,51 +1,82 @@
-// Random operators: every rank draws the whole tensor from its own generator, which is in the same state on all ranks,
-// and keeps its part. So values are those of one device, and generators stay aligned.
+// Random operators: a rank draws its part of what one device draws, and its generator goes on as that of one device does.
 #include "ops/family.hpp"
 
-#include <ATen/ops/empty_strided.h>
+#include "rng/own_part.hpp"
+
+#include <dtensor/error.hpp>
+#include <dtensor/world.hpp>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/lt.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
 
 namespace dtensor::rules {
 namespace {
 
-// A fresh tensor of the global shape.
-at::Tensor whole_like(const Layout& layout, const at::TensorOptions& options) {
-  return at::empty_strided(layout.sizes(), layout.strides(), options);
+using Fill = std::function<void(const at::Tensor& to, at::Generator generator)>;
+
+at::Generator generator_of(LocalCall& local) {
+  const auto at = local.op.schema().argumentIndexWithName("generator");
+  return at && !local.arg(*at).isNone() ? local.arg(*at).toGenerator() : World::current().generator();
 }
 
-// The operand keeps its placement; it must not be Partial, and other operands are whole.
-Candidates keep_first(const Call& call, int64_t mesh_dim, size_t outputs) {
+int64_t number(LocalCall& local, const char* name) {
+  const auto& value = local.arg(*local.op.schema().argumentIndexWithName(name));
+  return value.isTensor() ? value.toTensor().item<int64_t>() : value.toInt();
+}
+
+// How the first output lies.
+LayoutPtr drawn_layout(const Call& call, const Resolution& resolution) {
+  const auto& meta = call.outputs.at(0);
+  return Layout::get(call.mesh, resolution.out[0], meta.sizes, meta.strides, meta.dtype);
+}
+
+// The operator itself with another first argument and generator.
+Fill operator_itself(LocalCall& local) {
+  const std::vector<c10::IValue> arguments(local.stack.begin() + static_cast<int64_t>(local.begin), local.stack.end());
+  const auto generator_at = *local.op.schema().argumentIndexWithName("generator");
+  return [&op = local.op, arguments, generator_at](const at::Tensor& to, at::Generator generator) {
+    auto stack = arguments;
+    stack[0] = to;
+    stack[generator_at] = std::move(generator);
+    op.callBoxed(stack);
+  };
+}
+
+// Operands of one shape are cut alike, of which the first is not Partial. Those of other shapes are whole.
+Candidates cut_alike(const Call& call, int64_t mesh_dim, size_t outputs = 1) {
   const auto& now = call.operands[0].placements()[mesh_dim];
   if (!now.is_shard()) return {};
-  Candidate candidate{Placements(call.operands.size(), replicate()), Placements(outputs, now)};
-  candidate.in[0] = now;
+  Candidate candidate{{}, Placements(outputs, now)};
+  for (const auto& operand : call.operands) {
+    candidate.in.push_back(operand.sizes() == call.operands[0].sizes() ? now : replicate());
+  }
   return {candidate};
 }
 
 // self.uniform_(...): all that is read is the shape.
-class InPlace final : public Rule {
- public:
-  Candidates candidates(const Call& call, int64_t mesh_dim) const override { return keep_first(call, mesh_dim, 1); }
+struct InPlace final : Rule {
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override { return cut_alike(call, mesh_dim); }
 
-  Lowering lower(const Call&, const Resolution& resolution) const override {
+  Lowering lower(const Call& call, const Resolution& resolution) const override {
     const auto layout = resolution.in[0];
     if (layout->is_replicated()) return {};
-    return [layout](LocalCall& local) {
+    return [layout, normal = call.schema.name() == "aten::normal_"](LocalCall& local) {
       const auto self = local.arg(0).toTensor();
-      const auto whole = whole_like(*layout, self.options());
-      local.arg(0) = whole;
-      local.call();
-      self.copy_(own_part(whole, *layout));
+      self.copy_(rng::draw_own_part(*layout, {operator_itself(local), self.options(), normal}, generator_of(local)));
       local.replace({self});
     };
   }
 };
 
-// rand_like and its kin draw in place into an empty tensor, as ATen does.
+// Those that draw in place into an empty tensor like the first operand, as ATen does.
 class Like final : public Rule {
  public:
+  Like(std::function<Fill(LocalCall&)> fill, bool normal = false) : fill_(std::move(fill)), normal_(normal) {}
+
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
-    auto candidates = keep_first(call, mesh_dim, 1);
+    auto candidates = cut_alike(call, mesh_dim);
     const auto& now = call.operands[0].placements()[mesh_dim];
     if (!now.is_partial()) return candidates;
     candidates.push_back({Placements(call.operands.size(), replicate()), {replicate()}});
@@ -53,63 +84,139 @@ class Like final : public Rule {
     return candidates;
   }
 
+  std::vector<Sizes> output_sizes(const Call& call) const override { return {Sizes(call.operands[0].sizes())}; }
+
   Lowering lower(const Call& call, const Resolution& resolution) const override {
-    const auto layout = resolution.in[0]->with(resolution.out[0]);
-    const bool normal = call.schema.name() == "aten::randn_like";
-    return
-        [layout, normal, low_at = call.argument_index("low"), high_at = call.argument_index("high"),
-         dtype_at = call.argument_index("dtype"), generator_at = call.argument_index("generator")](LocalCall& local) {
-          const auto dtype = local.arg(dtype_at).isNone() ? layout->dtype() : local.arg(dtype_at).toScalarType();
-          const auto whole = whole_like(*layout, local.arg(0).toTensor().options().dtype(dtype));
-          c10::optional<at::Generator> generator;
-          if (generator_at >= 0) generator = local.arg(generator_at).toOptional<at::Generator>();
-          if (high_at >= 0) {
-            const auto& high = local.arg(high_at);
-            whole.random_(low_at < 0 ? 0 : local.arg(low_at).toInt(),
-                          high.isTensor() ? high.toTensor().item<int64_t>() : high.toInt(), generator);
-          } else if (normal) {
-            whole.normal_(0, 1, generator);
-          } else {
-            whole.uniform_(0, 1, generator);
-          }
-          local.replace({own_part(whole, *layout)});
-        };
+    return [this, layout = drawn_layout(call, resolution)](LocalCall& local) {
+      const auto options = local.arg(0).toTensor().options().dtype(layout->dtype());
+      local.replace({rng::draw_own_part(*layout, {fill_(local), options, normal_}, generator_of(local))});
+    };
+  }
+
+ private:
+  std::function<Fill(LocalCall&)> fill_;
+  bool normal_;
+};
+
+// A mask of probabilities, at::bernoulli_distribution: a uniform number (of float32, but for probabilities of float64) is below them.
+at::Tensor mask_of(LocalCall& local, const Layout& layout, const at::Tensor& probabilities) {
+  at::ones({1}, probabilities.options()).bernoulli_(at::ones({1}, probabilities.options()), generator_of(local).clone());  // its dtypes
+  const bool valid = probabilities.ge(0).logical_and_(probabilities.le(1)).all().item<bool>();
+  require(valid, local.op.schema().name(), "Expected p_in >= 0 && p_in <= 1 to be true; got other probabilities in this rank's part");
+  const auto fill = [](const at::Tensor& to, at::Generator generator) { to.uniform_(0, 1, generator); };
+  const auto dtype = probabilities.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return rng::draw_own_part(layout, {fill, probabilities.options().dtype(dtype)}, generator_of(local)).lt(probabilities);
+}
+
+// self.bernoulli_(probabilities)
+struct BernoulliInPlace final : Rule {
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
+    return call.operands.at(1).sizes() == call.operands[0].sizes() || call.operands[1].ndim() == 0 ? cut_alike(call, mesh_dim)
+                                                                                                   : Candidates();
+  }
+
+  Lowering lower(const Call&, const Resolution& resolution) const override {
+    const auto layout = resolution.in[0];
+    if (layout->is_replicated()) return {};
+    return [layout](LocalCall& local) {
+      const auto self = local.arg(0).toTensor();
+      self.copy_(mask_of(local, *layout, local.arg(1).toTensor()));
+      local.replace({self});
+    };
+  }
+};
+
+// self.bernoulli(), of which self is the probabilities
+struct Bernoulli final : Rule {
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override { return cut_alike(call, mesh_dim); }
+  std::vector<Sizes> output_sizes(const Call& call) const override { return {Sizes(call.operands[0].sizes())}; }
+
+  Lowering lower(const Call& call, const Resolution& resolution) const override {
+    if (resolution.in[0]->is_replicated()) return {};
+    return [layout = drawn_layout(call, resolution)](LocalCall& local) {
+      const auto probabilities = local.arg(0).toTensor();
+      local.replace({mask_of(local, *layout, probabilities).to(probabilities.dtype())});
+    };
+  }
+};
+
+// at::normal of tensors: normal numbers, then scaled, then moved, as ATen does.
+struct Normal final : Rule {
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
+    const bool alike = call.operands.size() == 1 || call.operands[0].sizes() == call.operands[1].sizes();
+    return alike ? cut_alike(call, mesh_dim) : Candidates();
+  }
+  std::vector<Sizes> output_sizes(const Call& call) const override { return {Sizes(call.operands[0].sizes())}; }
+
+  Lowering lower(const Call& call, const Resolution& resolution) const override {
+    if (resolution.in[0]->is_replicated()) return {};
+    return [layout = drawn_layout(call, resolution)](LocalCall& local) {
+      const auto mean = local.arg(0), std = local.arg(1);
+      if (std.isTensor()) {
+        const bool valid = std.toTensor().ge(0).all().item<bool>();
+        require(valid, "aten::normal", "normal expects all elements of std >= 0.0; got others in this rank's part");
+      }
+      const double scale = std.isTensor() ? 1 : std.toDouble();
+      const auto fill = [scale](const at::Tensor& to, at::Generator generator) { to.normal_(0, scale, generator); };
+      const auto options = (mean.isTensor() ? mean : std).toTensor().options().dtype(layout->dtype());
+      auto drawn = rng::draw_own_part(*layout, {fill, options, true}, generator_of(local));
+      if (std.isTensor()) drawn.mul_(std.toTensor());
+      mean.isTensor() ? drawn.add_(mean.toTensor()) : drawn.add_(mean.toDouble());
+      local.replace({drawn});
+    };
   }
 };
 
 // native_dropout(input, p, train) -> (output, mask), as ATen's CPU kernel: a mask of bools, then mask and scale.
-class Dropout final : public Rule {
- public:
-  Candidates candidates(const Call& call, int64_t mesh_dim) const override { return keep_first(call, mesh_dim, 2); }
-
-  std::vector<Sizes> output_sizes(const Call& call) const override {
-    const auto sizes = call.operands[0].sizes();
-    return {Sizes(sizes.begin(), sizes.end()), Sizes(sizes.begin(), sizes.end())};
-  }
+struct Dropout final : Rule {
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override { return cut_alike(call, mesh_dim, 2); }
+  std::vector<Sizes> output_sizes(const Call& call) const override { return {2, Sizes(call.operands[0].sizes())}; }
 
   Lowering lower(const Call& call, const Resolution& resolution) const override {
     if (!call.bool_arg("train", true)) return {};
     const double keep = 1 - call.arg("p").toDouble();
     return [layout = resolution.in[0], keep](LocalCall& local) {
       const auto input = local.arg(0).toTensor();
-      const auto whole = whole_like(*layout, input.options().dtype(at::kBool));
-      whole.bernoulli_(keep);
-      const auto mask = own_part(whole, *layout);
+      const auto fill = [keep](const at::Tensor& to, at::Generator generator) { to.bernoulli_(keep, generator); };
+      const auto mask = rng::draw_own_part(*layout, {fill, input.options().dtype(at::kBool)}, generator_of(local));
       local.replace({at::mul(input, mask).mul_(keep == 0 ? 0 : 1 / keep), mask});
     };
   }
 };
 
+Fill uniform(LocalCall&) {
+  return [](const at::Tensor& to, at::Generator generator) { to.uniform_(0, 1, generator); };
+}
+
+Fill standard_normal(LocalCall&) {
+  return [](const at::Tensor& to, at::Generator generator) { to.normal_(0, 1, generator); };
+}
+
+Fill integers(LocalCall& local) {
+  const auto low = local.op.schema().argumentIndexWithName("low") ? number(local, "low") : 0;
+  return [low, high = number(local, "high")](const at::Tensor& to, at::Generator generator) { to.random_(low, high, generator); };
+}
+
+Fill coins(LocalCall& local) {
+  return [p = local.arg(1).toDouble()](const at::Tensor& to, at::Generator generator) { to.bernoulli_(p, generator); };
+}
+
+constexpr const char* kOneStream = "each rank draws its part of one stream";
+
 const Register in_place(
-    "aten::uniform_ aten::normal_ aten::random_ aten::bernoulli_ aten::exponential_ aten::log_normal_ "
-    "aten::geometric_ aten::cauchy_",
-    std::make_shared<InPlace>(), "drawn whole on every rank, from equal generators");
-const Register like("aten::rand_like aten::randn_like aten::randint_like", std::make_shared<Like>(),
-                    "drawn whole on every rank, from equal generators");
-const Register dropout("aten::native_dropout", std::make_shared<Dropout>(),
-                       "the mask is drawn whole on every rank, from equal generators");
+    "aten::uniform_ aten::normal_ aten::random_ aten::bernoulli_ aten::exponential_ aten::log_normal_ aten::geometric_ aten::cauchy_",
+    std::make_shared<InPlace>(), kOneStream);
+const Register bernoulli_in_place("aten::bernoulli_.Tensor", std::make_shared<BernoulliInPlace>(), kOneStream);
+const Register bernoulli("aten::bernoulli. aten::bernoulli.out", std::make_shared<Bernoulli>(), kOneStream);  // the overload without a name
+const Register bernoulli_of_number("aten::bernoulli.p", std::make_shared<Like>(coins), kOneStream);
+const Register rand_like("aten::rand_like", std::make_shared<Like>(uniform), kOneStream);
+const Register randn_like("aten::randn_like", std::make_shared<Like>(standard_normal, true), kOneStream);
+const Register randint_like("aten::randint_like", std::make_shared<Like>(integers), kOneStream);
+const Register normal("aten::normal.Tensor_float aten::normal.float_Tensor aten::normal.Tensor_Tensor", std::make_shared<Normal>(),
+                      kOneStream);
+const Register dropout("aten::native_dropout", std::make_shared<Dropout>(), "each rank draws its part of the mask, of one stream");
 const Register whole("aten::bernoulli aten::normal aten::multinomial aten::poisson aten::binomial", replicated(),
-                     "each draw depends on the draws before it and on a tensor of parameters");
+                     "each draw depends on the draws before it and on tensors of parameters");
 
 }  // namespace
 }  // namespace dtensor::rules

@@ -1,0 +1,158 @@
+#include "rng/own_part.hpp"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace dtensor::rng {
+
+namespace {
+
+// Which elements are a rank's, in the order in which ATen draws: that of memory. The whole tensor is seen as rows; a row is the last
+// dim that is cut with all after it.
+class Part {
+ public:
+  explicit Part(const Layout& layout) : order_(layout.ndim()) {
+    std::iota(order_.begin(), order_.end(), 0);
+    const auto strides = layout.strides();
+    std::stable_sort(order_.begin(), order_.end(), [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
+    for (const auto d : order_) {
+      lengths_.push_back(layout.sizes()[d]);
+      held_.push_back(layout.intervals(d, layout.mesh().coordinate()));
+      local_lengths_.push_back(layout.local_sizes()[d]);
+    }
+    for (cut_ = layout.ndim() - 1; cut_ > 0 && whole(cut_);) --cut_;
+    for (int64_t d = cut_; d < layout.ndim(); ++d) row_ *= lengths_[d];
+    if (layout.ndim() == 0) return;
+    for (const auto& part : held_[cut_]) {
+      const int64_t inner = row_ / std::max<int64_t>(lengths_[cut_], 1);
+      in_row_.push_back({part.begin * inner, part.end * inner});
+      own_row_ += in_row_.back().length();
+    }
+  }
+
+  int64_t row() const { return row_; }                 // elements of a row
+  const Intervals& in_row() const { return in_row_; }  // those of them that are this rank's
+  int64_t own_row() const { return own_row_; }         // how many these are
+
+  // Whether to draw run by run, and skip what lies between; else row by row.
+  bool in_long_runs() const {
+    constexpr int64_t kLong = 1024;
+    const auto is_long = [](const Interval& run) { return run.length() >= kLong; };
+    return row_ > Stream::kWindow || std::all_of(in_row_.begin(), in_row_.end(), is_long);
+  }
+
+  // Calls body(first row, rows) for consecutive rows of which this rank has a part, ascending.
+  template <class Body>
+  void for_rows(const Body& body) const {
+    for_rows(0, 0, body);
+  }
+
+  // What is in the order of drawing, as a tensor of local sizes.
+  at::Tensor in_place(const at::Tensor& flat) const {
+    Sizes back(order_.size());
+    for (size_t i = 0; i < order_.size(); ++i) back[order_[i]] = static_cast<int64_t>(i);
+    return flat.view(local_lengths_).permute(back);
+  }
+
+ private:
+  bool whole(int64_t d) const { return held_[d].size() == 1 && held_[d][0].length() == lengths_[d]; }
+
+  template <class Body>
+  void for_rows(int64_t d, int64_t base, const Body& body) const {
+    if (d >= cut_) return body(base, int64_t{1});
+    int64_t rows_of_one = 1;
+    bool rest_whole = true;
+    for (int64_t i = d + 1; i < cut_; ++i) {
+      rows_of_one *= lengths_[i];
+      rest_whole &= whole(i);
+    }
+    for (const auto& part : held_[d]) {
+      if (rest_whole) {
+        body((base * lengths_[d] + part.begin) * rows_of_one, part.length() * rows_of_one);
+      } else {
+        for (int64_t i = part.begin; i < part.end; ++i) for_rows(d + 1, base * lengths_[d] + i, body);
+      }
+    }
+  }
+
+  Sizes order_, lengths_, local_lengths_;
+  std::vector<Intervals> held_;
+  int64_t cut_ = 0, row_ = 1, own_row_ = 0;
+  Intervals in_row_;
+};
+
+void keep_long_runs(Stream& stream, const Part& part, int64_t first_row, int64_t rows, at::Tensor to) {
+  int64_t at = 0;
+  for (int64_t row = first_row; row < first_row + rows; ++row) {
+    for (const auto& run : part.in_row()) {
+      for (int64_t begin = run.begin; begin < run.end; begin += Stream::kWindow) {
+        const int64_t end = std::min(run.end, begin + Stream::kWindow);
+        to.narrow(0, at, end - begin).copy_(stream.window(row * part.row() + begin, row * part.row() + end));
+        at += end - begin;
+      }
+    }
+  }
+}
+
+// As many rows at once as a window takes.
+void keep_short_runs(Stream& stream, const Part& part, int64_t first_row, int64_t rows, at::Tensor to) {
+  const auto own = to.view({rows, part.own_row()});
+  const int64_t step = Stream::kWindow / part.row();
+  for (int64_t begin = 0; begin < rows; begin += step) {
+    const int64_t count = std::min(step, rows - begin);
+    const auto drawn = stream.window((first_row + begin) * part.row(), (first_row + begin + count) * part.row()).view({count, part.row()});
+    int64_t at = 0;
+    for (const auto& run : part.in_row()) {
+      own.narrow(0, begin, count).narrow(1, at, run.length()).copy_(drawn.narrow(1, run.begin, run.length()));
+      at += run.length();
+    }
+  }
+}
+
+// What this rank holds of a whole tensor.
+at::Tensor cut(at::Tensor whole, const Layout& layout) {
+  for (int64_t d = 0; d < layout.ndim(); ++d) {
+    std::vector<at::Tensor> parts;
+    for (const auto& part : layout.intervals(d, layout.mesh().coordinate())) parts.push_back(whole.narrow(d, part.begin, part.length()));
+    whole = parts.size() == 1 ? parts[0] : parts.empty() ? whole.narrow(d, 0, 0) : at::cat(parts, d);
+  }
+  return whole;
+}
+
+bool is_contiguous(const Layout& layout) {
+  const auto dense = contiguous_strides(layout.sizes());
+  for (int64_t d = 0; d < layout.ndim(); ++d) {
+    if (layout.sizes()[d] != 1 && layout.strides()[d] != dense[d]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+at::Tensor draw_own_part(const Layout& layout, const Draw& draw, at::Generator generator) {
+  const int64_t numel = c10::multiply_integers(layout.sizes());
+  if (numel >= Stream::kSmall && !layout.is_replicated()) {
+    Stream stream(generator, draw, numel, is_contiguous(layout));
+    if (stream.divisible()) {
+      const Part part(layout);
+      const auto own = at::empty({c10::multiply_integers(layout.local_sizes())}, draw.options);
+      const auto keep = part.in_long_runs() ? keep_long_runs : keep_short_runs;
+      int64_t at = 0;
+      part.for_rows([&](int64_t first_row, int64_t rows) {
+        keep(stream, part, first_row, rows, own.narrow(0, at, rows * part.own_row()));
+        at += rows * part.own_row();
+      });
+      stream.finish();
+      return part.in_place(own);
+    }
+  }
+  const auto whole = at::empty_strided(layout.sizes(), layout.strides(), draw.options);
+  draw.fill(whole, generator);
+  return cut(whole, layout);
+}
+
+}  // namespace dtensor::rng

@@ -1,0 +1,57 @@
+// What one device draws for a whole tensor, window by window, in bounded memory.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+
+namespace dtensor::rng {
+
+// A random operator that writes a tensor.
+struct Draw {
+  std::function<void(const at::Tensor& to, at::Generator generator)> fill;
+  at::TensorOptions options;  // of the tensor
+  bool normal = false;        // ATen's normal_, which has an algorithm for memory without gaps and one for other
+};
+
+// The elements in the order in which ATen draws them: that of memory. How many random words an element takes is measured on a copy of
+// the generator, not assumed: it differs between dtypes and versions.
+class Stream {
+ public:
+  // Of a tensor of `numel` elements, dense row-major if `contiguous`. Below kSmall elements, use Draw::fill.
+  Stream(at::Generator generator, const Draw& draw, int64_t numel, bool contiguous);
+
+  static constexpr int64_t kSmall = 1024;
+  static constexpr int64_t kWindow = 16384;
+
+  // False where a draw in pieces is none: a vendor's library seeds a stream of its own for every call.
+  bool divisible() const { return divisible_; }
+
+  // Elements [begin, end), at most kWindow, valid until the next call. Windows come in ascending order and do not overlap; elements
+  // between them are skipped without being drawn.
+  at::Tensor window(int64_t begin, int64_t end);
+
+  // Leaves the generator as the whole draw does.
+  void finish();
+
+ private:
+  at::Tensor scratch(int64_t length) const;
+  void probe();
+  void skip_to(int64_t position);
+  void draw_to(int64_t position);
+  void draw_tail();
+  void skip_words(int64_t words);
+
+  at::Generator generator_;
+  const Draw& draw_;
+  int64_t numel_;
+  bool spread_;       // normal_ in memory with gaps: windows have gaps too, for the same algorithm
+  int64_t tail_ = 0;  // elements beyond the last whole block, which are drawn anew with those before them, as ATen does
+  bool divisible_ = true;
+  int64_t words_ = 0;  // of kBlock elements
+  at::Tensor buffer_;
+  int64_t first_ = 0, last_ = 0;  // the elements in buffer_
+};
+
+}  // namespace dtensor::rng
