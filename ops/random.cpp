@@ -100,7 +100,8 @@ class Like final : public Rule {
 
 // A mask of probabilities, at::bernoulli_distribution: a uniform number (of float32, but for probabilities of float64) is below them.
 at::Tensor mask_of(LocalCall& local, const Layout& layout, const at::Tensor& probabilities) {
-  at::ones({1}, probabilities.options()).bernoulli_(at::ones({1}, probabilities.options()), generator_of(local).clone());  // its dtypes
+  const auto none = at::ones({0}, local.arg(0).toTensor().options());
+  none.bernoulli_(at::ones({0}, probabilities.options()), generator_of(local));  // refuses dtypes
   const bool valid = probabilities.ge(0).logical_and_(probabilities.le(1)).all().item<bool>();
   require(valid, local.op.schema().name(), "Expected p_in >= 0 && p_in <= 1 to be true; got other probabilities in this rank's part");
   const auto fill = [](const at::Tensor& to, at::Generator generator) { to.uniform_(0, 1, generator); };

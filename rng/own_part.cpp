@@ -1,5 +1,8 @@
 #include "rng/own_part.hpp"
 
+#include <dtensor/random.hpp>
+
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -134,6 +137,11 @@ bool is_contiguous(const Layout& layout) {
 }  // namespace
 
 at::Tensor draw_own_part(const Layout& layout, const Draw& draw, at::Generator generator) {
+  if (RankLocalRandom::active()) {
+    const auto own = at::empty_strided(layout.local_sizes(), at::infer_dense_strides(layout.local_sizes(), layout.strides()), draw.options);
+    draw.fill(own, generator);
+    return own;
+  }
   const int64_t numel = c10::multiply_integers(layout.sizes());
   if (numel >= Stream::kSmall && !layout.is_replicated()) {
     Stream stream(generator, draw, numel, is_contiguous(layout));

@@ -1,7 +1,11 @@
 #include "rng/rank_generator.hpp"
 
+#include <dtensor/error.hpp>
+#include <dtensor/random.hpp>
+#include <dtensor/tensor.hpp>
 #include <dtensor/world.hpp>
 
+#include "rng/check.hpp"
 #include "src/core/world_state.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -9,6 +13,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include <map>
 #include <mutex>
 
 namespace dtensor::detail {
@@ -19,20 +24,34 @@ namespace {
 // argument fall through at no cost.
 constexpr c10::DispatchKey kRandomKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
-// -- torch::manual_seed -> the rank's generator ----------------------------------------------------------------------
+// -- The process's generator -> the rank's ---------------------------------------------------------------------------
 
-// What torch::manual_seed seeds: itself, and the rank that the calling thread is.
+// ATen's default generator: what is asked of it is asked of the rank that the calling thread is.
 class ForwardingGenerator final : public at::CPUGeneratorImpl {
  public:
-  using at::CPUGeneratorImpl::CPUGeneratorImpl;
+  using Base = at::CPUGeneratorImpl;
+  using Base::Base;
 
   void set_current_seed(uint64_t seed) override {
-    at::CPUGeneratorImpl::set_current_seed(seed);
+    Base::set_current_seed(seed);
+    if (own()) seed_rank(*existing_world(), seed);
+  }
+  uint64_t current_seed() const override { return own() ? own()->current_seed() : Base::current_seed(); }
+  void set_state(const c10::TensorImpl& state) override { own() ? own()->set_state(state) : Base::set_state(state); }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return own() ? own()->get_state() : Base::get_state(); }
+
+ private:
+  at::CPUGeneratorImpl* clone_impl() const override {
+    auto* copy = new at::CPUGeneratorImpl();
+    copy->set_state(*get_state());
+    return copy;
+  }
+
+  // The rank's; null in a thread that is none.
+  c10::GeneratorImpl* own() const {
     auto* world = existing_world();
-    if (!world) return;
-    auto generator = world->generator();
-    std::lock_guard<std::mutex> lock(generator.mutex());
-    generator.set_current_seed(seed);
+    auto* generator = world ? world->generator().unsafeGetGeneratorImpl() : nullptr;
+    return generator == this ? nullptr : generator;
   }
 };
 
@@ -55,9 +74,16 @@ bool is_generator(const c10::Argument& argument) {
 // Gives the call the rank's generator, where it was given none, and goes on to the kernel below.
 void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   const auto& arguments = op.schema().arguments();
+  const auto begin = stack->size() - arguments.size();
   for (size_t i = 0; i < arguments.size(); ++i) {
-    auto& value = (*stack)[stack->size() - arguments.size() + i];
-    if (value.isNone() && is_generator(arguments[i])) value = World::current().generator();
+    if (!is_generator(arguments[i])) continue;
+    auto& value = (*stack)[begin + i];
+    if (value.isNone()) {
+      value = World::current().generator();
+    } else {
+      rng::check_owner(value.toGenerator(), World::current());
+    }
+    rng::check_draw(op, c10::ArrayRef<c10::IValue>(*stack).slice(begin), value.toGenerator());
   }
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRandomKey), stack);
 }

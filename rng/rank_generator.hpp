@@ -3,6 +3,10 @@
 
 #include <ATen/core/Generator.h>
 
+namespace dtensor {
+class World;
+}
+
 namespace dtensor::detail {
 
 // A new CPU generator for a rank. On first use, installs a process default generator whose set_current_seed (what
@@ -12,5 +16,8 @@ at::Generator make_rank_generator();
 // Whether operators of the calling thread that are given no generator draw from its rank's, on plain tensors too, and not from
 // the process's.
 void use_rank_generator(bool on);
+
+// torch::manual_seed on a rank: its generator, and with it the stream of its own.
+void seed_rank(World& world, uint64_t seed);
 
 }  // namespace dtensor::detail

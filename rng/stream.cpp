@@ -15,6 +15,13 @@ constexpr int64_t kBlock = 16;
 
 int64_t round_up(int64_t value) { return (value + kBlock - 1) / kBlock * kBlock; }
 
+// at::Generator::clone() never frees its copy on some versions.
+at::Generator copy_of(const at::Generator& generator) {
+  auto copy = at::make_generator<at::CPUGeneratorImpl>();
+  copy.set_state(generator.get_state());
+  return copy;
+}
+
 at::mt19937 engine(const at::Generator& generator) { return generator.get<at::CPUGeneratorImpl>()->engine(); }
 
 }  // namespace
@@ -33,7 +40,7 @@ at::Tensor Stream::scratch(int64_t length) const {
 // Draws two blocks at once, and one by one, from copies of the generator.
 void Stream::probe() {
   const auto together = scratch(2 * kBlock), apart = scratch(2 * kBlock);
-  auto one = generator_.clone(), other = generator_.clone();
+  auto one = copy_of(generator_), other = copy_of(generator_);
   draw_.fill(together, one);
   draw_.fill(apart.narrow(0, 0, kBlock), other);
   words_ = words_between(engine(generator_), engine(other));
@@ -87,7 +94,7 @@ void Stream::draw_to(int64_t position) {
 void Stream::draw_tail() {
   if (last_ == numel_) return;
   // Words that are read for the tail before it is drawn anew: all of them or, in newer versions for short floats, none.
-  auto copy = generator_.clone();
+  auto copy = copy_of(generator_);
   draw_.fill(scratch(kBlock + kBlock / 2), copy);
   skip_words((words_between(engine(generator_), engine(copy)) - 2 * words_) * tail_ / (kBlock / 2));
   const auto block = scratch(kBlock);

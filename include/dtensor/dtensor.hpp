@@ -11,6 +11,7 @@
 #include <dtensor/layout.hpp>
 #include <dtensor/parallel/parallelize.hpp>
 #include <dtensor/placement.hpp>
+#include <dtensor/random.hpp>
 #include <dtensor/redistribute.hpp>
 #include <dtensor/spmd.hpp>
 #include <dtensor/tensor.hpp>

@@ -24,6 +24,19 @@ class Spmd {
   bool was_included_;
 };
 
+// While it lives, in this thread, it is as outside of every Spmd: factories make plain tensors.
+class NoSpmd {
+ public:
+  NoSpmd();
+  ~NoSpmd();
+  NoSpmd(const NoSpmd&) = delete;
+  NoSpmd& operator=(const NoSpmd&) = delete;
+
+ private:
+  const DeviceMesh* outer_;
+  bool was_included_;
+};
+
 // Whether plain tensors used as replicated inside Spmd are compared between ranks (a hash, on the first use in each kind of
 // call). On by default; DTENSOR_CHECK_REPLICATED=0 turns it off. Thread-local.
 void set_replication_check(bool on);

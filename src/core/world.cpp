@@ -2,9 +2,11 @@
 #include <dtensor/error.hpp>
 #include <dtensor/world.hpp>
 
+#include "rng/check.hpp"
 #include "rng/rank_generator.hpp"
 #include "src/core/world_state.hpp"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <c10/util/hash.h>
 
 #include <numeric>
@@ -23,7 +25,7 @@ World::World(std::unique_ptr<comm::Transport> transport)
       generator_(detail::make_rank_generator()),
       state_(std::make_unique<detail::WorldState>(*this)) {}
 
-World::~World() = default;
+World::~World() { rng::forget_owner(*this); }
 
 void World::barrier() {
   if (!everyone_) {
@@ -36,7 +38,10 @@ void World::barrier() {
 
 World& World::current() {
   if (current_world) return *current_world;
-  if (!world_of_one) world_of_one = std::make_unique<World>(std::move(comm::make_threads_transports(1).front()));
+  if (!world_of_one) {
+    world_of_one = std::make_unique<World>(std::move(comm::make_threads_transports(1).front()));
+    world_of_one->generator() = at::detail::getDefaultCPUGenerator();  // which plain tensors draw from too
+  }
   return *world_of_one;
 }
 

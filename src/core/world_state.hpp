@@ -65,11 +65,12 @@ struct PlanCache {
   bool costs_loaded = false;
 };
 
-// The plain tensors of one mesh that were compared between its ranks. What a rank remembers of calls does not say: a rank that was
+// The plain tensors and generators of one mesh that were compared between its ranks. What a rank remembers of calls does not say: a rank that was
 // busy on other meshes has forgotten other calls than its peers.
 struct Compared {
   int distributed = 0;                  // by distribute_tensor
   std::unordered_set<size_t> operands;  // of operators, by a hash of what they were
+  int draws = 0;                        // of random operators: the generators
 };
 
 struct WorldState {
@@ -89,6 +90,7 @@ struct WorldState {
   std::shared_ptr<LayoutTable> layouts = std::make_shared<LayoutTable>();
   PlanCache plans;
   std::unordered_map<const void*, Compared> compared;  // by mesh
+  at::Generator rank_local;                            // the rank's own stream, undefined until it is drawn from
 };
 
 }  // namespace detail

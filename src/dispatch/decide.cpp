@@ -1,3 +1,4 @@
+#include "src/dispatch/replicated.hpp"
 #include "src/dispatch/decide.hpp"
 
 #include "src/core/world_state.hpp"

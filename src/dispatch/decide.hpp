@@ -36,9 +36,6 @@ bool selects_by_mask(const rules::Call& call);
 // values. Returns whether it was tried: not with large tensors, out= forms, random operators, and operators of others.
 bool rehearse(const c10::OperatorHandle& op, const rules::Call& call);
 
-// Throws on every rank, naming operator and ranks, when a plain tensor that counts as replicated differs between ranks.
-void check_replicated(std::string_view op, const at::Tensor& tensor, const DeviceMesh& mesh);
-
 // "aten::mm(f32[4, 3] (S(0)), f32[3, 5] (R)) on DeviceMesh(...)" for messages.
 std::string describe(const rules::Call& call);
 

@@ -1,0 +1,51 @@
+// Random numbers on a mesh. Every random operator gives the values of one device, whatever the layout: ranks draw their parts of one
+// stream, that of their own generator, which torch::manual_seed seeds.
+#pragma once
+
+#include <dtensor/spmd.hpp>
+
+#include <ATen/core/Generator.h>
+
+namespace dtensor {
+
+class World;
+
+// When the generators that ranks draw distributed tensors from are compared (8 bytes per rank). Ranks that have drawn different
+// amounts, or seeded differently, are named in an error on every rank.
+enum class GeneratorCheck {
+  off,
+  first,   // the first 16 draws on each mesh; the default
+  always,  // every draw; the default of debug builds
+};
+
+// Thread-local. The default can also be set by the environment: DTENSOR_CHECK_GENERATORS=0 (off), first, or 1 (always).
+void set_generator_check(GeneratorCheck check);
+GeneratorCheck generator_check();
+
+// Compares the calling rank's generator with those of all ranks of `mesh`, now. Throws on every rank when they differ. Communicates 8
+// bytes per rank.
+void check_generators(const DeviceMesh& mesh);
+
+// While it lives, the calling rank draws from a stream of its own, seeded by torch::manual_seed together with its rank, which goes on
+// where the last such region ended; the common stream stands still. For data augmentation. Spmd is suspended: factories make plain
+// tensors. Draws on DTensors give each rank its own part, and throw for replicated ones.
+class [[nodiscard]] RankLocalRandom {
+ public:
+  RankLocalRandom();
+  ~RankLocalRandom();
+  RankLocalRandom(const RankLocalRandom&) = delete;
+  RankLocalRandom& operator=(const RankLocalRandom&) = delete;
+
+  // Whether the calling thread is inside of one.
+  static bool active();
+
+ private:
+  NoSpmd no_spmd_;
+  World& world_;
+  at::Generator common_;
+  bool outer_;
+};
+
+inline RankLocalRandom rank_local_random() { return {}; }
+
+}  // namespace dtensor

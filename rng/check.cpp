@@ -1,0 +1,131 @@
+#include "rng/check.hpp"
+
+#include <dtensor/compat.hpp>
+#include <dtensor/error.hpp>
+#include <dtensor/random.hpp>
+#include <dtensor/tensor.hpp>
+#include <dtensor/world.hpp>
+
+#include "src/core/world_state.hpp"
+#include "src/dispatch/replicated.hpp"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <string_view>
+
+namespace dtensor {
+
+namespace {
+
+GeneratorCheck check_by_default() {
+  const char* value = std::getenv("DTENSOR_CHECK_GENERATORS");
+  const std::string_view set = value ? value : "";
+  if (set == "0" || set == "off") return GeneratorCheck::off;
+  if (set == "1" || set == "always") return GeneratorCheck::always;
+#ifndef NDEBUG
+  if (set != "first") return GeneratorCheck::always;
+#endif
+  return GeneratorCheck::first;
+}
+thread_local GeneratorCheck current_check = check_by_default();
+
+void compare(std::string_view op, const at::Generator& generator, const DeviceMesh& mesh) {
+  const auto differing = dispatch::ranks_that_differ(generator.get_state(), mesh);
+  require(differing.empty(), op,
+          "the generators of ranks {} and of rank {} have drifted apart: they were seeded differently, or have drawn different amounts; "
+          "hint: torch::manual_seed with one seed on every rank, and draw alike, or draw what differs inside dt::rank_local_random",
+          differing, mesh.ranks()[0]);
+}
+
+}  // namespace
+
+void set_generator_check(GeneratorCheck check) { current_check = check; }
+GeneratorCheck generator_check() { return current_check; }
+
+void check_generators(const DeviceMesh& mesh) { compare("check_generators", World::current().generator(), mesh); }
+
+namespace rng {
+
+namespace {
+
+// A generator that came from clone() counts no weak references rightly, so it is held.
+struct Owner {
+  at::Generator generator;
+  World* world;
+};
+
+struct Owners {
+  std::mutex mutex;
+  std::map<c10::GeneratorImpl*, Owner> of;
+};
+
+Owners& owners() {
+  static Owners instance;
+  return instance;
+}
+
+// The caller holds the mutex.
+template <class Which>
+void forget(const Which& which) {
+  for (auto it = owners().of.begin(); it != owners().of.end();) it = which(it->second) ? owners().of.erase(it) : std::next(it);
+}
+
+// The first distributed operand of an operator, or an undefined tensor.
+at::Tensor distributed(c10::ArrayRef<c10::IValue> arguments) {
+  for (const auto& value : arguments) {
+    if (value.isTensor() && value.toTensor().defined() && is_dtensor(value.toTensor())) return value.toTensor();
+  }
+  return {};
+}
+
+bool makes_distributed(c10::ArrayRef<c10::IValue> arguments) {
+  const auto is_tensor = [](const c10::IValue& value) { return value.isTensor(); };
+  return Spmd::current() && c10::impl::tls_is_dispatch_key_included(kDTensorKey) && !c10::impl::tls_is_dispatch_key_excluded(kDTensorKey) &&
+         std::none_of(arguments.begin(), arguments.end(), is_tensor);
+}
+
+}  // namespace
+
+void check_owner(const at::Generator& generator, World& world) {
+  auto* impl = generator.unsafeGetGeneratorImpl();
+  if (world.size() == 1 || impl == world.generator().unsafeGetGeneratorImpl() || c10::impl::tls_is_dispatch_key_excluded(kDTensorKey))
+    return;
+  std::lock_guard<std::mutex> lock(owners().mutex);
+  if (owners().of.size() > 100) forget([](const Owner& owner) { return owner.generator.getIntrusivePtr().use_count() == 1; });
+  const auto& owner = owners().of.try_emplace(impl, Owner{generator, &world}).first->second;
+  require(owner.world == &world, "generator",
+          "ranks {} and {}, threads of one process, draw from one at::Generator, which can only follow one of them; "
+          "hint: make it on each rank (at::make_generator, or clone() of a shared one)",
+          owner.world->rank(), world.rank());
+}
+
+void forget_owner(World& world) {
+  std::lock_guard<std::mutex> lock(owners().mutex);
+  forget([&](const Owner& owner) { return owner.world == &world; });
+}
+
+void check_draw(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, const at::Generator& generator) {
+  const auto tensor = distributed(arguments);
+  if (!tensor.defined() && !makes_distributed(arguments)) return;
+  const auto mesh = tensor.defined() ? DTensor(tensor).mesh() : *Spmd::current();
+  if (RankLocalRandom::active()) {
+    const auto placements = DTensor(tensor).placements();
+    for (int64_t d = 0; d < mesh.ndim(); ++d) {
+      require(placements[d].is_shard() || mesh.size(d) == 1, op.schema().name(),
+              "a tensor that is {} would get other values on each rank; got {}; hint: draw it outside of dt::rank_local_random",
+              placements[d].is_partial() ? "Partial" : "replicated", DTensor(tensor).layout().str());
+    }
+    return;
+  }
+  auto& draws = mesh.world().state().compared[mesh.id()].draws;
+  constexpr int kFirst = 16;
+  if (current_check == GeneratorCheck::always || (current_check == GeneratorCheck::first && draws++ < kFirst)) {
+    compare(op.schema().name(), generator, mesh);
+  }
+}
+
+}  // namespace rng
+}  // namespace dtensor

@@ -1,0 +1,55 @@
+// The stream of a rank's own.
+#include <dtensor/random.hpp>
+#include <dtensor/world.hpp>
+
+#include "rng/rank_generator.hpp"
+#include "src/core/world_state.hpp"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+namespace dtensor {
+
+namespace {
+
+thread_local bool is_active = false;
+
+// One round of SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
+uint64_t mix(uint64_t value) {
+  value += 0x9e3779b97f4a7c15;
+  value = (value ^ value >> 30) * 0xbf58476d1ce4e5b9;
+  value = (value ^ value >> 27) * 0x94d049bb133111eb;
+  return value ^ value >> 31;
+}
+
+uint64_t own_seed(uint64_t seed, int rank) { return mix(mix(seed) + static_cast<uint64_t>(rank)); }
+
+}  // namespace
+
+RankLocalRandom::RankLocalRandom() : world_(World::current()), common_(world_.generator()), outer_(is_active) {
+  if (!is_active) {
+    auto& own = world_.state().rank_local;
+    if (!own.defined()) own = at::make_generator<at::CPUGeneratorImpl>(own_seed(common_.current_seed(), world_.rank()));
+    world_.generator() = own;
+  }
+  is_active = true;
+}
+
+RankLocalRandom::~RankLocalRandom() {
+  world_.generator() = common_;
+  is_active = outer_;
+}
+
+bool RankLocalRandom::active() { return is_active; }
+
+namespace detail {
+
+void seed_rank(World& world, uint64_t seed) {
+  auto generator = world.generator();
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  if (is_active) return generator.set_current_seed(own_seed(seed, world.rank()));
+  generator.set_current_seed(seed);
+  world.state().rank_local = {};
+}
+
+}  // namespace detail
+}  // namespace dtensor

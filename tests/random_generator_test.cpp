@@ -1,0 +1,149 @@
+// Generators behave on ranks as on one device: seeds, states, copies; what has drifted apart is found; and streams of a rank's own.
+#include "op_check.hpp"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+using namespace dtensor;
+using namespace dtensor::test;
+
+namespace {
+
+using Catch::Contains;
+
+at::Generator default_generator() { return at::detail::getDefaultCPUGenerator(); }
+
+// Plain and distributed draws in turns, with the default generator's state taken and set back, and with a generator made here.
+Tensors program(const std::function<at::Tensor(const at::Tensor&)>& place) {
+  const auto draw = [&](const c10::optional<at::Generator>& generator) { return place(torch::zeros({40, 50})).uniform_(0, 1, generator); };
+  Tensors results;
+  torch::manual_seed(3);
+  results.push_back(draw({}));
+  results.push_back(torch::randn({7}));
+  const auto state = default_generator().get_state();
+  auto fork = default_generator().clone();
+  results.push_back(draw({}));
+  default_generator().set_state(state);
+  results.push_back(draw({}));  // the same again
+  results.push_back(draw(fork));
+  results.push_back(torch::full({1}, static_cast<int64_t>(default_generator().current_seed())));
+  auto own = at::make_generator<at::CPUGeneratorImpl>(17);
+  results.push_back(place(torch::zeros({2000}, torch::kDouble)).normal_(0, 1, own));
+  results.push_back(at::randn({3}, own));
+  own.set_current_seed(17);
+  results.push_back(place(torch::zeros({2000}, torch::kDouble)).normal_(0, 1, own));
+  results.push_back(torch::rand({3}));
+  return results;
+}
+
+}  // namespace
+
+TEST_CASE("random generators: seeds, states and copies", "[random]") {
+  const auto expected = program([](const at::Tensor& t) { return t; });
+  for (const auto* transport : {"threads", "gloo"}) {
+    CHECK_NOTHROW(on_mesh(
+        {3},
+        [&](const DeviceMesh& mesh) {
+          for (const auto& placement : {shard(0), replicate()}) {
+            const auto got = program([&](const at::Tensor& t) { return distribute_tensor(t, mesh, {placement}).tensor(); });
+            for (size_t i = 0; i < got.size(); ++i) {
+              const auto whole = is_dtensor(got[i]) ? full_tensor(got[i]) : got[i];
+              require(whole.equal(expected[i]), "test", "result {} under {} differs", i, placement.str());
+            }
+          }
+        },
+        transport));
+  }
+}
+
+TEST_CASE("random generators: without ranks, plain and distributed draws take turns on one stream", "[random]") {
+  torch::manual_seed(4);
+  const auto first = torch::rand({3}), second = torch::rand({2000}), third = torch::rand({3});
+  const auto mesh = init_device_mesh(torch::kCPU, {1});
+  torch::manual_seed(4);
+  CHECK(torch::rand({3}).equal(first));
+  CHECK(full_tensor(distribute_tensor(torch::zeros({2000}), mesh, {shard(0)}).tensor().uniform_()).equal(second));
+  CHECK(torch::rand({3}).equal(third));
+}
+
+TEST_CASE("random generators: ranks that have drifted apart are named", "[random]") {
+  CHECK_THROWS_WITH(on_mesh({3},
+                            [](const DeviceMesh& mesh) {
+                              torch::manual_seed(mesh.world().rank() == 1 ? 5 : 6);
+                              check_generators(mesh);
+                            }),
+                    Contains("the generators of ranks 1 and of rank 0 have drifted apart"));
+  CHECK_THROWS_WITH(on_mesh({2, 2},
+                            [](const DeviceMesh& mesh) {
+                              torch::manual_seed(6);
+                              const auto x = distribute_tensor(torch::zeros({8}), mesh, {shard(0), replicate()}).tensor();
+                              if (mesh.world().rank() == 3) torch::rand({2});
+                              x.uniform_();
+                            }),
+                    Contains("the generators of ranks 3 and of rank 0 have drifted apart"));
+  CHECK_THROWS_WITH(on_mesh({2},
+                            [](const DeviceMesh& mesh) {
+                              torch::manual_seed(6);
+                              set_generator_check(GeneratorCheck::always);
+                              const auto x = distribute_tensor(torch::zeros({8}), mesh, {shard(0)}).tensor();
+                              for (int i = 0; i < 40; ++i) x.uniform_();
+                              if (mesh.world().rank() == 1) torch::rand({2});
+                              x.uniform_();
+                            }),
+                    Contains("aten::uniform_"));
+  CHECK_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
+    set_generator_check(GeneratorCheck::off);
+    torch::manual_seed(mesh.world().rank());
+    distribute_tensor(torch::zeros({8}), mesh, {shard(0)}).tensor().uniform_();
+  }));
+}
+
+TEST_CASE("random generators: one that threads share is refused", "[random]") {
+  auto shared = at::make_generator<at::CPUGeneratorImpl>(1);
+  CHECK_THROWS_WITH(on_mesh({2},
+                            [&](const DeviceMesh& mesh) {
+                              at::rand({3}, shared);
+                              mesh.world().barrier();
+                            }),
+                    Contains("draw from one at::Generator"));
+  CHECK_NOTHROW(on_mesh({2}, [&](const DeviceMesh&) { at::rand({3}, shared.clone()); }));
+}
+
+TEST_CASE("random generators: a rank's own stream", "[random]") {
+  std::vector<at::Tensor> own(3), again(3), next(3);
+  const auto run = [&](std::vector<at::Tensor>& to) {
+    on_mesh({3}, [&](const DeviceMesh& mesh) {
+      const int rank = mesh.world().rank();
+      Spmd spmd(mesh);
+      torch::manual_seed(8);
+      const auto before = torch::rand({4});
+      {
+        const auto local = rank_local_random();
+        to[rank] = torch::rand({4});
+        require(!is_dtensor(to[rank]), "test", "a factory made a DTensor");
+      }
+      const auto after = full_tensor(torch::rand({4}));
+      {
+        const auto local = rank_local_random();
+        next[rank] = torch::rand({4});
+        auto x = distribute_tensor(torch::zeros({3, 100}), mesh, {shard(0)}).tensor().uniform_();
+        require(!full_tensor(x)[0].equal(full_tensor(x)[1]), "test", "ranks drew the same");
+      }
+      torch::manual_seed(8);
+      const auto both = full_tensor(torch::cat({torch::rand({4}), torch::rand({4})}));
+      require(both.equal(torch::cat({full_tensor(before), after})), "test", "the common stream moved");
+    });
+  };
+  run(own);
+  run(again);
+  for (int rank = 0; rank < 3; ++rank) {
+    CHECK(own[rank].equal(again[rank]));
+    CHECK(!own[rank].equal(next[rank]));
+    CHECK(!own[rank].equal(own[(rank + 1) % 3]));
+  }
+  CHECK_THROWS_WITH(on_mesh({2},
+                            [&](const DeviceMesh& mesh) {
+                              const auto local = rank_local_random();
+                              distribute_tensor(torch::zeros({3}), mesh, {replicate()}).tensor().uniform_();
+                            }),
+                    Contains("outside of dt::rank_local_random"));
+}
