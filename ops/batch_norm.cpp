@@ -293,7 +293,6 @@ class BatchNorm final : public Rule {
 
   Lowering lower(const Call& call, const Resolution& resolution) const override {
     if (!is_regular(call)) return {};
-    refuse_pending(call);
     return is_backward(call) ? backward(call, resolution) : forward(call, resolution);
   }
 
@@ -310,16 +309,6 @@ class BatchNorm final : public Rule {
       if (is_running(call, call.operands[i]) && !p.is_replicate() && !alike) return false;
     }
     return true;
-  }
-
-  static void refuse_pending(const Call& call) {
-    for (const auto& operand : call.operands) {
-      if (!writes_running(call) || !is_running(call, operand)) continue;
-      if (call.schema.arguments()[operand.argument].alias_info()) continue;  // a write that is declared is brought back
-      require(!operand.layout->has_partial(), call.schema.name(),
-              "running statistics are written, and cannot be while they are pending; got {}; hint: redistribute them to Replicate first",
-              operand.layout->str());
-    }
   }
 
   RulePtr family_ = family(structure);

@@ -70,13 +70,41 @@ std::vector<BadCall> bad_calls() {
       {"addcmul_", {f({4}), f({4}), f({3})}, [](const Tensors& t) { t[0].addcmul_(t[1], t[2]); }},
       {"copy_", {f({4}), f({3})}, [](const Tensors& t) { t[0].copy_(t[1]); }},
       {"masked_fill_", {f({4}), i({3}).to(torch::kBool)}, [](const Tensors& t) { t[0].masked_fill_(t[1], 1); }},
-      {"cat of unlike sizes", {f({4, 3}), f({4, 2})}, [](const Tensors& t) { at::cat({t[0], t[1]}, 0); }},
-      {"cat of unlike dims", {f({4, 3}), f({4})}, [](const Tensors& t) { at::cat({t[0], t[1]}, 0); }},
-      {"stack of unlike sizes", {f({4, 3}), f({4, 2})}, [](const Tensors& t) { at::stack({t[0], t[1]}); }},
-      {"view of another count", {f({4, 3})}, [](const Tensors& t) { t[0].view({5, 2}); }},
-      {"reshape of another count", {f({4, 3})}, [](const Tensors& t) { t[0].reshape({-1, 5}); }},
-      {"expand", {f({4, 3})}, [](const Tensors& t) { t[0].expand({4, 5}); }},
-      {"permute", {f({4, 3})}, [](const Tensors& t) { t[0].permute({0, 0}); }},
+      {"cat of unlike sizes",
+       {f({4, 3}), f({4, 2})},
+       [](const Tensors& t) {
+         at::cat({t[0], t[1]}, 0);
+       }},
+      {"cat of unlike dims",
+       {f({4, 3}), f({4})},
+       [](const Tensors& t) {
+         at::cat({t[0], t[1]}, 0);
+       }},
+      {"stack of unlike sizes",
+       {f({4, 3}), f({4, 2})},
+       [](const Tensors& t) {
+         at::stack({t[0], t[1]});
+       }},
+      {"view of another count",
+       {f({4, 3})},
+       [](const Tensors& t) {
+         t[0].view({5, 2});
+       }},
+      {"reshape of another count",
+       {f({4, 3})},
+       [](const Tensors& t) {
+         t[0].reshape({-1, 5});
+       }},
+      {"expand",
+       {f({4, 3})},
+       [](const Tensors& t) {
+         t[0].expand({4, 5});
+       }},
+      {"permute",
+       {f({4, 3})},
+       [](const Tensors& t) {
+         t[0].permute({0, 0});
+       }},
       {"mm of two dtypes, on more ranks than rows", {f({6, 6}), f({6, 6}).to(torch::kDouble)}, [](const Tensors& t) { t[0].mm(t[1]); }},
       {"softmax of ints, on more ranks than rows", {i({3, 4})}, [](const Tensors& t) { at::_softmax(t[0], 1, false); }},
       {"roll of a large one", {f({100, 100})}, [](const Tensors& t) { t[0].roll({1}, {7}); }},
@@ -85,9 +113,17 @@ std::vector<BadCall> bad_calls() {
       {"t of three dims", {f({4, 3, 2})}, [](const Tensors& t) { t[0].t(); }},
       {"select out of range", {f({4, 3})}, [](const Tensors& t) { t[0].select(0, 4); }},
       {"narrow out of range", {f({4, 3})}, [](const Tensors& t) { t[0].narrow(0, 2, 3); }},
-      {"split of other sizes", {f({4, 3})}, [](const Tensors& t) { t[0].split_with_sizes({1, 2}); }},
+      {"split of other sizes",
+       {f({4, 3})},
+       [](const Tensors& t) {
+         t[0].split_with_sizes({1, 2});
+       }},
       {"sum over no dim", {f({4, 3})}, [](const Tensors& t) { t[0].sum(2); }},
-      {"sum over a dim twice", {f({4, 3})}, [](const Tensors& t) { t[0].sum(at::IntArrayRef({0, 0})); }},
+      {"sum over a dim twice",
+       {f({4, 3})},
+       [](const Tensors& t) {
+         t[0].sum(at::IntArrayRef({0, 0}));
+       }},
       {"mean of ints", {i({4, 3})}, [](const Tensors& t) { t[0].mean(); }},
       {"argmax over no dim", {f({4, 3})}, [](const Tensors& t) { t[0].argmax(2); }},
       {"softmax over no dim", {f({4, 3})}, [](const Tensors& t) { t[0].softmax(2); }},
@@ -101,7 +137,13 @@ std::vector<BadCall> bad_calls() {
       {"gather by floats", {f({4, 3}), f({4, 3})}, [](const Tensors& t) { t[0].gather(1, t[1]); }},
       {"scatter_ by another ndim", {f({4, 3}), i({4}), f({4})}, [](const Tensors& t) { t[0].scatter_(1, t[1], t[2]); }},
       {"index_add_ of another length", {f({4, 3}), i({2}), f({3, 3})}, [](const Tensors& t) { t[0].index_add_(0, t[1], t[2]); }},
-      {"index by unlike lengths", {f({4, 3}), i({2}), i({3})}, [](const Tensors& t) { t[0].index({t[1], t[2]}); }},
+      {"index by unlike lengths",
+       {f({4, 3}), i({2}), i({3})},
+       [](const Tensors& t) {
+         t[0].index({t[1], t[2]});
+       }},
+      {"masked_select of another length", {f({4, 3}), i({5}).to(torch::kBool)}, [](const Tensors& t) { t[0].masked_select(t[1]); }},
+      {"index by a mask of another length", {f({4, 3}), i({5}).to(torch::kBool)}, [](const Tensors& t) { t[0].index({t[1]}); }},
       {"embedding by floats", {f({4, 3}), f({2})}, [](const Tensors& t) { at::embedding(t[0], t[1]); }},
       {"layer_norm", {f({4, 3}), f({4})}, [](const Tensors& t) { at::layer_norm(t[0], {4}, t[1]); }},
       {"nll_loss of unlike batches", {f({4, 3}), i({5})}, [](const Tensors& t) { at::nll_loss(t[0], t[1]); }},

@@ -146,6 +146,34 @@ TEST_CASE("gradients of redistribute and to_local and full_tensor and from_local
   }
 }
 
+TEST_CASE("gradients of gradients pass through parts and wholes", "[gradients]") {
+  const auto x = torch::tensor({0.5, -1.0, 2.0, 3.0}, torch::kDouble);
+  // A gradient penalty: the square of the gradient of sum(y^3), beside another term.
+  const auto penalty = [](const at::Tensor& leaf, const std::function<at::Tensor(const at::Tensor&)>& cube) {
+    const auto gradient = torch::autograd::grad({cube(leaf).sum()}, {leaf}, {}, true, true)[0];
+    ((gradient * gradient).sum() + (leaf * leaf).sum()).backward();
+    return leaf.grad();
+  };
+  const auto cube = [](const at::Tensor& t) { return t * t * t; };
+  const auto expected = penalty(x.clone().requires_grad_(), cube);
+  for (const int ranks : {2, 3}) {
+    REQUIRE_NOTHROW(on_ranks(ranks, [&](dt::World& world) {
+      const auto mesh = line(world);
+      for (const auto& placement : {dt::shard(0), dt::replicate()}) {
+        const auto leaf = [&] { return dt::distribute_tensor(x, mesh, {placement}).tensor().detach().requires_grad_(); };
+        const auto mapped = dt::local_map(cube, mesh, {{placement}}, {{placement}});
+        same(penalty(leaf(), [&](const at::Tensor& t) { return mapped(t); }), expected, "through local_map");
+        same(penalty(leaf(),
+                     [&](const at::Tensor& t) { return dt::distribute_tensor(cube(dt::full_tensor(t)), mesh, {dt::shard(0)}).tensor(); }),
+             expected, "through full_tensor and distribute_tensor");
+        same(penalty(leaf(),
+                     [&](const at::Tensor& t) { return cube(dt::from_local(dt::DTensor(t).to_local(), mesh, {placement}).tensor()); }),
+             expected, "through to_local and from_local");
+      }
+    }));
+  }
+}
+
 TEST_CASE("gradients accumulate in the parameter's layout; no_sync defers", "[gradients]") {
   const char* transport = GENERATE("threads", "gloo");
   REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
@@ -351,6 +379,41 @@ TEST_CASE("dispatch: a settled reduction forgets no view that had to be copied",
     const auto settled = torch::tanh(x);
     view.mul_(2);
     dt::require(dt::full_tensor(x).sum().item<double>() == 2 * (8 + 2), "test", "the write did not reach the base");
+  }));
+}
+
+TEST_CASE("dispatch: a pending norm may be written any numbers", "[dispatch]") {
+  const auto x = counting({5, 4}) + 1;
+  REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) {
+    const auto norm = [&] { return dt::distribute_tensor(x, line(world), {dt::shard(0)})->norm(2, 0); };
+    const auto close = [](const at::Tensor& got, const at::Tensor& expected) {  // sums of squares add up in another order
+      dt::require(dt::full_tensor(got).allclose(expected, 1e-12), "test", "differs");
+    };
+    close(norm().neg_(), -x.norm(2, 0));
+    close(norm().sub_(100).add_(1), x.norm(2, 0) - 100 + 1);
+    close(norm().fill_(-3), torch::full({4}, -3, torch::kDouble));
+  }));
+}
+
+TEST_CASE("dispatch: out= forms refuse and convert dtypes as on one device", "[dispatch]") {
+  const auto x = counting({4, 4});
+  REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) {
+    const auto mesh = line(world);
+    const auto rows = dt::distribute_tensor(x, mesh, {dt::shard(0)}).tensor();
+    auto wrong = dt::zeros({4, 4}, mesh, {dt::replicate()}, torch::kFloat).tensor();
+    std::string words;
+    try {
+      torch::mm_out(wrong, rows, rows);
+    } catch (const c10::Error& error) {
+      words = error.what_without_backtrace();
+    }
+    dt::require(words.find("Expected out tensor to have dtype double, but got float instead") != std::string::npos, "test", "says {}",
+                words);
+    auto whole = dt::zeros({4}, mesh, {dt::replicate()}, torch::kLong).tensor();
+    auto expected = torch::zeros({4}, torch::kLong);
+    torch::sum_out(whole, rows, 1);
+    torch::sum_out(expected, x, 1);
+    dt::require(dt::full_tensor(whole).equal(expected), "test", "sum_out differs");
   }));
 }
 

@@ -109,6 +109,26 @@ TEST_CASE("ops: fused AdamW", "[ops][foreach]") {
 }
 #endif
 
+TEST_CASE("ops: foreach of one tensor twice", "[ops][foreach]") {
+  const auto x = whole_numbers({6});
+  const auto twice = [&](const at::Tensor& tensor, bool view, auto f) {
+    f(Tensors{tensor, view ? tensor.view({2, 3}) : tensor});
+    return tensor;
+  };
+  const auto add = [](const Tensors& list) { at::_foreach_add_(list, 1.0); };
+  const auto mul = [](const Tensors& list) { at::_foreach_mul_(list, std::vector<at::Scalar>{2.0, 3.0}); };
+  CHECK_NOTHROW(on_mesh({3}, [&](const DeviceMesh& mesh) {
+    for (const auto& placement : {replicate(), shard(0), partial(), partial(ReduceOp::max)}) {
+      const bool maximum = placement.is_partial(ReduceOp::max);
+      const auto make = [&] { return maximum ? from_local(x.clone(), mesh, {placement}, {6}).tensor() : placed(x, mesh, {placement}); };
+      for (const bool view : {false, true}) {
+        require(full_tensor(twice(make(), view, add)).equal(x + 2), "test", "add of {}", placement.str());
+        require(full_tensor(twice(make(), view, mul)).equal(x * 6), "test", "mul of {}", placement.str());
+      }
+    }
+  }));
+}
+
 TEST_CASE("ops: a foreach step communicates nothing", "[ops][foreach]") {
   CHECK_NOTHROW(on_mesh({3}, [&](const DeviceMesh& mesh) {
     const auto parameters = distributed(list(0), mesh, kPlaces), gradients = distributed(list(3), mesh, kPlaces);

@@ -77,6 +77,36 @@ TEST_CASE("ops: dropout", "[ops][random]") {
               twice([](auto& t) { return std::get<1>(torch::native_dropout(t, 0.4, true)); }));
 }
 
+TEST_CASE("ops: rrelu", "[ops][random]") {
+  const auto x = fractions({5, 4});
+  check_draws("rrelu", x, twice([](auto& t) { return torch::rrelu(t, 0.1, 0.3, true); }));
+  const auto gradient = [](const at::Tensor& leaf) {
+    torch::manual_seed(3);
+    torch::rrelu(leaf, 0.1, 0.3, true).sum().backward();
+    return leaf.grad();
+  };
+  const auto expected = gradient(x.clone().requires_grad_());
+  CHECK_NOTHROW(on_mesh({3}, [&](const DeviceMesh& mesh) {
+    for (const auto& placement : {replicate(), shard(0), shard(1)}) {
+      Spmd spmd(mesh);
+      const auto got = gradient(placed(x, mesh, {placement}).requires_grad_());
+      require(full_tensor(got).equal(expected), "test", "the gradient under {} differs", placement.str());
+    }
+  }));
+}
+
+TEST_CASE("ops: random operators of tensors of parameters", "[ops][random]") {
+  const auto p = torch::linspace(0, 1, 3000).reshape({60, 50});
+  check_draws("bernoulli_ of probabilities", p, twice([](auto& t) { return t.clone().bernoulli_(t); }));
+  check_draws("bernoulli", p.to(torch::kDouble), twice([](auto& t) { return t.bernoulli(); }));
+  check_draws("normal of means", p, twice([](auto& t) { return at::normal(t, 2.0); }));
+  check_draws("normal of deviations", p, twice([](auto& t) { return at::normal(3.0, t); }));
+  check_draws("normal of both", p, twice([](auto& t) { return at::normal(t, t); }));
+  check_draws("randn_like", p, twice([](auto& t) { return torch::randn_like(t.t()); }));
+  check_draws("native_dropout", p, twice([](auto& t) { return std::get<0>(torch::native_dropout(t, 0.4, true)); }));
+  check_draws("feature_dropout", p.reshape({6, 10, 50}), twice([](auto& t) { return torch::feature_dropout(t, 0.4, true); }));
+}
+
 TEST_CASE("plain random draws on ranks are those of one device", "[ops][random]") {
   const auto draw = [] {
     torch::manual_seed(5);

@@ -339,11 +339,13 @@ TEST_CASE("a write to a piece of a cut dim communicates what was written or says
         }
         dt::require(error.find(words) != std::string::npos, "test", "got {}; expected {}", error, words);
       };
-      refused([&] { at::_foreach_add_({row, x}, 1); }, "one after the other");
+      x.fill_(0), plain.fill_(0);
+      at::_foreach_add_({row, x}, 1);
+      plain.add_(1).select(0, 1).add_(1);
+      dt::require(dt::full_tensor(x).equal(plain), "test", "foreach of a row and all differs");
       const auto guard = dt::explicit_communication();
       refused([&] { x.add_(1); }, "gathered for its views");
     }
-    plain[1] = 7, plain.add_(1);
     check_equal(dt::DTensor(x), plain, "after the refusals");
     dt::CommDebugMode comm;
     x.add_(1);
@@ -379,6 +381,42 @@ TEST_CASE("a write reaches views that read the bits anew", "[ops][view]") {
     const auto leaf = numbers({4}).to(torch::kDouble);
     const auto got = gradient(dt::distribute_tensor(leaf, mesh_of({2}), {shard(0)}).tensor().requires_grad_());
     dt::require(dt::full_tensor(got).equal(gradient(leaf.clone().requires_grad_())), "test", "the gradient differs");
+  }));
+}
+
+TEST_CASE("a write reaches conjugated and negated views", "[ops][view]") {
+  using Complex = c10::complex<double>;
+  REQUIRE_NOTHROW(on_ranks(2, [] {
+    const auto start = torch::complex(numbers({4, 2}).to(torch::kDouble), numbers({4, 2}).to(torch::kDouble) + 3);
+    for (const auto& placement : {dt::replicate(), shard(0), shard(1), dt::partial()}) {
+      auto plain = start.clone(), x = dt::distribute_tensor(start, mesh_of({2}), {placement}).tensor();
+      const auto conj = x.conj(), plain_conj = plain.conj(), back = conj.conj(), plain_back = plain_conj.conj();
+      const auto imag = torch::imag(conj), plain_imag = torch::imag(plain_conj);
+      const auto check = [&](const char* what) {
+        const auto same = [&](const at::Tensor& a, const at::Tensor& b) {
+          dt::require(dt::full_tensor(a).equal(b.resolve_conj().resolve_neg()), "test", "{} of {} differs", what, str(placement));
+        };
+        same(x, plain), same(conj, plain_conj), same(back, plain_back), same(imag, plain_imag);
+      };
+      conj.mul_(2), plain_conj.mul_(2);
+      check("written to the conjugate");
+      x.mul_(Complex(1, 2)), plain.mul_(Complex(1, 2));
+      check("written to the base");
+      conj.select(0, 1).fill_(Complex(3, 4)), plain_conj.select(0, 1).fill_(Complex(3, 4));
+      check("written to a piece");
+      imag.mul_(3), plain_imag.mul_(3);
+      check("written to the imaginary part");
+      back.mul_(Complex(0, 1)), plain_back.mul_(Complex(0, 1));
+      check("written to the conjugate's conjugate");
+    }
+    const auto gradient = [](const at::Tensor& leaf) {
+      auto x = leaf * 1;
+      x.conj().mul_(leaf);
+      return torch::autograd::grad({torch::real(x * x).sum()}, {leaf})[0];
+    };
+    const auto got = gradient(dt::distribute_tensor(start, mesh_of({2}), {shard(0)}).tensor().requires_grad_());
+    const auto expected = gradient(start.clone().requires_grad_()).resolve_conj();
+    dt::require(dt::full_tensor(got).equal(expected), "test", "the gradient differs");
   }));
 }
 

@@ -37,7 +37,7 @@ Tensors program(const std::function<at::Tensor(const at::Tensor&)>& place) {
 
 }  // namespace
 
-TEST_CASE("random generators: seeds, states and copies", "[random]") {
+TEST_CASE("random generators: seeds and states and copies", "[random]") {
   const auto expected = program([](const at::Tensor& t) { return t; });
   for (const auto* transport : {"threads", "gloo"}) {
     CHECK_NOTHROW(on_mesh(
@@ -55,7 +55,7 @@ TEST_CASE("random generators: seeds, states and copies", "[random]") {
   }
 }
 
-TEST_CASE("random generators: without ranks, plain and distributed draws take turns on one stream", "[random]") {
+TEST_CASE("random generators: without ranks plain and distributed draws take turns on one stream", "[random]") {
   torch::manual_seed(4);
   const auto first = torch::rand({3}), second = torch::rand({2000}), third = torch::rand({3});
   const auto mesh = init_device_mesh(torch::kCPU, {1});

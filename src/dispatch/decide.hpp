@@ -29,6 +29,9 @@ rules::Resolution resolve(rules::Call& call, const OpInfo& info, const rules::Ru
 // operator refuses, in its words.
 c10::optional<std::vector<rules::OutputMeta>> meta_outputs(const c10::OperatorHandle& op, const rules::Call& call);
 
+// Throws what an out= form refuses on meta tensors, in its words: dtypes of `out` above all. `arguments` are distributed.
+void check_out_form(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
+
 // Whether shapes hang on values: how many elements a mask selects.
 bool selects_by_mask(const rules::Call& call);
 

@@ -121,10 +121,24 @@ std::vector<at::Tensor> separate_written(Stack& stack, size_t begin, const Decis
   return separate;
 }
 
+bool is_alone(DTensorImpl& impl);
+
+bool has_norm(const Layout& layout) {
+  const auto placements = layout.placements();
+  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(ReduceOp::norm2); });
+}
+
+// A pending norm, which cannot hold numbers below zero, is pending no longer.
 void write_back(const Decision& decision, const std::vector<c10::IValue>& originals, const std::vector<at::Tensor>& separate) {
   for (size_t i = 0; i < separate.size(); ++i) {
     const auto& back = decision.write_backs[i];
-    local_of(tensor_at(originals[back.argument], back.element)).copy_(move_local(separate[i], back.written, back.home).get());
+    const auto tensor = tensor_at(originals[back.argument], back.element);
+    auto* impl = as_dtensor(tensor);
+    if (impl && has_norm(*back.home) && !has_norm(*back.written) && is_alone(*impl)) {
+      impl->relay(separate[i], back.written);
+    } else {
+      local_of(tensor).copy_(move_local(separate[i], back.written, back.home).get());
+    }
   }
 }
 
@@ -265,11 +279,62 @@ void part_copied_view(const Decision& decision, const c10::IValue& base, const a
     LocalMode local;  // the chunk of a whole tensor is one of its views, but a write to it would not reach the other ranks by itself
     result->relay(result->local().clone(), result->layout());
   }
-  part(*source, *result, decision.outputs_known);
+  const auto& name = decision.info->schema->name();
+  part(*source, *result, decision.outputs_known, {name == "aten::_conj", name == "aten::_neg_view"});
 }
+
+namespace {
+
+// Whether a write to one of these would have to show in the other, though their memories are two, or will be when they have moved.
+bool is_missed(const at::Tensor& one, const at::Tensor& other, bool moves) {
+  if (moves && one.is_alias_of(other)) return true;
+  const auto others = is_parted(one) ? parted_from(one) : std::vector<Held>();
+  return std::any_of(others.begin(), others.end(), [&](const Held& held) { return held.local.is_alias_of(other); });
+}
+
+// Whether lists that the operator writes hold a tensor, or views of one, twice, so that one write would miss the other.
+bool writes_twice(const Decision& decision, const Stack& stack, size_t begin) {
+  const bool moves = !decision.moves.empty() || !decision.write_backs.empty();
+  std::vector<at::Tensor> parts;
+  for (const int argument : decision.info->written) {
+    if (!stack[begin + argument].isTensorList()) continue;
+    for (const auto& element : stack[begin + argument].toListRef()) {
+      const auto part = local_of(element.toTensor());
+      if (!part.defined() || !part.has_storage()) continue;
+      if (std::any_of(parts.begin(), parts.end(), [&](const at::Tensor& other) { return is_missed(part, other, moves); })) return true;
+      parts.push_back(part);
+    }
+  }
+  return false;
+}
+
+// An operator on lists as one call for each of their elements.
+void run_one_by_one(const c10::OperatorHandle& op, const OpInfo& info, Stack& stack, size_t begin) {
+  const std::vector<c10::IValue> arguments(stack.begin() + static_cast<int64_t>(begin), stack.end());
+  const auto count = arguments[info.written[0]].toListRef().size();
+  stack.resize(begin);
+  for (size_t i = 0; i < count; ++i) {
+    Stack one;
+    for (const auto& value : arguments) {
+      if (!value.isList() || value.toListRef().size() != count) {
+        one.push_back(value);
+        continue;
+      }
+      const auto all = value.toList();
+      c10::impl::GenericList element(all.elementType());
+      element.push_back(all.get(i));
+      one.push_back(element);
+    }
+    op.callBoxed(one);
+  }
+}
+
+}  // namespace
 
 void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision) {
   const auto& info = *decision.info;
+  const bool lists = info.has_tensor_list && !info.written.empty() && info.schema->returns().empty();
+  if (lists && writes_twice(decision, stack, begin)) return run_one_by_one(op, info, stack, begin);
   std::vector<c10::IValue> originals(stack.begin() + begin, stack.end());
   const auto written = info.written.empty() ? std::vector<Written>() : written_beside(info, stack, begin);
   if (!decision.moves.empty() || !decision.write_backs.empty()) check_explicit(decision);

@@ -28,6 +28,7 @@ Placements gradient_of(const Placements& input, const std::vector<Placements>& i
 
 // The input as a distributed tensor that lies as declared.
 DTensor laid_out(const at::Tensor& input, size_t index, const DeviceMesh& mesh, const Placements& wanted, bool may_move) {
+  require(input.defined(), "local_map", "input {} is undefined", index);
   if (!is_dtensor(input)) {
     require(Spmd::current(), "local_map",
             "input {} is a plain tensor; hint: distribute_tensor it, or call this inside dt::Spmd, where plain tensors count as "
@@ -66,6 +67,8 @@ std::vector<at::Tensor> run_local_map(const LocalFunction& function, const Devic
   require(results.size() == out.size(), "local_map", "the function returned {} tensors; expected {}, one per list of placements",
           results.size(), out.size());
   for (size_t i = 0; i < results.size(); ++i) {
+    require(results[i].defined() && !is_dtensor(results[i]), "local_map",
+            "output {} of the function is {}; expected a plain tensor, this rank's part", i, results[i].defined() ? "a DTensor" : "undefined");
     results[i] = options.out_sizes.empty() ? from_local(results[i], mesh, out[i]).tensor()
                                            : from_local(results[i], mesh, out[i], options.out_sizes[i]).tensor();
   }

@@ -72,6 +72,23 @@ bool is_missing_kernel(const c10::Error& error) {
 
 }  // namespace
 
+void check_out_form(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(info.schema->name().c_str(), info.schema->overload_name().c_str());
+  if (!op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) return;
+  if (info.schema->returns().size() != 1) return;  // boxed kernels return several `out` by references to arguments that are gone
+  LocalMode local;
+  Stack stack;
+  for (const auto& argument : arguments) {
+    stack.push_back(argument.isDevice() ? c10::IValue(kMeta) : with_tensors(argument, on_meta));
+  }
+  try {
+    op.callBoxed(&stack);
+  } catch (const c10::Error& error) {
+    const std::string words = error.what_without_backtrace();
+    if (words.find("dtype") != std::string::npos) fail(info.name, "{}", words);
+  }
+}
+
 c10::optional<std::vector<rules::OutputMeta>> meta_outputs(const c10::OperatorHandle& op, const rules::Call& call) {
   if (!may_run_on_meta(op, call) || selects_by_mask(call) || without_kernel().count(&call.schema)) return c10::nullopt;
   LocalMode local;

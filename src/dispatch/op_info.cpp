@@ -18,6 +18,18 @@ const std::unordered_set<std::string> kChangesMetadata{
     "aten::resize_", "aten::resize_as_", "aten::set_", "aten::as_strided_", "aten::detach_", "aten::set_data",
 };
 
+// Arguments that kernels write although the schema does not say so, in some versions.
+const std::unordered_map<std::string, std::unordered_set<std::string>> kWrittenUnsaid{
+    {"aten::native_batch_norm", {"running_mean", "running_var"}},
+    {"aten::rrelu_with_noise", {"noise"}},
+};
+
+bool is_written(const c10::FunctionSchema& schema, const c10::Argument& argument) {
+  if (argument.alias_info() && argument.alias_info()->isWrite()) return true;
+  const auto unsaid = kWrittenUnsaid.find(schema.name());
+  return unsaid != kWrittenUnsaid.end() && unsaid->second.count(argument.name());
+}
+
 bool is_tensor_type(const c10::TypePtr& type) {
   return type->str().find("Tensor") != std::string::npos;
 }
@@ -72,7 +84,7 @@ void read_schema(OpInfo& info, const c10::FunctionSchema& schema) {
   for (int i = 0; i < static_cast<int>(arguments.size()); ++i) {
     const auto& argument = arguments[i];
     info.has_tensor_argument |= is_tensor_type(argument.type());
-    if (argument.alias_info() && argument.alias_info()->isWrite()) info.written.push_back(i);
+    if (is_written(schema, argument)) info.written.push_back(i);
   }
   for (const auto* list : {&schema.arguments(), &schema.returns()}) {
     info.has_tensor_list |= std::any_of(list->begin(), list->end(), [](const auto& a) { return is_tensor_list(a.type()); });

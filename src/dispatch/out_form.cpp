@@ -1,8 +1,12 @@
 #include "src/dispatch/out_form.hpp"
 
+#include "src/dispatch/decide.hpp"
+
 #include <dtensor/error.hpp>
 
 #include <fmt/ranges.h>
+
+#include <unordered_set>
 
 namespace dtensor::dispatch {
 
@@ -33,12 +37,27 @@ void copy_result(const OpInfo& info, const at::Tensor& out, const at::Tensor& re
 
 }  // namespace
 
+namespace {
+
+// Reductions compute in the dtype of `out`, unless they are told another.
+const std::unordered_set<std::string> kInDtypeOfOut{"aten::sum",  "aten::nansum", "aten::mean",
+                                                    "aten::prod", "aten::cumsum", "aten::cumprod"};
+
+void tell_dtype(const OpInfo& info, const at::Tensor& out, Stack& functional) {
+  const auto at = kInDtypeOfOut.count(info.schema->name()) ? info.functional->schema().argumentIndexWithName("dtype") : c10::nullopt;
+  if (at && functional[*at].isNone()) functional[*at] = static_cast<int64_t>(out.scalar_type());
+}
+
+}  // namespace
+
 void run_out_form(const OpInfo& info, Stack& stack, size_t begin) {
   const auto inputs = begin + static_cast<size_t>(info.written.front());
+  check_out_form(info, c10::ArrayRef<c10::IValue>(stack).slice(begin));
   std::vector<at::Tensor> outs, results;
   for (size_t i = inputs; i < stack.size(); ++i) append_tensors(stack[i], outs);
   Stack functional(stack.begin() + static_cast<int64_t>(begin), stack.begin() + static_cast<int64_t>(inputs));
   std::vector<c10::IValue> returned(stack.begin() + static_cast<int64_t>(inputs), stack.end());
+  if (!outs.empty()) tell_dtype(info, outs[0], functional);
   info.functional->callBoxed(&functional);
   for (const auto& value : functional) append_tensors(value, results);
   for (size_t i = 0; i < outs.size() && i < results.size(); ++i) copy_result(info, outs[i], results[i]);

@@ -14,7 +14,7 @@ namespace {
 
 // A tensor without a claim on its memory.
 struct View {
-  View(DTensorImpl& tensor, bool known)
+  View(DTensorImpl& tensor, bool known, Sign of)
       : memory(tensor.local().storage().getWeakStorageImpl()),
         keys(dtensor::detail::keys_of_memory(tensor.local())),
         sizes(tensor.local().sizes()),
@@ -22,7 +22,8 @@ struct View {
         local_offset(tensor.local().storage_offset()),
         layout(tensor.layout()),
         offset(tensor.storage_offset()),
-        place_known(known) {}
+        place_known(known),
+        sign(of) {}
 
   const c10::StorageImpl* storage() const { return memory._unsafe_get_target(); }
 
@@ -33,14 +34,16 @@ struct View {
   LayoutPtr layout;
   int64_t offset;
   bool place_known;
+  Sign sign;
 };
 using Group = std::vector<View>;  // whose memories would be one
 
 class Table {
  public:
-  void join(const View& a, const View& b) {
+  void join(const View& a, View b) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (groups_.size() >= purge_at_) purge();
+    b.sign = b.sign * sign_of_known(a.storage());
     auto& group = group_of(a);
     auto& other = group_of(b);
     if (group == other) return;
@@ -60,6 +63,11 @@ class Table {
                                                  [&](const View& view) { return view.storage() != storage && !view.memory.expired(); });
   }
 
+  Sign sign_of(const c10::StorageImpl* storage) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return sign_of_known(storage);
+  }
+
   std::vector<Held> parted_from(const c10::StorageImpl* storage) {
     std::vector<Held> others;
     std::lock_guard<std::mutex> lock(mutex_);
@@ -70,12 +78,22 @@ class Table {
       if (!memory) continue;
       const auto dtype = c10::scalarTypeToTypeMeta(view.layout->dtype());
       others.push_back({dtensor::detail::alias(memory, view.keys, dtype, view.sizes, view.strides, view.local_offset), view.layout,
-                        view.offset, view.place_known});
+                        view.offset, view.place_known, view.sign});
     }
     return others;
   }
 
  private:
+  // All of a memory is of one sign.
+  Sign sign_of_known(const c10::StorageImpl* storage) {
+    const auto found = groups_.find(storage);
+    if (found == groups_.end()) return {};
+    for (const auto& view : *found->second) {
+      if (view.storage() == storage) return view.sign;
+    }
+    return {};
+  }
+
   // The group of the tensor's memory, in which it is known to be.
   std::shared_ptr<Group>& group_of(const View& view) {
     auto& group = groups_[view.storage()];
@@ -115,9 +133,12 @@ const c10::StorageImpl* storage_of(const at::Tensor& local) { return local.stora
 
 }  // namespace
 
-void part(DTensorImpl& base, DTensorImpl& view, bool place_known) {
-  if (base.local().has_storage() && view.local().has_storage()) table().join({base, true}, {view, place_known});
+void part(DTensorImpl& base, DTensorImpl& view, bool place_known, Sign sign) {
+  if (!base.local().has_storage() || !view.local().has_storage()) return;
+  table().join({base, true, sign_of(base.local())}, {view, place_known, sign});
 }
+
+Sign sign_of(const at::Tensor& local) { return local.has_storage() ? table().sign_of(storage_of(local)) : Sign(); }
 
 bool is_parted(const at::Tensor& local) { return local.has_storage() && table().is_parted(storage_of(local)); }
 

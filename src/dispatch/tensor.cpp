@@ -74,6 +74,9 @@ struct Redistribute : Function<Redistribute> {
   }
 };
 
+at::Tensor local_part(const at::Tensor& gradient, const LayoutPtr& layout);
+at::Tensor from_part(const at::Tensor& gradient, const LayoutPtr& layout);
+
 struct ToLocal : Function<ToLocal> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const LayoutPtr& gradient) {
     save(context, gradient);
@@ -82,7 +85,7 @@ struct ToLocal : Function<ToLocal> {
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     if (!gradients[0].defined()) return {at::Tensor(), at::Tensor()};
-    return {wrap(gradients[0], saved(context)), at::Tensor()};
+    return {from_part(gradients[0], saved(context)), at::Tensor()};
   }
 };
 
@@ -95,7 +98,7 @@ struct FromLocal : Function<FromLocal> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     if (!gradients[0].defined()) return {at::Tensor(), at::Tensor()};
     const auto layout = saved(context);
-    const auto gradient = local_of(dtensor::redistribute(gradients[0], gradient_placements(*layout)));
+    const auto gradient = local_part(dtensor::redistribute(gradients[0], gradient_placements(*layout)), layout);
     const auto share = averaged_over(*layout);
     return {share == 1 ? gradient : gradient.div(share), at::Tensor()};
   }
@@ -116,6 +119,21 @@ struct FromLocal : Function<FromLocal> {
     return ranks;
   }
 };
+
+// Both are the other's gradient; where a gradient of a gradient is asked for, with one of their own.
+at::Tensor from_part(const at::Tensor& gradient, const LayoutPtr& layout) {
+  return gradient.requires_grad() ? FromLocal::apply(gradient, layout) : wrap(gradient, layout);
+}
+
+// Of a gradient of a tensor that was made of parts under `layout`: they make up the second gradient as they made up the tensor.
+at::Tensor local_part(const at::Tensor& gradient, const LayoutPtr& layout) {
+  if (!gradient.requires_grad()) return local_of(gradient);
+  auto placements = to_vector(layout->placements());
+  for (auto& placement : placements) {
+    if (placement.is_partial()) placement = partial();
+  }
+  return ToLocal::apply(gradient, as_dtensor(gradient)->layout()->with(placements));
+}
 
 // A replicated tensor that every rank holds whole, laid out: the gradient of the whole is the gathered gradient.
 at::Tensor replicated(const at::Tensor& full, const DeviceMesh& mesh) {

@@ -53,6 +53,12 @@ void add(const OpInfo& info, int argument, int element, DTensorImpl& impl, std::
 // Numbers as they lie in memory, a complex one as two.
 at::Tensor as_real(const at::Tensor& tensor) { return tensor.is_complex() ? at::view_as_real(tensor) : tensor; }
 
+// The numbers of one device, or of a memory of that sign, from the other: `places` tells the imaginary ones, which are the odd.
+at::Tensor signed_by(Sign sign, const at::Tensor& numbers, const at::Tensor& places) {
+  auto result = sign.negated ? numbers.neg() : numbers;
+  return sign.conjugated ? at::where(places.remainder(2).eq(1), result.neg(), result) : result;
+}
+
 // Where on one device each number of this rank's part of a tensor would lie.
 at::Tensor places(const Layout& layout, int64_t offset, at::Device device) {
   const auto longs = at::device(device).dtype(at::kLong);
@@ -76,6 +82,7 @@ class Source {
     values_ = as_real(values.contiguous()).reshape({-1});
     if (is_empty()) return;
     const auto at = places(*whole, tensor.storage_offset(), values.device()).reshape({-1});
+    values_ = signed_by(sign_of(tensor.local()), values_, at);
     begin_ = at.min().item<int64_t>();
     number_at_ = at::full({at.max().item<int64_t>() - begin_ + 1}, -1, at.options());
     number_at_.index_copy_(0, at.sub(begin_), at::arange(at.numel(), at.options()));
@@ -91,7 +98,7 @@ class Source {
     }
     const auto inside = at.ge(0).logical_and(at.lt(number_at_.numel()));
     const auto number = number_at_.take(at.clamp(0, number_at_.numel() - 1)).masked_fill(inside.logical_not(), -1);
-    const auto values = values_for(*other.layout, local.scalar_type()).take(number.clamp_min(0));
+    const auto values = signed_by(other.sign, values_for(*other.layout, local.scalar_type()).take(number.clamp_min(0)), at.add(begin_));
     local.copy_(at::where(number.ge(0), values, local));
   }
 

@@ -34,6 +34,7 @@ std::vector<Term> parse_terms(std::string_view text) {
     if (c == ',' || c == '+') {
       terms.push_back({false, "", terms.back().summand + (c == '+')});
     } else if (text.substr(i, 3) == "...") {
+      require(!terms.back().ellipsis, "rule", "'...' occurs twice in one term of the notation '{}'", text);
       terms.back().ellipsis = true;
       i += 2;
     } else {

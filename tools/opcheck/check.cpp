@@ -160,13 +160,20 @@ std::vector<at::Tensor> expected_gradients(const Operator& op, const Sample& sam
 }
 
 bool is_refusal(const std::string& message) {
-  return message.find("would change the shape of a distributed tensor in place") != std::string::npos ||
-         message.find("cannot be while they are pending") != std::string::npos;
+  return message.find("would change the shape of a distributed tensor in place") != std::string::npos;
 }
 
 class Runner {
  public:
-  Runner(const Operator& op, const Sample& sample) : op_(op), sample_(sample), gradients_(expected_gradients(op, sample)) {}
+  Runner(const Operator& op, const Sample& sample) : op_(op), sample_(sample), gradients_(expected_gradients(op, sample)) {
+    const auto declared = written_arguments(op.schema());
+    for (size_t i = 0; i < sample.arguments.size(); ++i) {  // some operators write what their schema does not say
+      const auto before = tensors_in({sample.arguments[i]}), after = tensors_in({sample.after[i]});
+      const bool same =
+          std::equal(before.begin(), before.end(), after.begin(), after.end(), [](const auto& a, const auto& b) { return a.equal(b); });
+      if (!same || std::find(declared.begin(), declared.end(), i) != declared.end()) changed_.push_back(i);
+    }
+  }
 
   Outcome run(const DeviceMesh& mesh, const Case& placements, const std::vector<std::vector<at::Tensor>>& parts) const {
     Outcome outcome{Verdict::right, 0, {}, {}};
@@ -226,7 +233,7 @@ class Runner {
         return fmt::format("result {} {}", i, m);
     }
     size_t number = 0;
-    for (const auto i : written_arguments(op_.schema())) {
+    for (const auto i : changed_) {
       const auto now = tensors_in({arguments[i]}), then = tensors_in({sample_.after[i]});
       for (size_t k = 0; k < now.size(); ++k, ++number) {
         if (const auto m = compare(determined(now[k], number), determined(then[k], number), values, rounding_); !m.empty())
@@ -248,6 +255,7 @@ class Runner {
   const Operator& op_;
   const Sample& sample_;
   std::vector<at::Tensor> gradients_;
+  std::vector<size_t> changed_;  // the arguments that one device writes
   double rounding_ = rounding_of(sample_);
 };
 

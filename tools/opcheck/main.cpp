@@ -125,8 +125,6 @@ int main(int argc, char** argv) {
     if (!json) return fmt::print(stderr, "opcheck: cannot write {}\n", json_file), 2;
   }
   const auto operators = all_operators();
-  if (listing) return list(operators), 0;
-  if (without) return list_without(operators), 0;
   const auto is_named = [](const Operator& op, const std::string& name) {
     return name == op.name || name == op.name.substr(op.name.find("::") + 2) || name == op.base || name == op.schema().name();
   };
@@ -134,6 +132,11 @@ int main(int argc, char** argv) {
     if (std::any_of(operators.begin(), operators.end(), [&](const auto& op) { return is_named(op, name); })) continue;
     return fmt::print(stderr, "opcheck: no such operator: {}; hint: --list and --without-rule name them\n", name), 2;
   }
+  if (!names.empty() && (all || registry || listing || without)) {
+    return fmt::print(stderr, "opcheck: {} is named beside a choice of many operators; hint: give one or the other\n", names[0]), 2;
+  }
+  if (listing) return list(operators), 0;
+  if (without) return list_without(operators), 0;
   std::vector<Operator> chosen;
   for (const auto& op : operators) {
     const bool named = std::any_of(names.begin(), names.end(), [&](const auto& name) { return is_named(op, name); });
