@@ -27,7 +27,7 @@ const std::unordered_map<std::string, std::unordered_set<std::string>> kWrittenU
 bool is_written(const c10::FunctionSchema& schema, const c10::Argument& argument) {
   if (argument.alias_info() && argument.alias_info()->isWrite()) return true;
   const auto unsaid = kWrittenUnsaid.find(schema.name());
-  return unsaid != kWrittenUnsaid.end() && unsaid->second.count(argument.name());
+  return unsaid != kWrittenUnsaid.end() && unsaid->second.count(argument.name()) && !is_out_form(schema);
 }
 
 bool is_tensor_type(const c10::TypePtr& type) {

@@ -6,6 +6,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <unordered_set>
 
 namespace dtensor::dispatch {
@@ -51,7 +52,9 @@ void tell_dtype(const OpInfo& info, const at::Tensor& out, Stack& functional) {
 }  // namespace
 
 void run_out_form(const OpInfo& info, Stack& stack, size_t begin) {
-  const auto inputs = begin + static_cast<size_t>(info.written.front());
+  const auto& arguments = info.schema->arguments();
+  const auto first = std::find_if(arguments.begin(), arguments.end(), [](const c10::Argument& argument) { return argument.is_out(); });
+  const auto inputs = begin + static_cast<size_t>(first - arguments.begin());
   check_out_form(info, c10::ArrayRef<c10::IValue>(stack).slice(begin));
   std::vector<at::Tensor> outs, results;
   for (size_t i = inputs; i < stack.size(); ++i) append_tensors(stack[i], outs);

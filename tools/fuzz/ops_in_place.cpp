@@ -29,6 +29,11 @@ bool mask_for(Sketch& sketch, Step& step) {
   return true;
 }
 
+// Pairs of numbers, which can be seen as complex ones.
+bool pairs(T x) { return floating(x) && x.dim() > 0 && x.size(-1) == 2 && x.stride(-1) == 1 && x.numel() > 0; }
+
+at::Tensor conjugate(at::Tensor x) { return at::view_as_complex(x).conj(); }
+
 }  // namespace
 
 void add_in_place(std::vector<Op>& ops) {
@@ -49,6 +54,9 @@ void add_in_place(std::vector<Op>& ops) {
       write("clamp_", keeps, [](at::Tensor x) { x.clamp_(-3, 3); }, number, apart_from({-3, 3})),
       write("zero_", keeps, [](at::Tensor x) { x.zero_(); }, any_tensor),
       write("fill_", keeps, [](at::Tensor x) { x.fill_(3); }, number),
+      write("conj mul_", keeps, [](at::Tensor x) { conjugate(x).mul_(c10::complex<double>(1, 2)); }, pairs),
+      write("conj's conj neg_", keeps, [](at::Tensor x) { conjugate(x).conj().neg_(); }, pairs),
+      write("imag of conj add_", keeps, [](at::Tensor x) { at::imag(conjugate(x)).add_(3); }, pairs),
       in_place({"masked_fill_", keeps, mask_for,
                 [](const Tensors& in, const Ints&) { in[0].masked_fill_(in[1], 4); return Tensors{}; }}),
   });
