@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <memory>
+#include <utility>
 #include <vector>
 
 namespace dtensor::rng::detail {

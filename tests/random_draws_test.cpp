@@ -1,6 +1,7 @@
 // Every random operator that writes a tensor, under every layout: the bits of one device, and what is drawn after it too.
 #include "op_check.hpp"
 
+#include <fmt/ranges.h>
 #include <torch/version.h>
 
 using namespace dtensor;

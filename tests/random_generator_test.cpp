@@ -1,4 +1,5 @@
 // Generators behave on ranks as on one device: seeds, states, copies; what has drifted apart is found; and streams of a rank's own.
+#include "core_support.hpp"
 #include "op_check.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -7,8 +8,6 @@ using namespace dtensor;
 using namespace dtensor::test;
 
 namespace {
-
-using Catch::Contains;
 
 at::Generator default_generator() { return at::detail::getDefaultCPUGenerator(); }
 
@@ -71,7 +70,7 @@ TEST_CASE("random generators: ranks that have drifted apart are named", "[random
                               torch::manual_seed(mesh.world().rank() == 1 ? 5 : 6);
                               check_generators(mesh);
                             }),
-                    Contains("the generators of ranks 1 and of rank 0 have drifted apart"));
+                    says("the generators of ranks 1 and of rank 0 have drifted apart"));
   CHECK_THROWS_WITH(on_mesh({2, 2},
                             [](const DeviceMesh& mesh) {
                               torch::manual_seed(6);
@@ -79,7 +78,7 @@ TEST_CASE("random generators: ranks that have drifted apart are named", "[random
                               if (mesh.world().rank() == 3) torch::rand({2});
                               x.uniform_();
                             }),
-                    Contains("the generators of ranks 3 and of rank 0 have drifted apart"));
+                    says("the generators of ranks 3 and of rank 0 have drifted apart"));
   CHECK_THROWS_WITH(on_mesh({2},
                             [](const DeviceMesh& mesh) {
                               torch::manual_seed(6);
@@ -89,7 +88,7 @@ TEST_CASE("random generators: ranks that have drifted apart are named", "[random
                               if (mesh.world().rank() == 1) torch::rand({2});
                               x.uniform_();
                             }),
-                    Contains("aten::uniform_"));
+                    says("aten::uniform_"));
   CHECK_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
     set_generator_check(GeneratorCheck::off);
     torch::manual_seed(mesh.world().rank());
@@ -104,7 +103,7 @@ TEST_CASE("random generators: one that threads share is refused", "[random]") {
                               at::rand({3}, shared);
                               mesh.world().barrier();
                             }),
-                    Contains("draw from one at::Generator"));
+                    says("draw from one at::Generator"));
   CHECK_NOTHROW(on_mesh({2}, [&](const DeviceMesh&) { at::rand({3}, shared.clone()); }));
 }
 
@@ -145,5 +144,5 @@ TEST_CASE("random generators: a rank's own stream", "[random]") {
                               const auto local = rank_local_random();
                               distribute_tensor(torch::zeros({3}), mesh, {replicate()}).tensor().uniform_();
                             }),
-                    Contains("outside of dt::rank_local_random"));
+                    says("outside of dt::rank_local_random"));
 }
