@@ -3,10 +3,13 @@
 
 #include <dtensor/error.hpp>
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
@@ -319,7 +322,7 @@ class Put final : public Rule {
 };
 
 // self.masked_scatter(mask, source): the n-th true element takes the n-th of source, so every rank needs the whole mask
-// and source, but writes its own part only. libtorch goes through self in the order of its memory.
+// and source, but writes its own part only.
 class MaskedScatter final : public Rule {
  public:
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
@@ -340,7 +343,7 @@ class MaskedScatter final : public Rule {
     return [layout = resolution.in[0]->with(cuts), in_place = call.in_place](LocalCall& local) {
       const auto self = local.arg(0).toTensor(), source = local.arg(2).toTensor();
       const auto mask = local.arg(1).toTensor().expand(layout->sizes()).contiguous();
-      const auto rank = places_in_source(mask, in_place ? layout->strides() : mask.strides());
+      const auto rank = places_in_source(mask, in_place && goes_through_memory() ? layout->strides() : mask.strides());
       const auto own_mask = own_part(mask, *layout), own_rank = own_part(rank, *layout);
       auto result = self;
       if (source.numel() > 0) {
@@ -354,6 +357,15 @@ class MaskedScatter final : public Rule {
   }
 
  private:
+  // Whether libtorch takes the elements in the order of self's memory, as versions before 2 do.
+  static bool goes_through_memory() {
+    static const bool found = [] {
+      const auto values = at::arange(4).view({2, 2});
+      return !at::zeros({2, 2}, at::kLong).t().masked_scatter_(at::ones({2, 2}, at::kBool), values).equal(values);
+    }();
+    return found;
+  }
+
   // How many true elements come before each, when elements are counted by descending stride.
   static at::Tensor places_in_source(const at::Tensor& mask, c10::IntArrayRef strides) {
     std::vector<int64_t> order(mask.dim());

@@ -85,7 +85,7 @@ TEST_CASE("ops: indexing", "[ops][indexing]") {
          [](const Tensors& in) { return Tensors{in[0].masked_scatter(in[1], in[2])}; },
          0,
          false});
-  check({"masked_scatter_ in the order of memory",
+  check({"masked_scatter_ of another memory order",
          {x, x > 2, whole_numbers({60}, 1)},
          [](const Tensors& in) {
            return Tensors{in[0].clone().permute({2, 0, 1}).masked_scatter_(in[1].permute({2, 0, 1}).contiguous(), in[2])};
