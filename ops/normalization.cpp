@@ -132,14 +132,34 @@ class WeightNorm final : public Rule {
   RulePtr slices_ = family(weight_norm);
 };
 
+// libtorch's meta function says row-major where its kernel keeps channels last.
+class GroupNorm final : public Rule {
+ public:
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override { return samples_->candidates(call, mesh_dim); }
+  bool describes_outputs() const override { return true; }
+
+  std::vector<OutputMeta> output_metas(const Call& call) const override {
+    auto metas = samples_->output_metas(call);
+    metas[0].strides = strides_like(metas[0].sizes, *call.operands[0].layout);
+    for (const auto& operand : call.operands) {  // the statistics of short floats beside weights of float32 are as the weights
+      for (size_t i = 1; i < metas.size(); ++i) metas[i].dtype = operand.layout->dtype();
+    }
+    return metas;
+  }
+
+  Lowering lower(const Call& call, const Resolution& resolution) const override { return samples_->lower(call, resolution); }
+
+ private:
+  RulePtr samples_ = family(group_forward, local_batch);
+};
+
 const Register weight_normed("aten::_weight_norm_interface aten::_weight_norm_interface_backward", std::make_shared<WeightNorm>(),
                              "slices of the kept dim are independent");
 const Register layer("aten::native_layer_norm aten::_fused_rms_norm", family(forward),
                      "every position of the leading dims is normalized by itself");
 const Register layer_backward("aten::native_layer_norm_backward aten::_fused_rms_norm_backward", family(backward),
                               "linear in the incoming gradient; gradients of weights sum over positions");
-const Register group("aten::native_group_norm", family(group_forward, local_batch),
-                     "every sample is normalized by itself");
+const Register group("aten::native_group_norm", std::make_shared<GroupNorm>(), "every sample is normalized by itself");
 const Register group_grad("aten::native_group_norm_backward", family(group_backward, local_batch),
                           "linear in the incoming gradient; gradients of weights sum over samples");
 

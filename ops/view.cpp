@@ -3,6 +3,8 @@
 
 #include <dtensor/error.hpp>
 
+#include "src/core/alias.hpp"
+
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/split_with_sizes.h>
 
@@ -190,9 +192,18 @@ const Register parted_copy("aten::split_copy.Tensor aten::split_with_sizes_copy"
 
 Maps view_as_complex(const Call& call) { return {without_dims(ndim_of(call), {ndim_of(call) - 1})}; }
 
+// Both numbers of a pair lie beside each other on one device, but not in every part of another order.
+Lowering pairs_together(const Call&, const Resolution&) {
+  return [](LocalCall& call) {
+    const auto self = call.arg(0).toTensor();
+    if (!detail::in_row_major_order(self) || self.storage_offset() % 2 != 0) call.arg(0) = self.clone(at::MemoryFormat::Contiguous);
+    call.call();
+  };
+}
+
 const Register as_real("aten::view_as_real aten::view_as_real_copy", rule(identity, nullptr, Passes::sums),
                        "a dim of (real, imaginary) is added");
-const Register as_complex("aten::view_as_complex aten::view_as_complex_copy", rule(view_as_complex, nullptr, Passes::sums),
+const Register as_complex("aten::view_as_complex aten::view_as_complex_copy", rule(view_as_complex, pairs_together, Passes::sums),
                           "the dim of (real, imaginary) must be whole");
 
 Maps view_dtype(const Call& call) {

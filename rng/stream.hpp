@@ -23,7 +23,7 @@ class Stream {
   Stream(at::Generator generator, const Draw& draw, int64_t numel, bool contiguous);
 
   static constexpr int64_t kSmall = 1024;
-  static constexpr int64_t kWindow = 16384;
+  static constexpr int64_t kWindow = 65536;
 
   // False where a draw in pieces is none: a vendor's library seeds a stream of its own for every call.
   bool divisible() const { return divisible_; }

@@ -130,7 +130,10 @@ bool set_outputs(Decision& decision, const rules::Call& call, const rules::Resol
     auto layout = Layout::get(call.mesh, resolution.out[i], meta.sizes, meta.strides, meta.dtype);
     decision.outputs.back() = c10::make_intrusive<DTensorImpl>(std::move(layout));
   }
-  if (decision.info->is_view && std::any_of(call.outputs.begin(), call.outputs.end(), [](const auto& o) { return o.offset; })) {
+  if (call.schema.name() == "aten::as_strided" && !call.ints_arg("storage_offset").empty()) {
+    decision.from_memory = true;
+    decision.offsets = call.ints_arg("storage_offset");
+  } else if (decision.info->is_view && std::any_of(call.outputs.begin(), call.outputs.end(), [](const auto& o) { return o.offset; })) {
     for (const auto& meta : call.outputs) decision.offsets.push_back(meta.offset);
   }
   return true;

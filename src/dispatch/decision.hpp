@@ -37,6 +37,7 @@ struct Decision {
   std::vector<c10::intrusive_ptr<DTensorImpl>> outputs = {};  // what each is like; flattened; null for no defined tensor
   std::vector<size_t> open = {};    // outputs of which the local call tells the sizes of dims that are not cut
   std::vector<int64_t> offsets = {}; // of views, see DTensorImpl; empty when all are 0
+  bool from_memory = false;         // offsets count from where the memory begins, not from the base (as_strided)
   bool outputs_known = false;       // false: replicated outputs whose sizes only the local call tells
   bool simple = false;              // tensors in, tensors out, no lists: the short ways apply
   bool once = false;                // holds where it was made only: in a backward, where plain tensors count as replicated

@@ -50,7 +50,7 @@ inline int64_t offset_in_bytes(const c10::TensorImpl& base) { return base.storag
 
 // Gives a view (output `index`) its place in the memory that its base would have on one device.
 inline void set_view_offset(const Decision& decision, size_t index, int64_t base_offset, const at::Tensor& view) {
-  const auto offset = base_offset + (decision.offsets.empty() ? 0 : decision.offsets[index]);
+  const auto offset = decision.from_memory ? decision.offsets[index] : base_offset + (decision.offsets.empty() ? 0 : decision.offsets[index]);
   if (offset != 0) view.unsafeGetTensorImpl()->set_storage_offset(offset);
 }
 

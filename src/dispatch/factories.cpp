@@ -9,9 +9,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/rand.h>
-#include <ATen/ops/randint.h>
-#include <ATen/ops/randn.h>
 
 namespace dtensor {
 
@@ -36,6 +33,15 @@ DTensor per_part(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef p
     dispatch::LocalMode local_mode;
     result = wrap(make(layout->local_sizes()), layout);
   }
+  result.set_requires_grad(options.requires_grad());
+  return DTensor(result);
+}
+
+// A tensor of which each rank draws its part only.
+template <class Draw>
+DTensor drawn(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options, Draw&& draw) {
+  const auto result = empty(sizes, mesh, placements, options.requires_grad(false)).tensor();
+  draw(result);
   result.set_requires_grad(options.requires_grad());
   return DTensor(result);
 }
@@ -71,19 +77,17 @@ DTensor ones(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef place
 }
 
 DTensor rand(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
-  const auto o = on(mesh, options).requires_grad(false);
-  return whole(mesh, placements, options.requires_grad(), [&] { return at::rand(sizes, o); });
+  return drawn(sizes, mesh, placements, options, [](const at::Tensor& tensor) { tensor.uniform_(); });
 }
 
 DTensor randn(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
-  const auto o = on(mesh, options).requires_grad(false);
-  return whole(mesh, placements, options.requires_grad(), [&] { return at::randn(sizes, o); });
+  return drawn(sizes, mesh, placements, options, [](const at::Tensor& tensor) { tensor.normal_(); });
 }
 
 DTensor randint(int64_t low, int64_t high, c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements,
                 at::TensorOptions options) {
-  const auto o = on(mesh, options.has_dtype() ? options : options.dtype(at::kLong)).requires_grad(false);
-  return whole(mesh, placements, false, [&] { return at::randint(low, high, sizes, o); });
+  const auto o = options.has_dtype() ? options : options.dtype(at::kLong);
+  return drawn(sizes, mesh, placements, o, [&](const at::Tensor& tensor) { tensor.random_(low, high); });
 }
 
 DTensor arange(const at::Scalar& end, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
