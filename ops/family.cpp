@@ -235,14 +235,6 @@ int64_t slices(const Call& call, int operand, int64_t dim) {
   return count;
 }
 
-at::Tensor own_part(const at::Tensor& whole, const Layout& layout) {
-  const Placements replicated(layout.mesh().ndim(), replicate());
-  const auto get = [&](PlacementsRef placements) {
-    return Layout::get(layout.mesh(), placements, whole.sizes(), whole.strides(), whole.scalar_type());
-  };
-  return move_local(whole, get(replicated), get(layout.placements())).get();
-}
-
 at::Tensor own_rows(const at::Tensor& positions, const Intervals& held, int64_t elsewhere) {
   auto rows = at::full_like(positions, elsewhere);
   int64_t offset = 0;

@@ -90,9 +90,6 @@ std::vector<int64_t> cutting(const LayoutPtr& layout);
 // Elements of an operand's largest local part as placements are chosen so far, not counting the cuts of `dim`, and `dim` itself.
 int64_t slices(const Call& call, int operand, int64_t dim);
 
-// This rank's part of a tensor that every rank has whole. Communicates nothing.
-at::Tensor own_part(const at::Tensor& whole, const Layout& layout);
-
 // Positions in this rank's part of a dim, of which it has the intervals `held`; `elsewhere` for those that it has not.
 at::Tensor own_rows(const at::Tensor& positions, const Intervals& held, int64_t elsewhere);
 

@@ -2,6 +2,7 @@
 #include "ops/family.hpp"
 
 #include <dtensor/error.hpp>
+#include <dtensor/redistribute.hpp>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>

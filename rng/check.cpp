@@ -63,8 +63,8 @@ struct Owners {
 };
 
 Owners& owners() {
-  static Owners instance;
-  return instance;
+  static auto* instance = new Owners;  // outlives every thread
+  return *instance;
 }
 
 // The caller holds the mutex.
@@ -112,11 +112,13 @@ void check_draw(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> argume
   if (!tensor.defined() && !makes_distributed(arguments)) return;
   const auto mesh = tensor.defined() ? DTensor(tensor).mesh() : *Spmd::current();
   if (RankLocalRandom::active()) {
-    const auto placements = DTensor(tensor).placements();
+    const Placements whole(mesh.ndim(), replicate());
+    const auto placements = tensor.defined() ? DTensor(tensor).placements() : PlacementsRef(whole);
     for (int64_t d = 0; d < mesh.ndim(); ++d) {
       require(placements[d].is_shard() || mesh.size(d) == 1, op.schema().name(),
-              "a tensor that is {} would get other values on each rank; got {}; hint: draw it outside of dt::rank_local_random",
-              placements[d].is_partial() ? "Partial" : "replicated", DTensor(tensor).layout().str());
+              "a tensor that is {} would get other values on each rank; got placements {} on {}; hint: draw it outside of "
+              "dt::rank_local_random",
+              placements[d].is_partial() ? "Partial" : "replicated", str(placements), mesh.str());
     }
     return;
   }

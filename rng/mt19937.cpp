@@ -1,7 +1,5 @@
 #include "rng/mt19937.hpp"
 
-#include <dtensor/error.hpp>
-
 namespace dtensor::rng {
 
 namespace detail {

@@ -3,7 +3,6 @@
 // (Haramoto, Matsumoto, Nishimura, Panneton, L'Ecuyer, "Efficient Jump Ahead for F2-Linear Random Number Generators", 2008).
 #include "rng/mt19937.hpp"
 
-#include <algorithm>
 #include <bit>
 #include <utility>
 #include <vector>

@@ -1,9 +1,9 @@
 #include "rng/own_part.hpp"
 
 #include <dtensor/random.hpp>
+#include <dtensor/redistribute.hpp>
 
 #include <ATen/ExpandUtils.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
@@ -116,16 +116,6 @@ void keep_short_runs(Stream& stream, const Part& part, int64_t first_row, int64_
   }
 }
 
-// What this rank holds of a whole tensor.
-at::Tensor cut(at::Tensor whole, const Layout& layout) {
-  for (int64_t d = 0; d < layout.ndim(); ++d) {
-    std::vector<at::Tensor> parts;
-    for (const auto& part : layout.intervals(d, layout.mesh().coordinate())) parts.push_back(whole.narrow(d, part.begin, part.length()));
-    whole = parts.size() == 1 ? parts[0] : parts.empty() ? whole.narrow(d, 0, 0) : at::cat(parts, d);
-  }
-  return whole;
-}
-
 bool is_contiguous(const Layout& layout) {
   const auto dense = contiguous_strides(layout.sizes());
   for (int64_t d = 0; d < layout.ndim(); ++d) {
@@ -143,7 +133,8 @@ at::Tensor draw_own_part(const Layout& layout, const Draw& draw, at::Generator g
     return own;
   }
   const int64_t numel = c10::multiply_integers(layout.sizes());
-  if (numel >= Stream::kSmall && !layout.is_replicated()) {
+  const bool complex = at::isComplexType(c10::typeMetaToScalarType(draw.options.dtype()));  // drawn as twice as many real ones
+  if (numel >= Stream::kSmall && !layout.is_replicated() && !complex) {
     Stream stream(generator, draw, numel, is_contiguous(layout));
     if (stream.divisible()) {
       const Part part(layout);
@@ -160,7 +151,7 @@ at::Tensor draw_own_part(const Layout& layout, const Draw& draw, at::Generator g
   }
   const auto whole = at::empty_strided(layout.sizes(), layout.strides(), draw.options);
   draw.fill(whole, generator);
-  return cut(whole, layout);
+  return own_part(whole, layout);
 }
 
 }  // namespace dtensor::rng

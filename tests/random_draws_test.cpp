@@ -1,6 +1,8 @@
 // Every random operator that writes a tensor, under every layout: the bits of one device, and what is drawn after it too.
 #include "op_check.hpp"
 
+#include "rng/mt19937.hpp"
+
 #include <fmt/ranges.h>
 #include <torch/version.h>
 
@@ -123,6 +125,27 @@ TEST_CASE("random: every operator under every layout", "[random]") {
           all_meshes ? std::vector<std::vector<int64_t>>{{1}, {2}, {3}, {4}, {8}, {2, 2}, {2, 3}} : std::vector<std::vector<int64_t>>{{3}};
       INFO(op.name << " of " << at::toString(dtype));
       check_operator(op, dtype, shapes, meshes);
+    }
+  }
+}
+
+TEST_CASE("random: complex numbers", "[random]") {
+  const Operator normal{"normal_", [](const at::Tensor& t) { t.normal_(); }};
+  for (const auto dtype : {at::kComplexFloat, at::kComplexDouble}) check_operator(normal, dtype, {{2003}, {50, 37}, {2, 5}}, {{3}, {2, 2}});
+}
+
+TEST_CASE("random: going ahead without drawing", "[random]") {
+  for (const uint64_t words : {0, 1, 622, 623, 624, 625, 1248, 5000, 12'480'000, 12'480'001, 15'000'000}) {  // the last three by a jump
+    for (const int before : {0, 5, 623, 624, 1000}) {
+      INFO(words << " words after " << before);
+      at::mt19937 drawn(9);
+      for (int i = 0; i < before; ++i) drawn();
+      auto skipped = drawn;
+      for (uint64_t i = 0; i < words; ++i) drawn();
+      rng::skip(skipped, words);
+      bool same = true;
+      for (int i = 0; i < 2000; ++i) same &= drawn() == skipped();
+      CHECK(same);
     }
   }
 }

@@ -58,4 +58,8 @@ CommCost comm_cost(const DeviceMesh& mesh, int64_t dim);
 // view) or a partial tensor that keeps its values. Whoever hands it to a user that may write to it clones it then.
 comm::Async move_local(const at::Tensor& local, const LayoutPtr& from, const LayoutPtr& to);
 
+// The calling rank's part, as `layout` places it, of a plain tensor that every rank has whole; of any dtype. May be a view. Communicates
+// nothing.
+at::Tensor own_part(const at::Tensor& whole, const Layout& layout);
+
 }  // namespace dtensor

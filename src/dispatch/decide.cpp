@@ -1,8 +1,8 @@
-#include "src/dispatch/replicated.hpp"
 #include "src/dispatch/decide.hpp"
 
 #include "src/core/world_state.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
+#include "src/dispatch/replicated.hpp"
 
 #include <c10/util/hash.h>
 #include <dtensor/error.hpp>

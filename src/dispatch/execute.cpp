@@ -15,6 +15,8 @@
 #include <dtensor/redistribute.hpp>
 #include <dtensor/spmd.hpp>
 
+#include <unordered_set>
+
 namespace dtensor::dispatch {
 
 namespace {
@@ -285,24 +287,19 @@ void part_copied_view(const Decision& decision, const c10::IValue& base, const a
 
 namespace {
 
-// Whether a write to one of these would have to show in the other, though their memories are two, or will be when they have moved.
-bool is_missed(const at::Tensor& one, const at::Tensor& other, bool moves) {
-  if (moves && one.is_alias_of(other)) return true;
-  const auto others = is_parted(one) ? parted_from(one) : std::vector<Held>();
-  return std::any_of(others.begin(), others.end(), [&](const Held& held) { return held.local.is_alias_of(other); });
-}
-
-// Whether lists that the operator writes hold a tensor, or views of one, twice, so that one write would miss the other.
+// Whether lists that the operator writes hold a tensor, or views of one, twice, so that one write would miss the other: their memories
+// are two, or will be when they have moved.
 bool writes_twice(const Decision& decision, const Stack& stack, size_t begin) {
   const bool moves = !decision.moves.empty() || !decision.write_backs.empty();
-  std::vector<at::Tensor> parts;
+  std::unordered_set<const c10::StorageImpl*> seen, missing;  // memories, and those that a write to an earlier one would miss
   for (const int argument : decision.info->written) {
     if (!stack[begin + argument].isTensorList()) continue;
     for (const auto& element : stack[begin + argument].toListRef()) {
       const auto part = local_of(element.toTensor());
-      if (!part.defined() || !part.has_storage()) continue;
-      if (std::any_of(parts.begin(), parts.end(), [&](const at::Tensor& other) { return is_missed(part, other, moves); })) return true;
-      parts.push_back(part);
+      if (!part.defined() || !part.has_storage() || !(moves || is_parted(part))) continue;
+      const auto* memory = part.storage().unsafeGetStorageImpl();
+      if ((!seen.insert(memory).second && moves) || missing.count(memory)) return true;
+      for (const auto& held : parted_from(part)) missing.insert(held.local.storage().unsafeGetStorageImpl());
     }
   }
   return false;

@@ -2,10 +2,9 @@
 #include <dtensor/tensor.hpp>
 
 #include "src/core/world_state.hpp"
-#include "src/dispatch/replicated.hpp"
-#include "src/dispatch/decide.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/guard.hpp"
+#include "src/dispatch/replicated.hpp"
 
 #include <dtensor/error.hpp>
 #include <dtensor/redistribute.hpp>

@@ -134,4 +134,12 @@ Transition transition(const Placement& from, const Placement& to) {
 }
 
 }  // namespace redistribute
+at::Tensor own_part(const at::Tensor& whole, const Layout& layout) {
+  const Placements replicated(layout.mesh().ndim(), replicate());
+  const auto get = [&](PlacementsRef placements) {
+    return Layout::get(layout.mesh(), placements, whole.sizes(), whole.strides(), whole.scalar_type());
+  };
+  return move_local(whole, get(replicated), get(layout.placements())).get();
+}
+
 }  // namespace dtensor

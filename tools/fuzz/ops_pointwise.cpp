@@ -39,8 +39,10 @@ void add_unary(std::vector<Op>& ops) {
       unary("sin", rounds, [](T x) { return x.sin(); }),
       unary("exp(-x*x)", rounds, [](T x) { return (-x * x).exp(); }),
       unary("exp", rounds, [](T x) { return x.exp(); }),
-#if TORCH_VERSION_MAJOR >= 2  // before, its gradient reads past an incoming one that lies in another memory order
+#if TORCH_VERSION_MAJOR >= 2
       unary("gelu", rounds, [](T x) { return at::gelu(x); }),
+#else  // its gradient reads past an incoming one that lies in another memory order: so that none does
+      unary("gelu", rounds, [](T x) { return at::gelu(x.flatten()).view(x.sizes()); }),
 #endif
       unary("silu", rounds, [](T x) { return at::silu(x); }),
       unary("softplus", rounds, [](T x) { return at::softplus(x); }),
