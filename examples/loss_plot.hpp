@@ -1,6 +1,7 @@
 // Loss curves of several runs: how far they are from one device's, and a picture of them (SVG).
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,7 +14,8 @@
 
 struct Curve {
   std::string name;
-  std::vector<double> loss;  // one per step
+  std::vector<double> loss;              // one per step
+  std::vector<at::Tensor> initial = {};  // parameters before the first, whole; when they are to be compared
 };
 
 // The largest |a - b| / |b| over the steps, b being the reference; infinite when a loss is not finite or the lengths
@@ -54,15 +56,12 @@ inline std::string escaped(const std::string& text) {
   return out;
 }
 
-inline std::string text(double x, double y, const std::string& anchor, const std::string& what,
-                        const std::string& more = "") {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" {}>{}</text>\n", x, y, anchor, more,
-                     escaped(what));
+inline std::string text(double x, double y, const std::string& anchor, const std::string& what, const std::string& more = "") {
+  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" {}>{}</text>\n", x, y, anchor, more, escaped(what));
 }
 
 inline std::string line(double x1, double y1, double x2, double y2, const std::string& stroke) {
-  return fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\"/>\n", x1, y1, x2,
-                     y2, stroke);
+  return fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\"/>\n", x1, y1, x2, y2, stroke);
 }
 
 struct Stroke {
@@ -79,9 +78,10 @@ inline Stroke stroke(size_t index, bool reference) {
 }
 
 inline std::string attributes(const Stroke& s) {
-  return fmt::format("fill=\"none\" stroke-linejoin=\"round\" "
-                     "stroke=\"{}\" stroke-width=\"{}\" stroke-dasharray=\"{}\"",
-                     s.color, s.width, s.dash.empty() ? "none" : s.dash);
+  return fmt::format(
+      "fill=\"none\" stroke-linejoin=\"round\" "
+      "stroke=\"{}\" stroke-width=\"{}\" stroke-dasharray=\"{}\"",
+      s.color, s.width, s.dash.empty() ? "none" : s.dash);
 }
 
 // One value per step; a value that is not finite leaves a gap.
@@ -90,8 +90,7 @@ inline std::string polyline(const Panel& panel, const std::vector<double>& value
   bool down = false;
   for (size_t i = 0; i < values.size(); ++i) {
     const bool finite = std::isfinite(values[i]);
-    if (finite)
-      path += fmt::format("{}{:.2f} {:.2f}", down ? "L" : "M", panel.x(static_cast<double>(i)), panel.y(values[i]));
+    if (finite) path += fmt::format("{}{:.2f} {:.2f}", down ? "L" : "M", panel.x(static_cast<double>(i)), panel.y(values[i]));
     down = finite;
   }
   return fmt::format("<path d=\"{}\" {}/>\n", path, attributes(s));
@@ -136,7 +135,8 @@ inline std::string loss_panel(Panel p, const std::vector<Curve>& curves, const C
   if (!std::isfinite(p.y0)) p.y0 = 0, p.y1 = 1;
   const double margin = 0.05 * (p.y1 - p.y0) + 1e-6;
   p.y0 -= margin, p.y1 += margin;
-  auto out = axes(p, ticks(p.y0, p.y1, 6), [](double v) { return fmt::format("{:.4g}", v); }, "loss (nats a byte)");
+  auto out = axes(
+      p, ticks(p.y0, p.y1, 6), [](double v) { return fmt::format("{:.4g}", v); }, "loss (nats a byte)");
   if (reference) out += polyline(p, reference->loss, stroke(0, true));
   for (size_t i = 0; i < curves.size(); ++i)
     if (&curves[i] != reference) out += polyline(p, curves[i].loss, stroke(i, false));
@@ -166,8 +166,8 @@ inline std::string difference_panel(Panel p, const std::vector<Curve>& curves, c
   const double apart = p.y1 - p.y0 > 8 ? 2 : 1;
   std::vector<double> marks;
   for (double e = std::ceil(p.y0); e <= p.y1; e += apart) marks.push_back(e);
-  auto out = axes(p, marks, [](double e) { return fmt::format("1e{:.0f}", e); },
-                  "largest relative difference to one device so far");
+  auto out = axes(
+      p, marks, [](double e) { return fmt::format("1e{:.0f}", e); }, "largest relative difference to one device so far");
   for (size_t i = 0; i < curves.size(); ++i) {
     if (&curves[i] == &reference) continue;
     auto values = exponents(curves[i], reference);
@@ -192,8 +192,10 @@ inline void write_loss_plot(const std::string& path, const std::vector<Curve>& c
   }
   const double height = panel.top + panel.height + 50;
   std::ofstream out(path);
-  out << fmt::format("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"960\" height=\"{0}\" viewBox=\"0 0 960 {0}\" "
-                     "font-family=\"sans-serif\" font-size=\"13\" fill=\"#222\">\n<rect width=\"960\" height=\"{0}\" "
-                     "fill=\"white\"/>\n{1}</svg>\n", height, body);
+  out << fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"960\" height=\"{0}\" viewBox=\"0 0 960 {0}\" "
+      "font-family=\"sans-serif\" font-size=\"13\" fill=\"#222\">\n<rect width=\"960\" height=\"{0}\" "
+      "fill=\"white\"/>\n{1}</svg>\n",
+      height, body);
   if (!out.flush()) throw std::runtime_error("cannot write '" + path + "'; hint: --svg needs a folder that exists");
 }

@@ -1,5 +1,7 @@
 #include "rng/own_part.hpp"
 
+#include "rng/counter_generator.hpp"
+
 #include <dtensor/random.hpp>
 #include <dtensor/redistribute.hpp>
 
@@ -14,13 +16,12 @@ namespace dtensor::rng {
 
 namespace {
 
-// Which elements are a rank's, in the order in which ATen draws: that of memory. The whole tensor is seen as rows; a row is the last
-// dim that is cut with all after it.
+// Which elements are a rank's, in the order of memory with such strides, in which ATen draws. The whole tensor is seen as rows; a row is
+// the last dim that is cut with all after it.
 class Part {
  public:
-  explicit Part(const Layout& layout) : order_(layout.ndim()) {
+  Part(const Layout& layout, c10::IntArrayRef strides) : order_(layout.ndim()) {
     std::iota(order_.begin(), order_.end(), 0);
-    const auto strides = layout.strides();
     std::stable_sort(order_.begin(), order_.end(), [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
     for (const auto d : order_) {
       lengths_.push_back(layout.sizes()[d]);
@@ -116,12 +117,38 @@ void keep_short_runs(Stream& stream, const Part& part, int64_t first_row, int64_
   }
 }
 
-bool is_contiguous(const Layout& layout) {
-  const auto dense = contiguous_strides(layout.sizes());
-  for (int64_t d = 0; d < layout.ndim(); ++d) {
-    if (layout.sizes()[d] != 1 && layout.strides()[d] != dense[d]) return false;
+bool is_contiguous(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  const auto dense = contiguous_strides(sizes);
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] != 1 && strides[d] != dense[d]) return false;
   }
   return true;
+}
+
+// Complex numbers are drawn as twice as many real ones.
+bool in_parts(const Draw& draw, int64_t numel) {
+  return numel >= Stream::kSmall && !at::isComplexType(c10::typeMetaToScalarType(draw.options.dtype()));
+}
+
+// By a counter-based generator an element is drawn alone, by its row-major index.
+at::Tensor draw_by_index(const Layout& layout, const Draw& draw, const at::Generator& generator) {
+  const Part part(layout, contiguous_strides(layout.sizes()));
+  const Runs runs = [&](const std::function<void(const Interval&)>& visit) {
+    part.for_rows([&](int64_t first_row, int64_t rows) {
+      for (int64_t row = first_row; row < first_row + rows; ++row) {
+        for (const auto& run : part.in_row()) visit({row * part.row() + run.begin, row * part.row() + run.end});
+      }
+    });
+  };
+  const auto own = at::empty(layout.local_sizes(), draw.options);
+  if (c10::multiply_integers(layout.sizes()) == 0) return own;
+  {
+    const CounterRuns by_index(runs);
+    draw.fill(own, generator);
+  }
+  if (is_contiguous(layout.sizes(), layout.strides())) return own;
+  const auto strides = at::infer_dense_strides(layout.local_sizes(), layout.strides());
+  return at::empty_strided(layout.local_sizes(), strides, draw.options).copy_(own);
 }
 
 }  // namespace
@@ -132,12 +159,12 @@ at::Tensor draw_own_part(const Layout& layout, const Draw& draw, at::Generator g
     draw.fill(own, generator);
     return own;
   }
+  if (as_counter(generator)) return draw_by_index(layout, draw, generator);
   const int64_t numel = c10::multiply_integers(layout.sizes());
-  const bool complex = at::isComplexType(c10::typeMetaToScalarType(draw.options.dtype()));  // drawn as twice as many real ones
-  if (numel >= Stream::kSmall && !layout.is_replicated() && !complex) {
-    Stream stream(generator, draw, numel, is_contiguous(layout));
+  if (in_parts(draw, numel) && !layout.is_replicated()) {
+    Stream stream(generator, draw, numel, is_contiguous(layout.sizes(), layout.strides()));
     if (stream.divisible()) {
-      const Part part(layout);
+      const Part part(layout, layout.strides());
       const auto own = at::empty({c10::multiply_integers(layout.local_sizes())}, draw.options);
       const auto keep = part.in_long_runs() ? keep_long_runs : keep_short_runs;
       int64_t at = 0;
@@ -152,6 +179,19 @@ at::Tensor draw_own_part(const Layout& layout, const Draw& draw, at::Generator g
   const auto whole = at::empty_strided(layout.sizes(), layout.strides(), draw.options);
   draw.fill(whole, generator);
   return own_part(whole, layout);
+}
+
+void skip_draw(c10::IntArrayRef sizes, c10::IntArrayRef strides, const Draw& draw, at::Generator generator) {
+  const int64_t numel = c10::multiply_integers(sizes);
+  if (auto* counter = as_counter(generator)) {
+    if (numel > 0) counter->draw();
+    return;
+  }
+  if (in_parts(draw, numel)) {
+    Stream stream(generator, draw, numel, is_contiguous(sizes, strides));
+    if (stream.divisible()) return stream.finish();
+  }
+  draw.fill(at::empty_strided(sizes, strides, draw.options), generator);
 }
 
 }  // namespace dtensor::rng

@@ -11,4 +11,7 @@ namespace dtensor::rng {
 // and takes memory for the part and a window.
 at::Tensor draw_own_part(const Layout& layout, const Draw& draw, at::Generator generator);
 
+// Leaves the generator so, and draws as little as that takes.
+void skip_draw(c10::IntArrayRef sizes, c10::IntArrayRef strides, const Draw& draw, at::Generator generator);
+
 }  // namespace dtensor::rng

@@ -6,6 +6,7 @@
 #include <dtensor/world.hpp>
 
 #include "rng/check.hpp"
+#include "rng/counter_generator.hpp"
 #include "src/core/world_state.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -15,6 +16,7 @@
 
 #include <map>
 #include <mutex>
+#include <string_view>
 
 namespace dtensor::detail {
 
@@ -71,10 +73,13 @@ bool is_generator(const c10::Argument& argument) {
   return optional && optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
 }
 
+bool is_plain(const c10::IValue& self) { return self.isTensor() && !is_dtensor(self.toTensor()); }
+
 // Gives the call the rank's generator, where it was given none, and goes on to the kernel below.
 void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const auto begin = stack->size() - arguments.size();
+  bool by_counter = false;
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (!is_generator(arguments[i])) continue;
     auto& value = (*stack)[begin + i];
@@ -84,8 +89,19 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* s
       rng::check_owner(value.toGenerator(), World::current());
     }
     rng::check_draw(op, c10::ArrayRef<c10::IValue>(*stack).slice(begin), value.toGenerator());
+    auto* counter = rng::as_counter(value.toGenerator());
+    by_counter |= counter != nullptr;
+    if (counter && rng::draws_by_counter(op) && is_plain((*stack)[begin])) return rng::draw_by_counter(op, *counter, *stack);
   }
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRandomKey), stack);
+  try {
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRandomKey), stack);
+  } catch (const c10::Error& error) {
+    const std::string_view words = error.what_without_backtrace();
+    const bool unknown = by_counter && words.find("Expected a 'cpu'") != words.npos && words.find("generator") != words.npos;
+    require(!unknown, op.schema().name(),
+            "is not drawn by dt::Generator; hint: give it a generator of libtorch, at::make_generator<at::CPUGeneratorImpl>(seed)");
+    throw;
+  }
 }
 
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {

@@ -1,5 +1,6 @@
 #include "rng/stream.hpp"
 
+#include "rng/copy.hpp"
 #include "rng/mt19937.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -14,13 +15,6 @@ namespace {
 constexpr int64_t kBlock = 16;
 
 int64_t round_up(int64_t value) { return (value + kBlock - 1) / kBlock * kBlock; }
-
-// at::Generator::clone() never frees its copy on some versions.
-at::Generator copy_of(const at::Generator& generator) {
-  auto copy = at::make_generator<at::CPUGeneratorImpl>();
-  copy.set_state(generator.get_state());
-  return copy;
-}
 
 at::mt19937 engine(const at::Generator& generator) { return generator.get<at::CPUGeneratorImpl>()->engine(); }
 

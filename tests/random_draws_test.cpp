@@ -2,6 +2,9 @@
 #include "op_check.hpp"
 
 #include "rng/mt19937.hpp"
+#include "rng/own_part.hpp"
+
+#include <ATen/CPUGeneratorImpl.h>
 
 #include <fmt/ranges.h>
 #include <torch/version.h>
@@ -26,7 +29,8 @@ const std::vector<Operator> kOperators = {
     {"random_ below", [](const at::Tensor& t) { t.random_(100); }, true},
     {"random_ between", [](const at::Tensor& t) { t.random_(-50, 60); }, true},
     {"random_ of 64 bits", [](const at::Tensor& t) { t.random_(-(int64_t{1} << 40), int64_t{1} << 40); }, true, false},
-    {"random_ of all 64 bits", [](const at::Tensor& t) { t.random_(std::numeric_limits<int64_t>::min(), c10::optional<int64_t>()); }, true, false},
+    {"random_ of all 64 bits", [](const at::Tensor& t) { t.random_(std::numeric_limits<int64_t>::min(), c10::optional<int64_t>()); }, true,
+     false},
     {"exponential_", [](const at::Tensor& t) { t.exponential_(2); }},
     {"geometric_", [](const at::Tensor& t) { t.geometric_(0.3); }, true},
     {"cauchy_", [](const at::Tensor& t) { t.cauchy_(1, 2); }},
@@ -132,6 +136,28 @@ TEST_CASE("random: every operator under every layout", "[random]") {
 TEST_CASE("random: complex numbers", "[random]") {
   const Operator normal{"normal_", [](const at::Tensor& t) { t.normal_(); }};
   for (const auto dtype : {at::kComplexFloat, at::kComplexDouble}) check_operator(normal, dtype, {{2003}, {50, 37}, {2, 5}}, {{3}, {2, 2}});
+}
+
+TEST_CASE("random: a library that seeds a stream of its own for every call", "[random]") {
+  // As vendors' libraries do behind bernoulli_ and exponential_: what is drawn in pieces is not what is drawn at once.
+  const auto fill = [](const at::Tensor& to, at::Generator generator) {
+    at::mt19937 own(generator.get<at::CPUGeneratorImpl>()->random());
+    for (auto& number : c10::ArrayRef<float>(to.data_ptr<float>(), to.numel())) const_cast<float&>(number) = own() * 0x1p-32f;
+  };
+  const rng::Draw draw{fill, torch::TensorOptions(torch::kFloat)};
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(6);
+  const auto expected = torch::empty({50, 70});
+  fill(expected, generator);
+  const auto after = generator.get_state();
+  CHECK_NOTHROW(on_mesh({3}, [&](const DeviceMesh& mesh) {
+    for (const auto& placement : {shard(0), shard(1), replicate()}) {
+      auto own = at::make_generator<at::CPUGeneratorImpl>(6);
+      const auto layout = Layout::get(mesh, Placements{placement}, expected.sizes(), at::kFloat);
+      const auto part = rng::draw_own_part(*layout, draw, own);
+      require(from_local(part.contiguous(), mesh, {placement}).full_tensor().equal(expected), "test", "{} differs", placement.str());
+      require(own.get_state().equal(after), "test", "the generator went on otherwise under {}", placement.str());
+    }
+  }));
 }
 
 TEST_CASE("random: going ahead without drawing", "[random]") {

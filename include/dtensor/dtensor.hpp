@@ -6,6 +6,7 @@
 #include <dtensor/debug/comm_debug.hpp>
 #include <dtensor/debug/explain.hpp>
 #include <dtensor/debug/visualize.hpp>
+#include <dtensor/deferred_init.hpp>
 #include <dtensor/device_mesh.hpp>
 #include <dtensor/error.hpp>
 #include <dtensor/layout.hpp>

@@ -20,8 +20,8 @@ class Layout : public c10::intrusive_ptr_target {
   // The layout of a tensor of global `sizes` and `strides`. Negative shard dims count from the end; a `unit` without
   // effect is normalized to 1. Throws when a placement does not fit (count, dim range, split) or the mesh lacks this
   // rank.
-  static LayoutPtr get(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes,
-                       c10::IntArrayRef strides, c10::ScalarType dtype);
+  static LayoutPtr get(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                       c10::ScalarType dtype);
   // Row-major strides.
   static LayoutPtr get(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::ScalarType dtype);
 
@@ -35,10 +35,15 @@ class Layout : public c10::intrusive_ptr_target {
   bool is_replicated() const { return replicated_; }
   bool has_partial() const { return partial_; }
 
+  // Of a tensor whose values are not there yet (dt::DeferredInit); equal in all else, it is another object than `present()`.
+  bool is_deferred() const { return deferred_; }
+  LayoutPtr deferred() const;
+  LayoutPtr present() const;
+
   // The calling rank's local sizes.
   c10::IntArrayRef local_sizes() const { return local_sizes_; }
 
-  // The same tensor under other placements.
+  // The same tensor under other placements; deferred as this is.
   LayoutPtr with(PlacementsRef placements) const;
 
   // The parts of tensor dim `dim` that the rank at `coordinate` holds: its region is their product over all dims.
@@ -60,15 +65,18 @@ class Layout : public c10::intrusive_ptr_target {
   void release_resources() override;  // leaves the table
 
   // Use get(), which checks and interns.
-  Layout(DeviceMesh mesh, Placements placements, Sizes sizes, Sizes strides, c10::ScalarType dtype);
+  Layout(DeviceMesh mesh, Placements placements, Sizes sizes, Sizes strides, c10::ScalarType dtype, bool deferred);
 
  private:
+  static LayoutPtr get(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                       c10::ScalarType dtype, bool deferred);
+
   friend struct LayoutTable;
   DeviceMesh mesh_;
   Placements placements_;
   Sizes sizes_, strides_, local_sizes_;
   c10::ScalarType dtype_;
-  bool replicated_ = false, partial_ = false;
+  bool replicated_ = false, partial_ = false, deferred_;
   size_t hash_ = 0;
   std::shared_ptr<LayoutTable> table_;
 };

@@ -15,12 +15,12 @@ namespace {
 
 size_t mix(size_t hash, uint64_t value) { return (hash ^ value) * 0x9E3779B97F4A7C15ull ^ (hash >> 29); }
 
-size_t hash_of(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
-               c10::ScalarType dtype) {
-  size_t hash = mix(reinterpret_cast<size_t>(mesh.id()), static_cast<uint64_t>(dtype));
+size_t hash_of(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype,
+               bool deferred) {
+  size_t hash = mix(reinterpret_cast<size_t>(mesh.id()), static_cast<uint64_t>(dtype) << 1 | static_cast<uint64_t>(deferred));
   for (const auto& p : placements) {
-    hash = mix(hash, static_cast<uint64_t>(p.kind) | static_cast<uint64_t>(p.op) << 8 |
-                         static_cast<uint64_t>(p.dim) << 16 | static_cast<uint64_t>(p.split) << 32);
+    hash = mix(hash, static_cast<uint64_t>(p.kind) | static_cast<uint64_t>(p.op) << 8 | static_cast<uint64_t>(p.dim) << 16 |
+                         static_cast<uint64_t>(p.split) << 32);
     if (p.unit != 1) hash = mix(hash, static_cast<uint64_t>(p.unit));
   }
   hash = mix(hash, sizes.size());
@@ -76,12 +76,12 @@ void append_run(std::vector<Interval>& runs, Interval run) {
 
 }  // namespace
 
-LayoutPtr LayoutTable::find(size_t hash, const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes,
-                            c10::IntArrayRef strides, c10::ScalarType dtype) const {
+LayoutPtr LayoutTable::find(size_t hash, const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                            c10::ScalarType dtype, bool deferred) const {
   const auto [first, last] = layouts.equal_range(hash);
   for (auto it = first; it != last; ++it) {
     const auto* layout = it->second._unsafe_get_target();
-    if (layout->mesh_ == mesh && layout->dtype_ == dtype && layout->placements() == placements &&
+    if (layout->mesh_ == mesh && layout->dtype_ == dtype && layout->deferred_ == deferred && layout->placements() == placements &&
         layout->sizes() == sizes && layout->strides() == strides) {
       if (auto strong = it->second.lock()) return strong;
     }
@@ -106,14 +106,15 @@ void LayoutTable::remove(const Layout& layout) {
   }
 }
 
-Layout::Layout(DeviceMesh mesh, Placements placements, Sizes sizes, Sizes strides, c10::ScalarType dtype)
+Layout::Layout(DeviceMesh mesh, Placements placements, Sizes sizes, Sizes strides, c10::ScalarType dtype, bool deferred)
     : mesh_(std::move(mesh)),
       placements_(std::move(placements)),
       sizes_(std::move(sizes)),
       strides_(std::move(strides)),
       dtype_(dtype),
       replicated_(std::all_of(placements_.begin(), placements_.end(), [](const auto& p) { return p.is_replicate(); })),
-      partial_(std::any_of(placements_.begin(), placements_.end(), [](const auto& p) { return p.is_partial(); })) {
+      partial_(std::any_of(placements_.begin(), placements_.end(), [](const auto& p) { return p.is_partial(); })),
+      deferred_(deferred) {
   local_sizes_ = local_sizes_before(mesh_.ndim(), mesh_.coordinate());
 }
 
@@ -122,27 +123,34 @@ void Layout::release_resources() {
 }
 
 LayoutPtr Layout::get(const DeviceMesh& mesh, PlacementsRef requested, c10::IntArrayRef sizes, c10::IntArrayRef strides,
-                      c10::ScalarType dtype) {
+                      c10::ScalarType dtype, bool deferred) {
   if (strides.size() != sizes.size()) {
     fail("Layout", "got {} strides for {} dimensions of shape {}", strides.size(), sizes.size(), sizes.vec());
   }
   Placements placements(requested.begin(), requested.end());
   detail::check_and_normalize(mesh, placements, sizes);
-  const auto hash = hash_of(mesh, placements, sizes, strides, dtype);
+  const auto hash = hash_of(mesh, placements, sizes, strides, dtype, deferred);
   const auto& table = mesh.state_->layouts;
   std::lock_guard<std::mutex> lock(table->mutex);
-  if (auto known = table->find(hash, mesh, placements, sizes, strides, dtype)) return known;
+  if (auto known = table->find(hash, mesh, placements, sizes, strides, dtype, deferred)) return known;
   auto layout = c10::make_intrusive<Layout>(mesh, std::move(placements), Sizes(sizes.begin(), sizes.end()),
-                                            Sizes(strides.begin(), strides.end()), dtype);
+                                            Sizes(strides.begin(), strides.end()), dtype, deferred);
   table->add(layout, hash, table);
   return layout;
+}
+
+LayoutPtr Layout::get(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                      c10::ScalarType dtype) {
+  return get(mesh, placements, sizes, strides, dtype, false);
 }
 
 LayoutPtr Layout::get(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::ScalarType dtype) {
   return get(mesh, placements, sizes, contiguous_strides(sizes), dtype);
 }
 
-LayoutPtr Layout::with(PlacementsRef placements) const { return get(mesh_, placements, sizes_, strides_, dtype_); }
+LayoutPtr Layout::with(PlacementsRef placements) const { return get(mesh_, placements, sizes_, strides_, dtype_, deferred_); }
+LayoutPtr Layout::deferred() const { return get(mesh_, placements_, sizes_, strides_, dtype_, true); }
+LayoutPtr Layout::present() const { return get(mesh_, placements_, sizes_, strides_, dtype_, false); }
 
 Intervals Layout::intervals(int64_t dim, c10::IntArrayRef coordinate) const {
   Intervals held;
@@ -211,7 +219,8 @@ std::string Layout::str() const {
   for (int64_t i = 0; i < mesh_.ndim(); ++i) {
     dims += fmt::format("{}{}={}", i ? ", " : "", mesh_.names()[i], mesh_.sizes()[i]);
   }
-  return fmt::format("{}[{}] {} on ({})", short_name(dtype_), fmt::join(sizes_, ", "), dtensor::str(placements_), dims);
+  return fmt::format("{}[{}] {} on ({}){}", short_name(dtype_), fmt::join(sizes_, ", "), dtensor::str(placements_), dims,
+                     deferred_ ? ", deferred" : "");
 }
 
 Sizes contiguous_strides(c10::IntArrayRef sizes) {

@@ -23,8 +23,8 @@ struct LayoutTable {
   std::unordered_multimap<size_t, c10::weak_intrusive_ptr<Layout>> layouts;
 
   // The layout that equals these, whose hash is `hash`; null when there is none. The caller holds the mutex.
-  LayoutPtr find(size_t hash, const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes,
-                 c10::IntArrayRef strides, c10::ScalarType dtype) const;
+  LayoutPtr find(size_t hash, const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                 c10::ScalarType dtype, bool deferred) const;
   void add(const LayoutPtr& layout, size_t hash, const std::shared_ptr<LayoutTable>& self);
   void remove(const Layout& layout);
 };
@@ -43,9 +43,8 @@ struct MeshState {
   bool member = false;                // the rank that made this mesh is in it
   std::vector<int64_t> coordinate{};  // empty unless member
   std::shared_ptr<LayoutTable> layouts{};
-  World* world = nullptr;  // null once the world has ended
-  std::map<std::vector<int64_t>, std::shared_ptr<comm::Communicator>>
-      communicators{};  // by mesh dimensions, made on use
+  World* world = nullptr;                                                               // null once the world has ended
+  std::map<std::vector<int64_t>, std::shared_ptr<comm::Communicator>> communicators{};  // by mesh dimensions, made on use
 };
 
 // Move plans by (from, to), bounded. An entry holds both layouts, so that their addresses stay theirs.
@@ -65,8 +64,8 @@ struct PlanCache {
   bool costs_loaded = false;
 };
 
-// The plain tensors and generators of one mesh that were compared between its ranks. What a rank remembers of calls does not say: a rank that was
-// busy on other meshes has forgotten other calls than its peers.
+// The plain tensors and generators of one mesh that were compared between its ranks. What a rank remembers of calls does not say: a rank
+// that was busy on other meshes has forgotten other calls than its peers.
 struct Compared {
   int distributed = 0;                  // by distribute_tensor
   std::unordered_set<size_t> operands;  // of operators, by a hash of what they were

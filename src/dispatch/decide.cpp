@@ -27,8 +27,7 @@ DeviceMesh common_mesh(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments)
     const auto& layout = static_cast<DTensorImpl*>(const_cast<c10::TensorImpl*>(impl))->layout();
     if (!first) first = layout.get();
     if (layout->mesh() == first->mesh()) return;
-    fail(info.name,
-         "operands lie on two meshes; got {} and {}; hint: bring both to one mesh with full_tensor() and distribute_tensor()",
+    fail(info.name, "operands lie on two meshes; got {} and {}; hint: bring both to one mesh with full_tensor() and distribute_tensor()",
          first->str(), layout->str());
   };
   for (const auto& value : arguments) {
@@ -113,8 +112,8 @@ std::vector<WriteBack> write_backs_for(const OpInfo& info, const rules::Call& ca
     const auto& operand = call.operands[i];
     const bool written = std::find(info.written.begin(), info.written.end(), operand.argument) != info.written.end();
     if (!written || (resolution.in[i] == operand.layout && resolution.written[i] == operand.layout)) continue;
-    backs.push_back({operand.argument, operand.element, resolution.written[i], operand.layout,
-                     communicates(resolution.written[i], operand.layout)});
+    backs.push_back(
+        {operand.argument, operand.element, resolution.written[i], operand.layout, communicates(resolution.written[i], operand.layout)});
   }
   return backs;
 }
@@ -156,15 +155,6 @@ bool may_be_empty(const Layout& layout) {
   return false;
 }
 
-void check_supported(const OpInfo& info) {
-  require(info.schema->name() != "aten::set_", info.name,
-          "a distributed tensor has no storage to set; hint: torch::load outside of dt::Spmd, into a plain module or tensor, and copy_ "
-          "that into the distributed one under torch::NoGradGuard, inside dt::Spmd");
-  require(!info.changes_metadata, info.name,
-          "would change the shape of a distributed tensor in place, which would part its layout from its local part; "
-          "hint: use the out-of-place form and assign the result");
-}
-
 // Refuses what one device refuses. True when that took a rehearsal. Fills call.outputs where they are known; without a rule, which
 // this takes away where it is of no use, operands are replicated.
 bool look_ahead(const c10::OperatorHandle& op, const OpInfo& info, rules::Call& call, const rules::Rule*& rule) {
@@ -181,6 +171,15 @@ bool look_ahead(const c10::OperatorHandle& op, const OpInfo& info, rules::Call& 
 }
 
 }  // namespace
+
+void check_supported(const OpInfo& info) {
+  require(info.schema->name() != "aten::set_", info.name,
+          "a distributed tensor has no storage to set; hint: torch::load outside of dt::Spmd, into a plain module or tensor, and copy_ "
+          "that into the distributed one under torch::NoGradGuard, inside dt::Spmd");
+  require(!info.changes_metadata, info.name,
+          "would change the shape of a distributed tensor in place, which would part its layout from its local part; "
+          "hint: use the out-of-place form and assign the result");
+}
 
 std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, Trace* trace) {
   check_supported(info);

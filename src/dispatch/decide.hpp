@@ -5,6 +5,7 @@
 
 #include <dtensor/debug/explain.hpp>
 
+#include <functional>
 #include <memory>
 
 namespace dtensor::dispatch {
@@ -19,6 +20,9 @@ using Trace = std::vector<std::vector<Explanation::Option>>;
 std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
                                  Trace* trace = nullptr);
 
+// Throws for operators that would part a layout from its local part.
+void check_supported(const OpInfo& info);
+
 // The mesh of the distributed operands, else that of Spmd; all must share it.
 DeviceMesh common_mesh(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 
@@ -28,6 +32,13 @@ rules::Resolution resolve(rules::Call& call, const OpInfo& info, const rules::Ru
 // The operator's outputs on one device, by running it on meta tensors; none when libtorch has no meta kernel for it. Throws what the
 // operator refuses, in its words.
 c10::optional<std::vector<rules::OutputMeta>> meta_outputs(const c10::OperatorHandle& op, const rules::Call& call);
+
+// The same, for results as they are, given how to represent the tensors among the arguments.
+using ToMeta = std::function<at::Tensor(const at::Tensor&)>;
+c10::optional<Stack> meta_results(const c10::OperatorHandle& op, const rules::Call& call, const ToMeta& to_meta);
+
+// A tensor of the same sizes, strides and dtype on the meta device.
+at::Tensor on_meta(const at::Tensor& tensor);
 
 // Throws what an out= form refuses on meta tensors, in its words: dtypes of `out` above all. `arguments` are distributed.
 void check_out_form(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);

@@ -1,5 +1,6 @@
 #include "src/dispatch/dtensor_impl.hpp"
 
+#include "src/dispatch/deferred.hpp"
 #include "src/dispatch/execute.hpp"
 #include "src/dispatch/fast_thread_local.hpp"
 #include "src/dispatch/guard.hpp"
@@ -16,9 +17,8 @@ namespace {
 
 // The device's dense key makes that device's autograd kernels apply (TensorImpl adds them); ours sits below those.
 c10::DispatchKeySet keys_of(const at::Tensor& local) {
-  return c10::DispatchKeySet(kDTensorKey) |
-         (local.key_set() & (c10::DispatchKeySet(c10::DispatchKeySet::RAW, c10::full_backend_mask) |
-                             c10::DispatchKeySet(c10::DispatchKey::Dense)));
+  return c10::DispatchKeySet(kDTensorKey) | (local.key_set() & (c10::DispatchKeySet(c10::DispatchKeySet::RAW, c10::full_backend_mask) |
+                                                                c10::DispatchKeySet(c10::DispatchKey::Dense)));
 }
 
 // Memory of DTensorImpls that are gone, to be used again.
@@ -33,7 +33,8 @@ class Pool {
   bool keep(void* memory) { return count_ < kept_.size() && (kept_[count_++] = memory, true); }
 
   static Pool* of_this_thread() {
-    if (current) [[likely]] return current;
+    if (current) [[likely]]
+      return current;
     static thread_local Pool pool;
     return current;  // null while the thread ends
   }
@@ -98,15 +99,24 @@ void DTensorImpl::relay(at::Tensor local, LayoutPtr layout, comm::WorkPtr work) 
 }
 
 void DTensorImpl::finish() {
-  const auto work = std::move(work_);
+  const auto work = work_;
   dispatch::no_longer_reading(work);
   work->wait();
+  work_.reset();
 }
+
+void DTensorImpl::defer(const c10::intrusive_ptr<dispatch::Deferred>& deferred) {
+  work_ = deferred;
+  deferred->add_handle(*this);
+}
+
+dispatch::Deferred& DTensorImpl::deferred() const { return static_cast<dispatch::Deferred&>(*work_); }
 
 template <class Version>
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool allow_metadata_change) const {
   auto impl = c10::make_intrusive<DTensorImpl>(local_, layout_);
   impl->work_ = work_;
+  if (layout_->is_deferred()) impl->deferred().add_handle(*impl);
   impl->set_storage_offset(storage_offset());
   impl->set_version_counter(std::forward<Version>(version));
   impl->set_allow_tensor_metadata_change(allow_metadata_change);
@@ -118,8 +128,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c
   return copy(version, allow_metadata_change);
 }
 
-c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(c10::VariableVersion&& version,
-                                                                         bool allow_metadata_change) const {
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(c10::VariableVersion&& version, bool allow_metadata_change) const {
   return copy(std::move(version), allow_metadata_change);
 }
 
@@ -130,6 +139,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& o
   local_ = source->local_;
   layout_ = source->layout_;
   work_ = source->work_;
+  if (layout_->is_deferred()) deferred().add_handle(*this);
   data_type_ = source->data_type_;
   adopt_metadata();
   set_storage_offset(source->storage_offset());

@@ -12,6 +12,10 @@
 
 namespace dtensor {
 
+namespace dispatch {
+class Deferred;
+}
+
 // sizes(), strides() and storage_offset() are those that the plain tensor would have; autograd addresses the gradient of a base by
 // a view's strides and offset when the view was written in place.
 class DTensorImpl final : public c10::TensorImpl {
@@ -26,7 +30,8 @@ class DTensorImpl final : public c10::TensorImpl {
 
   // This rank's part, finished.
   const at::Tensor& local() {
-    if (work_) [[unlikely]] finish();
+    if (work_) [[unlikely]]
+      finish();
     return local_;
   }
 
@@ -35,6 +40,12 @@ class DTensorImpl final : public c10::TensorImpl {
 
   // Replaces part and layout. The global metadata must stay the same, placements apart.
   void relay(at::Tensor local, LayoutPtr layout, comm::WorkPtr work = {});
+
+  // The values are not there yet: local() throws, and the layout, a deferred one, is a wish.
+  void defer(const c10::intrusive_ptr<dispatch::Deferred>& deferred);
+  void lay_out_deferred(LayoutPtr layout) { layout_ = std::move(layout); }
+  dispatch::Deferred& deferred() const;
+  bool waits_for(const comm::Work& work) const { return work_.get() == &work; }
 
   // Whether nothing else shares the local memory, so that relay() cannot part a view from its base.
   bool owns_local_alone() const { return local_.use_count() == 1 && local_.storage().use_count() == 1; }
@@ -47,8 +58,7 @@ class DTensorImpl final : public c10::TensorImpl {
 
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
                                                               bool allow_metadata_change) const override;
-  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
-                                                              bool allow_metadata_change) const override;
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version, bool allow_metadata_change) const override;
   void shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& other) override;
   void release_resources() override;
 

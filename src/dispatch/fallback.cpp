@@ -5,12 +5,15 @@
 #include "src/dispatch/fallback.hpp"
 
 #include "src/dispatch/decide.hpp"
+#include "src/dispatch/deferred.hpp"
 #include "src/dispatch/execute.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/out_form.hpp"
 #include "src/dispatch/write_through.hpp"
 
 #include <dtensor/comm/record.hpp>
+#include <dtensor/error.hpp>
+#include <dtensor/spmd.hpp>
 #include <dtensor/tensor.hpp>
 
 #include <torch/library.h>
@@ -112,6 +115,22 @@ void become_view(const c10::OperatorHandle& view, Stack& stack, size_t begin) {
   stack[begin] = self;
 }
 
+// Whether the call makes a tensor that is to be deferred, or has such operands.
+bool records(const OpInfo& info, const Stack& stack, size_t begin) {
+  const auto has_deferred = [](const auto& self, const c10::IValue& value) -> bool {
+    if (value.isTensor()) return value.toTensor().defined() && is_deferred(value.toTensor());
+    if (!value.isList()) return false;
+    const auto elements = value.toListRef();
+    return std::any_of(elements.begin(), elements.end(), [&](const c10::IValue& element) { return self(self, element); });
+  };
+  bool deferred = false;
+  for (size_t i = begin; i < stack.size(); ++i) deferred |= has_deferred(has_deferred, stack[i]);
+  require(!deferred || Recorder::current(), info.name,
+          "the values of an operand are not there yet: it was made under dt::DeferredInit; hint: call dt::materialize on its module first, "
+          "or initialize it inside the region");
+  return Recorder::current() && (deferred || !any_tensor(stack, begin, true));
+}
+
 void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, Key& key) {
   const auto& info = info_of(op);
   if (info.becomes && is_dtensor(stack[begin].toTensor())) return become_view(*info.becomes, stack, begin);
@@ -120,6 +139,7 @@ void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, Key& ke
     return run_plain(op, stack);
   }
   if (has_functional(info)) return run_out_form(info, stack, begin);
+  if (records(info, stack, begin)) return Recorder::current()->record(op, info, stack, begin);
   auto decision = decide(op, info, c10::ArrayRef<c10::IValue>(stack).slice(begin));
   info.decided = true;
   run_general(op, stack, begin, *decision);
@@ -142,7 +162,8 @@ void fallback(const c10::OperatorHandle& op, c10::Stack* stack_pointer) {
   for (size_t i = begin; i < stack.size(); ++i) key.push(stack[i]);
   const auto* decision = find_decision(key);
   if (!decision) return run_miss(op, stack, begin, key);
-  if ((*decision)->simple && (*decision)->moves.empty()) [[likely]] return run_simple(op, stack, begin, **decision);
+  if ((*decision)->simple && (*decision)->moves.empty()) [[likely]]
+    return run_simple(op, stack, begin, **decision);
   const auto keep = *decision;
   run_general(op, stack, begin, *keep);
 }

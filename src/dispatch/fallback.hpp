@@ -3,8 +3,7 @@
 
 #include "src/dispatch/cache.hpp"
 #include "src/dispatch/decision.hpp"
-
-#include <dtensor/spmd.hpp>
+#include "src/dispatch/region.hpp"
 
 namespace dtensor::dispatch {
 
@@ -14,14 +13,15 @@ void fallback(const c10::OperatorHandle& op, c10::Stack* stack);
 // What a key begins with.
 inline void begin_key(Key& key, const c10::OperatorHandle& op) {
   key.push(static_cast<const void*>(&op.schema()));
-  key.push(static_cast<const void*>(Spmd::current() ? Spmd::current()->id() : nullptr));
+  key.push(region);
 }
 
 // The decision on a call, null when it is new. Completes the key where the decision depends on the call's numbers.
 inline const std::shared_ptr<const Decision>* find_decision(Key& key) {
   auto& cache = DecisionCache::of_this_thread();
   const auto* found = cache.find(key, key.hash());
-  if (!found || !(*found)->reads_numbers) [[likely]] return found;
+  if (!found || !(*found)->reads_numbers) [[likely]]
+    return found;
   key.add_numbers();
   return cache.find(key, key.hash());
 }

@@ -18,19 +18,12 @@ namespace {
 
 const c10::Device kMeta(c10::DeviceType::Meta);
 
-at::Tensor on_meta(const at::Tensor& tensor) {
-  if (!tensor.defined()) return tensor;
-  auto meta = at::empty_strided(tensor.sizes(), tensor.strides(), at::TensorOptions(tensor.scalar_type()).device(kMeta));
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) meta.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return meta;
-}
-
 void collect(const c10::IValue& value, std::vector<rules::OutputMeta>& outputs) {
   if (value.isTensor()) {
     const auto tensor = value.toTensor();
     if (tensor.defined()) {
-      outputs.push_back({Sizes(tensor.sizes().begin(), tensor.sizes().end()),
-                         Sizes(tensor.strides().begin(), tensor.strides().end()), tensor.scalar_type(), true, tensor.storage_offset()});
+      outputs.push_back({Sizes(tensor.sizes().begin(), tensor.sizes().end()), Sizes(tensor.strides().begin(), tensor.strides().end()),
+                         tensor.scalar_type(), true, tensor.storage_offset()});
     } else {
       outputs.push_back({{}, {}, c10::ScalarType::Float, false});
     }
@@ -63,14 +56,22 @@ std::unordered_set<const c10::FunctionSchema*>& without_kernel() {
 // A missing kernel, as opposed to operands that the operator refuses.
 bool is_missing_kernel(const c10::Error& error) {
   const std::string text = error.what_without_backtrace();
-  for (const char* part : {"Could not run", "meta", "Meta", "not implemented", "storage", "data pointer",
-                           "tensor backend other than", "not allocated", "expects CPU tensor"}) {
+  for (const char* part : {"Could not run", "meta", "Meta", "not implemented", "storage", "data pointer", "tensor backend other than",
+                           "not allocated", "expects CPU tensor"}) {
     if (text.find(part) != std::string::npos) return true;
   }
   return false;
 }
 
 }  // namespace
+
+at::Tensor on_meta(const at::Tensor& tensor) {
+  if (!tensor.defined()) return tensor;
+  LocalMode local;
+  auto meta = at::empty_strided(tensor.sizes(), tensor.strides(), at::TensorOptions(tensor.scalar_type()).device(kMeta));
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) meta.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return meta;
+}
 
 void check_out_form(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(info.schema->name().c_str(), info.schema->overload_name().c_str());
@@ -89,13 +90,14 @@ void check_out_form(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   }
 }
 
-c10::optional<std::vector<rules::OutputMeta>> meta_outputs(const c10::OperatorHandle& op, const rules::Call& call) {
+c10::optional<Stack> meta_results(const c10::OperatorHandle& op, const rules::Call& call, const ToMeta& to_meta) {
   if (!may_run_on_meta(op, call) || selects_by_mask(call) || without_kernel().count(&call.schema)) return c10::nullopt;
   LocalMode local;
   Stack stack;
   stack.reserve(call.arguments.size());
-  for (const auto& argument : call.arguments) {
-    stack.push_back(argument.isDevice() ? c10::IValue(kMeta) : with_tensors(argument, on_meta));
+  for (size_t i = 0; i < call.arguments.size(); ++i) {
+    const bool device = call.arguments[i].isDevice() || (call.operands.empty() && call.schema.arguments()[i].name() == "device");
+    stack.push_back(device ? c10::IValue(kMeta) : with_tensors(call.arguments[i], to_meta));
   }
   try {
     op.callBoxed(&stack);
@@ -107,8 +109,14 @@ c10::optional<std::vector<rules::OutputMeta>> meta_outputs(const c10::OperatorHa
     if (rehearse(op, call)) return c10::nullopt;  // some meta kernels refuse empty tensors that kernels take
     fail(call.schema.name(), "{}; got {}", error.what_without_backtrace(), describe(call));
   }
+  return stack;
+}
+
+c10::optional<std::vector<rules::OutputMeta>> meta_outputs(const c10::OperatorHandle& op, const rules::Call& call) {
+  const auto results = meta_results(op, call, on_meta);
+  if (!results) return c10::nullopt;
   std::vector<rules::OutputMeta> outputs;
-  for (const auto& value : stack) collect(value, outputs);
+  for (const auto& value : *results) collect(value, outputs);
   return outputs;
 }
 

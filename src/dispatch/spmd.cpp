@@ -1,6 +1,6 @@
 #include <dtensor/spmd.hpp>
 
-#include "src/dispatch/fast_thread_local.hpp"
+#include "src/dispatch/region.hpp"
 
 #include <dtensor/compat.hpp>
 #include <dtensor/error.hpp>
@@ -22,29 +22,27 @@ bool check_by_default() {
 }
 thread_local bool check_replicated_tensors = check_by_default();
 
+void enter(const DeviceMesh* mesh, bool include) {
+  current_mesh = mesh;
+  dispatch::region = (dispatch::region & dispatch::kRecording) | (mesh ? reinterpret_cast<uint64_t>(mesh->id()) : 0);
+  c10::impl::tls_set_dispatch_key_included(kDTensorKey, include);
+}
+
 }  // namespace
+
+DTENSOR_FAST_THREAD_LOCAL uint64_t dispatch::region = 0;
 
 Spmd::Spmd(const DeviceMesh& mesh)
     : mesh_(mesh), outer_(current_mesh), was_included_(c10::impl::tls_is_dispatch_key_included(kDTensorKey)) {
   require(mesh.contains_this_rank(), "Spmd", "this rank is not in the mesh {}", mesh.str());
-  c10::impl::tls_set_dispatch_key_included(kDTensorKey, true);
-  current_mesh = &mesh_;
+  enter(&mesh_, true);
 }
 
-Spmd::~Spmd() {
-  current_mesh = outer_;
-  c10::impl::tls_set_dispatch_key_included(kDTensorKey, was_included_);
-}
+Spmd::~Spmd() { enter(outer_, was_included_); }
 
-NoSpmd::NoSpmd() : outer_(current_mesh), was_included_(c10::impl::tls_is_dispatch_key_included(kDTensorKey)) {
-  c10::impl::tls_set_dispatch_key_included(kDTensorKey, false);
-  current_mesh = nullptr;
-}
+NoSpmd::NoSpmd() : outer_(current_mesh), was_included_(c10::impl::tls_is_dispatch_key_included(kDTensorKey)) { enter(nullptr, false); }
 
-NoSpmd::~NoSpmd() {
-  current_mesh = outer_;
-  c10::impl::tls_set_dispatch_key_included(kDTensorKey, was_included_);
-}
+NoSpmd::~NoSpmd() { enter(outer_, was_included_); }
 
 const DeviceMesh* Spmd::current() { return current_mesh; }
 

@@ -158,9 +158,7 @@ at::Tensor DTensor::to_local(PlacementsRef gradient) const {
   return ToLocal::apply(tensor_, target);
 }
 
-at::Tensor DTensor::full_tensor() const {
-  return redistribute(Placements(mesh().ndim(), replicate())).to_local();
-}
+at::Tensor DTensor::full_tensor() const { return redistribute(Placements(mesh().ndim(), replicate())).to_local(); }
 
 DTensor DTensor::redistribute(PlacementsRef placements) const {
   const auto& from = as_dtensor(tensor_)->layout();
@@ -168,17 +166,13 @@ DTensor DTensor::redistribute(PlacementsRef placements) const {
   return target == from ? *this : DTensor(Redistribute::apply(tensor_, target));
 }
 
-DTensor DTensor::redistribute(std::initializer_list<Placement> placements) const {
-  return redistribute(PlacementsRef(placements));
-}
+DTensor DTensor::redistribute(std::initializer_list<Placement> placements) const { return redistribute(PlacementsRef(placements)); }
 
 at::Tensor redistribute(const at::Tensor& tensor, PlacementsRef placements) {
   return is_dtensor(tensor) ? DTensor(tensor).redistribute(placements).tensor() : tensor;
 }
 
-at::Tensor full_tensor(const at::Tensor& tensor) {
-  return is_dtensor(tensor) ? DTensor(tensor).full_tensor() : tensor;
-}
+at::Tensor full_tensor(const at::Tensor& tensor) { return is_dtensor(tensor) ? DTensor(tensor).full_tensor() : tensor; }
 
 DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, PlacementsRef placements) {
   require(full.defined(), "distribute_tensor", "the tensor is undefined");
@@ -214,17 +208,15 @@ DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, std::initial
   return from_local(local, mesh, PlacementsRef(placements));
 }
 
-std::ostream& operator<<(std::ostream& out, const DTensor& tensor) {
-  return out << tensor.layout().str() << '\n' << tensor.full_tensor();
-}
+std::ostream& operator<<(std::ostream& out, const DTensor& tensor) { return out << tensor.layout().str() << '\n' << tensor.full_tensor(); }
 
 void redistribute_(const at::Tensor& tensor, PlacementsRef placements) {
   const auto from = layout_of("redistribute_", tensor);
-  require(tensor.is_leaf(), "redistribute_", "only a leaf can be laid out in place; got {}, the result of an operator",
-          from->str());
+  require(tensor.is_leaf(), "redistribute_", "only a leaf can be laid out in place; got {}, the result of an operator", from->str());
   const auto target = from->with(placements);
   if (target == from) return;
   auto* impl = as_dtensor(tensor);
+  if (from->is_deferred()) return impl->lay_out_deferred(target);
   dispatch::LocalMode local_mode;
   auto part = move_local(impl->local(), from, target).get();
   // A chunk may be a view of the whole: a parameter keeps only its part.

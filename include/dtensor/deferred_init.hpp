@@ -1,0 +1,50 @@
+// Modules that are constructed without memory, and filled part by part.
+#pragma once
+
+#include <dtensor/device_mesh.hpp>
+#include <dtensor/spmd.hpp>
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace dtensor {
+
+// While it lives, in this thread, it is as inside Spmd on `mesh`, but what makes and changes tensors is written down, not done: they
+// take no memory, and have sizes, dtypes and layouts (Replicate, until parallelize_module or redistribute_ says otherwise). Generators go
+// on as if it were done. A value that is asked for (item(), nonzero(), ...) is computed for the moment, whole, as on one device.
+// Nests; all regions of a thread are one.
+//
+//   auto model = [&] { dt::DeferredInit deferred(mesh); return Llama(config); }();
+//   dt::parallelize_module(*model, mesh, plan);
+//   dt::materialize(*model);
+class DeferredInit {
+ public:
+  explicit DeferredInit(const DeviceMesh& mesh);
+  ~DeferredInit();
+  DeferredInit(const DeferredInit&) = delete;
+  DeferredInit& operator=(const DeferredInit&) = delete;
+
+  // Whether the calling thread is inside of one.
+  static bool active();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Whether the values of a tensor are not there yet.
+bool is_deferred(const at::Tensor& tensor);
+
+// Gives the parameters and buffers of `module` that are deferred their values, those of one device: this rank's part as they are laid
+// out, drawn and computed in parts where the operators allow it. Tensors that share memory with them get theirs too; other deferred
+// ones stay so. Takes memory for the parts and for what is under way. Called on every rank of the mesh alike; communicates only where
+// an operator of the initialization has to. When it throws, nothing has changed.
+void materialize(torch::nn::Module& module);
+void materialize(c10::ArrayRef<at::Tensor> tensors);
+
+}  // namespace dtensor

@@ -1,0 +1,17 @@
+// Copies of generators.
+#pragma once
+
+#include "rng/counter_generator.hpp"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+namespace dtensor::rng {
+
+// at::Generator::clone() never frees its copy on some versions.
+inline at::Generator copy_of(const at::Generator& generator) {
+  auto copy = as_counter(generator) ? at::make_generator<CounterGenerator>(0) : at::make_generator<at::CPUGeneratorImpl>();
+  copy.set_state(generator.get_state());
+  return copy;
+}
+
+}  // namespace dtensor::rng

@@ -1,0 +1,172 @@
+#include "rng/counter_generator.hpp"
+
+#include <dtensor/compat.hpp>
+#include <dtensor/error.hpp>
+#include <dtensor/random.hpp>
+
+#include "rng/rank_generator.hpp"
+#include "src/dispatch/dtensor_impl.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/lt.h>
+#include <c10/core/GradMode.h>
+
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string_view>
+
+namespace dtensor {
+
+namespace rng {
+
+// -- The generator -----------------------------------------------------------------------------------------------------------
+
+CounterGenerator::CounterGenerator(uint64_t seed)
+    : c10::GeneratorImpl(c10::Device(c10::DeviceType::Meta), c10::DispatchKeySet()), seed_(seed) {}
+
+uint64_t CounterGenerator::seed() {
+  std::random_device device;
+  set_current_seed(static_cast<uint64_t>(device()) << 32 | device());
+  return seed_;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> CounterGenerator::get_state() const {
+  c10::impl::ExcludeDispatchKeyGuard past{c10::DispatchKeySet(kDTensorKey)};
+  auto state = at::empty({16}, at::TensorOptions(at::kByte).device(at::kCPU));
+  std::memcpy(state.data_ptr(), &seed_, 8);
+  std::memcpy(static_cast<char*>(state.data_ptr()) + 8, &drawn_, 8);
+  return state.getIntrusivePtr();
+}
+
+void CounterGenerator::set_state(const c10::TensorImpl& state) {
+  require(state.dtype() == caffe2::TypeMeta::Make<uint8_t>() && state.numel() == 16 && state.is_contiguous(), "Generator",
+          "a state of a dt::Generator has 16 bytes; got {} elements of {}", state.numel(), std::string(state.dtype().name()));
+  std::memcpy(&seed_, state.data(), 8);
+  std::memcpy(&drawn_, static_cast<const char*>(state.data()) + 8, 8);
+}
+
+void CounterGenerator::set_offset(uint64_t offset) { drawn_ = offset; }
+uint64_t CounterGenerator::get_offset() const { return drawn_; }
+
+c10::GeneratorImpl* CounterGenerator::clone_impl() const {
+  auto* copy = new CounterGenerator(seed_);
+  copy->drawn_ = drawn_;
+  return copy;
+}
+
+CounterGenerator* as_counter(const at::Generator& generator) {
+  return generator.defined() ? dynamic_cast<CounterGenerator*>(generator.unsafeGetGeneratorImpl()) : nullptr;
+}
+
+// -- Drawing -----------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+thread_local const Runs* current_runs = nullptr;
+
+// What an operator draws, from its name and arguments; throws for numbers that libtorch refuses.
+using Filler = std::function<void(const Destination& to, const CounterDraw& draw)>;
+
+double number(const c10::Stack& arguments, size_t index) { return arguments[index].toScalar().toDouble(); }
+
+// What random_ draws from when it is not told: as many whole numbers as the dtype holds exactly.
+uint64_t numbers_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kBool: return 2;
+    case at::kByte: return 256;
+    case at::kChar: return 128;
+    case at::kShort: return 1 << 15;
+    case at::kInt: return uint64_t{1} << 31;
+    case at::kHalf: return (1 << 11) + 1;
+    case at::kBFloat16: return (1 << 8) + 1;
+    case at::kFloat: return (1 << 24) + 1;
+    case at::kDouble: return (uint64_t{1} << 53) + 1;
+    default: return uint64_t{1} << 63;
+  }
+}
+
+Filler whole_numbers(const c10::Stack& arguments, at::ScalarType dtype) {
+  int64_t from = 0;
+  uint64_t range = numbers_of(dtype);
+  if (arguments.size() == 3) range = static_cast<uint64_t>(arguments[1].toInt());
+  if (arguments.size() == 4) {
+    from = arguments[1].toInt();
+    range = arguments[2].isNone() ? static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) - static_cast<uint64_t>(from) + 1
+                                  : static_cast<uint64_t>(arguments[2].toInt()) - static_cast<uint64_t>(from);
+  }
+  const bool ends = arguments.size() == 3 || (arguments.size() == 4 && !arguments[2].isNone());
+  const int64_t to = ends ? arguments[arguments.size() - 2].toInt() : std::numeric_limits<int64_t>::max();
+  require(from < to || (from == to && !ends), "aten::random_", "expects 'from' to be less than 'to'; got from {} to {}", from, to);
+  return [=](const Destination& destination, const CounterDraw& draw) { fill_whole(destination, draw, from, range); };
+}
+
+void check_numbers(const std::string& name, double a, double b) {
+  const auto expect = [&](bool valid, const char* what) { require(valid, "aten::" + name, "expects {}; got {} and {}", what, a, b); };
+  if (name == "uniform_") expect(a <= b, "from <= to");
+  if (name == "normal_" || name == "log_normal_") expect(b >= 0, "std >= 0");
+  if (name == "exponential_") expect(a > 0, "lambda > 0");
+  if (name == "cauchy_") expect(b > 0, "sigma > 0");
+  if (name == "bernoulli_") expect(a >= 0 && a <= 1, "0 <= p <= 1");
+  if (name == "geometric_") expect(a > 0 && a < 1, "0 < p < 1");
+}
+
+Filler filler_of(const std::string& name, const c10::Stack& arguments, at::ScalarType dtype) {
+  if (name == "random_") return whole_numbers(arguments, dtype);
+  const double a = number(arguments, 1), b = arguments.size() > 3 ? number(arguments, 2) : 0;
+  check_numbers(name, a, b);
+  return [=](const Destination& to, const CounterDraw& draw) {
+    require(fill(to, draw, name, a, b), "aten::" + name, "dt::Generator does not draw {}", c10::toString(to.to.scalar_type()));
+  };
+}
+
+// The elements of a contiguous tensor.
+void fill_all(const at::Tensor& to, const CounterDraw& draw, const Filler& filler) {
+  const auto by_position = [&](const std::function<void(const Interval&)>& visit) { visit({0, to.numel()}); };
+  filler({to, current_runs ? *current_runs : Runs(by_position)}, draw);
+}
+
+}  // namespace
+
+CounterRuns::CounterRuns(const Runs& runs) : outer_(current_runs) { current_runs = &runs; }
+CounterRuns::~CounterRuns() { current_runs = outer_; }
+
+bool draws_by_counter(const c10::OperatorHandle& op) {
+  for (const char* name : {"aten::uniform_", "aten::normal_", "aten::log_normal_", "aten::exponential_", "aten::geometric_",
+                           "aten::cauchy_", "aten::bernoulli_", "aten::random_"}) {
+    if (op.schema().name() == name) return true;
+  }
+  return false;
+}
+
+void draw_by_counter(const c10::OperatorHandle& op, CounterGenerator& generator, c10::Stack& stack) {
+  const auto name = op.schema().name().substr(6);
+  const auto count = op.schema().arguments().size();
+  const c10::Stack arguments(stack.end() - static_cast<int64_t>(count), stack.end());
+  stack.resize(stack.size() - count);
+  const auto self = arguments[0].toTensor();
+  require(self.is_cpu(), op.schema().name(), "dt::Generator draws on the CPU only in this build; got a tensor on {}", self.device().str());
+  const bool nothing = self.numel() == 0 && !current_runs;  // is no draw; a rank's empty part of something is
+  const auto draw = nothing ? CounterDraw() : generator.draw();
+  const bool by_tensor = arguments[1].isTensor();  // bernoulli_ of probabilities
+  const auto dtype = !by_tensor ? self.scalar_type() : arguments[1].toTensor().scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto filler = by_tensor ? filler_of("uniform_", {self, 0.0, 1.0, c10::IValue()}, dtype) : filler_of(name, arguments, dtype);
+  const bool plain = !by_tensor && self.is_contiguous() && !(c10::GradMode::is_enabled() && self.requires_grad());
+  if (plain) {
+    fill_all(self, draw, filler);
+    if (!self.is_inference()) self.unsafeGetTensorImpl()->bump_version();
+  } else {
+    const auto drawn = at::empty(self.sizes(), self.options().dtype(dtype).requires_grad(false));
+    fill_all(drawn, draw, filler);
+    self.copy_(by_tensor ? drawn.lt(arguments[1].toTensor()) : drawn);
+  }
+  stack.push_back(self);
+}
+
+}  // namespace rng
+
+Generator::Generator(uint64_t seed) : at::Generator(c10::make_intrusive<rng::CounterGenerator>(seed)) {
+  detail::use_rank_generator(true);  // from now on operators of this thread look at the generator that they are given
+}
+
+}  // namespace dtensor

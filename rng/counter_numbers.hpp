@@ -1,0 +1,138 @@
+// From the words of a counter-based generator to random numbers; C is the type that is computed in, float (of 32-bit words) or double (of
+// 64-bit words). Plain C++ for host and device.
+#pragma once
+
+#include "rng/elementary.hpp"
+
+namespace dtensor::rng {
+
+template <class C>
+using WordOf = typename FloatBits<C>::Word;
+
+constexpr int kUnitBits32 = 24, kUnitBits64 = 53;
+
+// A number in [0, 1).
+template <class C>
+DTENSOR_HOST_DEVICE C unit(WordOf<C> word) {
+  using Int = typename FloatBits<C>::Int;  // of which processors convert many at once
+  return sizeof(C) == 4 ? static_cast<C>(static_cast<Int>(word >> 8)) * C(1.0 / (1 << 24))
+                        : static_cast<C>(static_cast<Int>(word >> 11)) * C(1.0 / 9007199254740992.0);
+}
+
+// The logarithm of a number in (0, 1].
+template <class C>
+DTENSOR_HOST_DEVICE C log_unit(WordOf<C> word) {
+  using Int = typename FloatBits<C>::Int;
+  return sizeof(C) == 4 ? series_log(static_cast<C>(static_cast<Int>((word >> 8) + 1)), -24)
+                        : series_log(static_cast<C>(static_cast<Int>((word >> 11) + 1)), -53);
+}
+
+DTENSOR_HOST_DEVICE float square_root(float x) { return __builtin_sqrtf(x); }
+DTENSOR_HOST_DEVICE double square_root(double x) { return __builtin_sqrt(x); }
+
+// Two normal numbers: Box and Muller, "A note on the generation of random normal deviates" (1958).
+template <class C>
+struct Pair {
+  C first, second;
+};
+template <class C>
+DTENSOR_HOST_DEVICE Pair<C> normal_pair(WordOf<C> a, WordOf<C> b) {
+  const C radius = square_root(-2 * log_unit<C>(a));
+  const auto angle = series_sincos<C>(b);
+  return {radius * angle.cos, radius * angle.sin};
+}
+
+// -- What an operator draws: element(word), or pair(word, word) for two of them ----------------------------------------------
+
+template <class C>
+struct Floating {
+  using Word = WordOf<C>;
+  using Number = C;
+};
+
+template <class C>
+struct Uniform : Floating<C> {
+  C from, range;
+  Uniform(double a, double b) : from(static_cast<C>(a)), range(static_cast<C>(b - a)) {}
+  DTENSOR_HOST_DEVICE C element(WordOf<C> word) const { return unit<C>(word) * range + from; }
+};
+
+template <class C>
+struct Exponential : Floating<C> {
+  C scale;
+  explicit Exponential(double lambda) : scale(static_cast<C>(1 / lambda)) {}
+  DTENSOR_HOST_DEVICE C element(WordOf<C> word) const { return -log_unit<C>(word) * scale; }
+};
+
+// How many trials until one succeeds: `log_failure` is log(1 - p).
+template <class C>
+struct Geometric : Floating<C> {
+  C scale;
+  explicit Geometric(double log_failure) : scale(static_cast<C>(1 / log_failure)) {}
+  DTENSOR_HOST_DEVICE C element(WordOf<C> word) const {
+    const C trials = log_unit<C>(word) * scale;
+    const C below = static_cast<C>(static_cast<typename FloatBits<C>::Int>(trials));
+    const C above = below < trials ? below + 1 : below;
+    return above < 1 ? C(1) : above;
+  }
+};
+
+template <class C>
+struct Cauchy : Floating<C> {
+  C median, sigma;
+  Cauchy(double m, double s) : median(static_cast<C>(m)), sigma(static_cast<C>(s)) {}
+  DTENSOR_HOST_DEVICE C element(WordOf<C> word) const {
+    const auto angle = series_sincos<C>(word >> 1);  // half a turn, without its begin
+    return median + sigma * (angle.cos / (angle.sin == 0 ? C(1) : angle.sin));
+  }
+};
+
+template <class C>
+struct Normal : Floating<C> {
+  C mean, std;
+  Normal(double m, double s) : mean(static_cast<C>(m)), std(static_cast<C>(s)) {}
+  DTENSOR_HOST_DEVICE Pair<C> pair(WordOf<C> a, WordOf<C> b) const {
+    const auto z = normal_pair<C>(a, b);
+    return {z.first * std + mean, z.second * std + mean};
+  }
+};
+
+template <class C>
+struct LogNormal : Floating<C> {
+  C mean, std;
+  LogNormal(double m, double s) : mean(static_cast<C>(m)), std(static_cast<C>(s)) {}
+  DTENSOR_HOST_DEVICE Pair<C> pair(WordOf<C> a, WordOf<C> b) const {
+    const auto z = normal_pair<C>(a, b);
+    return {series_exp(z.first * std + mean), series_exp(z.second * std + mean)};
+  }
+};
+
+// 1 with probability p.
+struct Coin {
+  using Word = uint32_t;
+  using Number = uint32_t;
+  uint64_t below;
+  explicit Coin(double p) : below(static_cast<uint64_t>(p * 4294967296.0)) {}
+  DTENSOR_HOST_DEVICE uint32_t element(uint32_t word) const { return word < below; }
+};
+
+// A whole number from `from`, of `range` of them (at most 2^32).
+struct Whole32 {
+  using Word = uint32_t;
+  using Number = int64_t;
+  int64_t from;
+  uint64_t range;
+  DTENSOR_HOST_DEVICE int64_t element(uint32_t word) const { return from + static_cast<int64_t>((word * range) >> 32); }
+};
+// The same of more; of all 64 bits when `range` is 0.
+struct Whole64 {
+  using Word = uint64_t;
+  using Number = int64_t;
+  int64_t from;
+  uint64_t range;
+  DTENSOR_HOST_DEVICE int64_t element(uint64_t word) const {
+    return static_cast<int64_t>(static_cast<uint64_t>(from) + (range == 0 ? word : word % range));
+  }
+};
+
+}  // namespace dtensor::rng

@@ -1,0 +1,67 @@
+// Which words of Philox libtorch's CUDA kernels give to the elements of a tensor, so that a rank can draw its part of what one GPU draws
+// for the whole. Plain C++ for host and device.
+//
+// One GPU launches N threads, each of which follows a subsequence of its own, and loops over the tensor in strides; how many there are
+// hangs on the whole tensor and on the GPU (calc_execution_policy and distribution_elementwise_grid_stride_kernel in ATen's
+// DistributionTemplates.h; fused_dropout_kernel_vec in Dropout.cu). A call of the generator gives a thread four words: four numbers of 32
+// bits, or two of 64. Holds for tensors of at most 2^31 elements; libtorch cuts larger ones.
+#pragma once
+
+#include "rng/philox.hpp"
+
+namespace dtensor::rng::cuda {
+
+// The GPU whose draws are to be had.
+struct Device {
+  int64_t multiprocessors = 0;
+  int64_t threads_of_each = 0;
+};
+
+struct Launch {
+  int64_t threads;    // N
+  int64_t per_call;   // numbers that a thread makes of one call of the generator
+  int64_t vector;     // neighbouring elements that a thread takes at once
+  uint64_t advance;   // by how much the generator's offset goes on
+};
+
+// Where the number of an element comes from: the block at counter (offset / 4 + call, subsequence), and its place there.
+struct Place {
+  uint64_t subsequence, call;
+  int component;  // of per_call
+};
+
+DTENSOR_HOST_DEVICE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+DTENSOR_HOST_DEVICE int64_t threads_for(int64_t work, const Device& device) {
+  const int64_t blocks = ceil_div(work, 256), most = device.multiprocessors * (device.threads_of_each / 256);
+  return 256 * (blocks < most ? blocks : most);
+}
+
+// uniform_, normal_, random_, bernoulli_ of a number, exponential_, cauchy_, log_normal_, geometric_ of `numel` elements, at least one.
+// `wide`: double and draws of 64 bits. `counts_wide`: whether the generator's offset goes on by two wide numbers a call, as in newer
+// versions of libtorch, or as if there were four.
+DTENSOR_HOST_DEVICE Launch distribution(int64_t numel, bool wide, const Device& device, bool counts_wide = true) {
+  const int64_t threads = threads_for(numel, device), per_call = wide ? 2 : 4;
+  const int64_t counted = wide && !counts_wide ? 4 : per_call;
+  return {threads, per_call, 1, static_cast<uint64_t>(((numel - 1) / (threads * counted) + 1) * 4)};
+}
+
+// native_dropout of `numel` contiguous elements, up to libtorch 2.6: a thread takes 4, 2 or 1 neighbours at once, as many as divide numel.
+DTENSOR_HOST_DEVICE Launch dropout(int64_t numel, const Device& device) {
+  const int64_t vector = numel % 4 == 0 ? 4 : numel % 2 == 0 ? 2 : 1;
+  const int64_t threads = threads_for(numel, device);
+  return {threads, 4, vector, static_cast<uint64_t>(((numel - 1) / (threads * 4) + 1) * 4)};
+}
+
+DTENSOR_HOST_DEVICE Place place_of(int64_t element, const Launch& launch) {
+  const int64_t group = element / launch.vector;
+  const int64_t number = group / launch.threads * launch.vector + element % launch.vector;  // of those that the thread makes
+  return {static_cast<uint64_t>(group % launch.threads), static_cast<uint64_t>(number / launch.per_call),
+          static_cast<int>(number % launch.per_call)};
+}
+
+DTENSOR_HOST_DEVICE PhiloxBlock block_at(const Place& place, uint64_t seed, uint64_t offset) {
+  return philox4x32_10(seed, offset / 4 + place.call, place.subsequence);
+}
+
+}  // namespace dtensor::rng::cuda

@@ -1,0 +1,99 @@
+#include <dtensor/deferred_init.hpp>
+
+#include "src/deferred/record.hpp"
+#include "src/deferred/replay.hpp"
+
+#include <dtensor/error.hpp>
+#include <dtensor/random.hpp>
+
+#include <torch/nn/module.h>
+
+namespace dtensor {
+
+using deferred::Tape;
+using dispatch::Recorder;
+
+// -- The region --------------------------------------------------------------------------------------------------------------
+
+struct DeferredInit::State {
+  explicit State(const DeviceMesh& mesh) : spmd(mesh), recorder(Tape::of_this_thread()), outer(Recorder::current()) {
+    Recorder::set_current(&recorder);
+  }
+  ~State() { Recorder::set_current(outer); }
+
+  Spmd spmd;
+  deferred::TapeRecorder recorder;
+  Recorder* outer;
+};
+
+DeferredInit::DeferredInit(const DeviceMesh& mesh) : state_(std::make_unique<State>(mesh)) {}
+DeferredInit::~DeferredInit() = default;
+bool DeferredInit::active() { return Recorder::current() != nullptr; }
+
+// -- Values ------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+class NotRecording {
+ public:
+  NotRecording() : outer_(Recorder::current()) { Recorder::set_current(nullptr); }
+  ~NotRecording() { Recorder::set_current(outer_); }
+  NotRecording(const NotRecording&) = delete;
+  NotRecording& operator=(const NotRecording&) = delete;
+
+ private:
+  Recorder* outer_;
+};
+
+// A chunk may be a view of the whole: what is kept is a part only.
+at::Tensor alone(const at::Tensor& tensor) {
+  const auto& local = as_dtensor(tensor)->local();
+  const bool whole = local.storage().nbytes() <= static_cast<size_t>(local.numel()) * local.element_size();
+  return whole ? tensor : wrap(local.clone(), as_dtensor(tensor)->layout());
+}
+
+at::Tensor in_layout(const at::Tensor& tensor, const LayoutPtr& layout) {
+  return as_dtensor(tensor)->layout() == layout ? tensor : alone(move_tensor(tensor, layout));
+}
+
+}  // namespace
+
+bool is_deferred(const at::Tensor& tensor) { return tensor.defined() && dispatch::is_deferred(tensor); }
+
+void materialize(c10::ArrayRef<at::Tensor> tensors) {
+  std::shared_ptr<Tape> tape;
+  std::vector<at::Tensor> metas;
+  std::unordered_map<const c10::TensorImpl*, LayoutPtr> layouts;  // of those asked for
+  deferred::Wishes wishes;
+  for (const auto& tensor : tensors) {
+    if (!is_deferred(tensor)) continue;
+    const auto& layout = as_dtensor(tensor)->layout();
+    const auto& deferred = as_dtensor(tensor)->deferred();
+    const auto own = std::static_pointer_cast<Tape>(deferred.owner());
+    require(!tape || tape == own, "materialize", "the tensors were made by two threads; hint: call it for each of their modules");
+    tape = own;
+    metas.push_back(deferred.meta());
+    layouts.emplace(metas.back().unsafeGetTensorImpl(), layout->present());
+    wishes.emplace(metas.back().unsafeGetTensorImpl(), Placements(layout->placements().begin(), layout->placements().end()));
+  }
+  if (metas.empty()) return;
+  require(!RankLocalRandom::active(), "materialize", "each rank would draw other values; hint: call it outside of dt::rank_local_random");
+  NotRecording not_recording;
+  const auto all = tape->sharing_memory(metas);
+  for (const auto& deferred : all) metas.push_back(deferred->meta());
+  auto values = deferred::replay_on_mesh(tape->needed_for(metas), metas, std::move(wishes));
+  for (auto& [meta, layout] : layouts) values.at(meta) = in_layout(values.at(meta), layout);
+  for (const auto& deferred : all) {
+    auto* value = as_dtensor(values.at(deferred->meta().unsafeGetTensorImpl()));
+    for (const auto& handle : deferred->handles()) as_dtensor(handle)->relay(value->local(), value->layout());
+  }
+}
+
+void materialize(torch::nn::Module& module) {
+  auto tensors = module.parameters();
+  const auto buffers = module.buffers();
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  materialize(tensors);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,206 @@
+#include "src/deferred/record.hpp"
+
+#include "rng/copy.hpp"
+#include "rng/own_part.hpp"
+#include "src/deferred/replay.hpp"
+#include "src/dispatch/decide.hpp"
+#include "src/dispatch/execute.hpp"
+#include "src/dispatch/guard.hpp"
+#include "src/dispatch/stand_ins.hpp"
+
+#include <dtensor/error.hpp>
+#include <dtensor/random.hpp>
+#include <dtensor/tensor.hpp>
+#include <dtensor/world.hpp>
+
+#include <ATen/ops/alias.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+namespace dtensor::deferred {
+
+using dispatch::OpInfo;
+using dispatch::Stack;
+
+namespace {
+
+at::Tensor meta_of(const at::Tensor& tensor) {
+  return tensor.defined() && dispatch::is_deferred(tensor) ? as_dtensor(tensor)->deferred().meta() : dispatch::on_meta(tensor);
+}
+
+// The argument of a name, where the operator has it and it was given.
+template <class T>
+c10::optional<T> given(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments, const char* name) {
+  const auto at = schema.argumentIndexWithName(name);
+  return at ? arguments[*at].toOptional<T>() : c10::nullopt;
+}
+
+// rand, randn, randint and their *_like, as ATen has them: an empty tensor, and a draw in place.
+at::Tensor drawn(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments) {
+  const auto has = [&](const char* part) { return schema.name().find(part) != std::string::npos; };
+  const bool like = has("_like");
+  auto dtype = given<c10::ScalarType>(schema, arguments, "dtype");
+  if (!dtype && has("randint") && !like) dtype = at::kLong;
+  const auto layout = given<c10::Layout>(schema, arguments, "layout");
+  const auto device = given<c10::Device>(schema, arguments, "device");
+  const auto pin_memory = given<bool>(schema, arguments, "pin_memory");
+  const auto format = given<c10::MemoryFormat>(schema, arguments, "memory_format");
+  const auto generator = given<at::Generator>(schema, arguments, "generator");
+  auto tensor = like ? at::empty_like(arguments[0].toTensor(), dtype, layout, device, pin_memory, format)
+                     : at::empty(*given<std::vector<int64_t>>(schema, arguments, "size"), dtype, layout, device, pin_memory, format);
+  if (has("randn")) return tensor.normal_(0, 1, generator);
+  if (!has("randint")) return tensor.uniform_(0, 1, generator);
+  const auto low = given<int64_t>(schema, arguments, "low");
+  return tensor.random_(low ? *low : 0, *given<int64_t>(schema, arguments, "high"), generator);
+}
+
+bool is_made_and_drawn(const c10::FunctionSchema& schema) {
+  for (const char* name : {"aten::rand", "aten::randn", "aten::randint", "aten::rand_like", "aten::randn_like", "aten::randint_like"}) {
+    if (schema.name() == name) return true;
+  }
+  return false;
+}
+
+// Whether all that the operator does is to draw into its first argument, of which nothing but the shape is read.
+bool draws_in_place(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  const auto is_tensor = [](const c10::IValue& value) { return value.isTensor() && value.toTensor().defined(); };
+  return info.in_place && info.written == std::vector<int>{0} && info.schema->argumentIndexWithName("generator") &&
+         std::count_if(arguments.begin(), arguments.end(), is_tensor) == 1;
+}
+
+// An operator that draws, on plain tensors, from the rank's generator where it was given none.
+void give_generator(const c10::OperatorHandle& op, std::vector<c10::IValue>& arguments) {
+  const auto at = op.schema().argumentIndexWithName("generator");
+  if (at && arguments[*at].isNone()) arguments[*at] = World::current().generator();
+}
+
+}  // namespace
+
+void TapeRecorder::record(const c10::OperatorHandle& op, const OpInfo& info, Stack& stack, size_t begin) {
+  dispatch::check_supported(info);
+  const Arguments arguments(stack.begin() + static_cast<int64_t>(begin), stack.end());
+  stack.resize(begin);
+  if (is_made_and_drawn(*info.schema)) return stack.push_back(drawn(*info.schema, arguments));
+  rules::Call call(*info.schema, arguments, dispatch::common_mesh(info, arguments));
+  call.in_place = info.in_place;
+  if (draws_in_place(info, arguments)) {
+    record_draw(op, call.mesh, arguments);
+    return stack.push_back(arguments[0]);
+  }
+  const bool random = info.schema->argumentIndexWithName("generator").has_value();
+  const auto metas = random ? c10::nullopt : dispatch::meta_results(op, call, meta_of);
+  Stack results;
+  if (metas) {
+    Entry entry{op, call.mesh, {}, {}, {}};
+    for (const auto& argument : arguments) entry.arguments.push_back(on_tape(argument));
+    for (const int w : info.written) {
+      for_each_meta(entry.arguments[w], [&](const at::Tensor& meta) { entry.written.push_back(meta); });
+    }
+    results = results_of(info, entry, arguments, *metas);
+    tape_->add(std::move(entry));
+  } else {
+    results = record_values(op, info, call.mesh, arguments);
+  }
+  stack.insert(stack.end(), results.begin(), results.end());
+}
+
+void TapeRecorder::record_draw(const c10::OperatorHandle& op, const DeviceMesh& mesh, Arguments arguments) {
+  require(!RankLocalRandom::active(), op.schema().name(),
+          "a tensor that is not there yet cannot be drawn by each rank for itself; hint: do that after dt::materialize");
+  give_generator(op, arguments);
+  const auto generator_at = static_cast<int>(*op.schema().argumentIndexWithName("generator"));
+  const auto generator = arguments[generator_at].toGenerator();
+  const auto meta = meta_of(arguments[0].toTensor());
+  Entry entry{op, mesh, arguments, {}, {meta}, generator_at, rng::copy_of(generator)};
+  entry.arguments[0] = meta;
+  entry.arguments[generator_at] = c10::IValue();
+  const auto fill = [&](const at::Tensor& to, at::Generator from) {
+    Stack stack = arguments;
+    stack[0] = to;
+    stack[generator_at] = std::move(from);
+    op.callBoxed(stack);
+  };
+  {
+    dispatch::LocalMode local;
+    const auto options = at::TensorOptions(meta.scalar_type()).device(c10::Device(mesh.device_type()));
+    rng::skip_draw(meta.sizes(), meta.strides(), {fill, options, op.schema().name() == "aten::normal_"}, generator);
+  }
+  tape_->add(std::move(entry));
+}
+
+Stack TapeRecorder::record_values(const c10::OperatorHandle& op, const OpInfo& info, const DeviceMesh& mesh, const Arguments& arguments) {
+  std::vector<at::Tensor> metas;
+  const Arguments on_the_tape = [&] {
+    Arguments all;
+    for (const auto& argument : arguments) all.push_back(on_tape(argument));
+    return all;
+  }();
+  for_each_meta(on_the_tape, [&](const at::Tensor& meta) { metas.push_back(meta); });
+  auto values = replay_on_one_device(tape_->needed_for(metas), metas);
+  Stack stack;
+  for (const auto& argument : on_the_tape) {
+    stack.push_back(dispatch::with_tensors(argument, [&](const at::Tensor& tensor) {
+      if (!tensor.defined()) return tensor;
+      return tensor.is_meta() ? values.at(tensor.unsafeGetTensorImpl()) : full_tensor(tensor);
+    }));
+  }
+  give_generator(op, stack);
+  const auto plain_arguments = stack;
+  {
+    NoSpmd plain;
+    dispatch::LocalMode local;
+    op.callBoxed(&stack);
+  }
+  for (const int w : info.written) {
+    size_t element = 0;
+    const auto of_list = [&](const c10::IValue& value, size_t i) { return value.isTensor() ? value.toTensor() : value.toListRef()[i].toTensor(); };
+    for_each_meta(on_the_tape[w], [&](const at::Tensor&) {
+      write(of_list(arguments[w], element), of_list(plain_arguments[w], element), mesh);
+      ++element;
+    });
+  }
+  for (size_t r = 0; r < stack.size(); ++r) {
+    const int source = r < info.returns_argument.size() ? info.returns_argument[r] : -1;
+    stack[r] = source >= 0 ? arguments[source] : dispatch::with_tensors(stack[r], [&](const at::Tensor& value) {
+      return value.defined() ? constant(value, mesh) : value;
+    });
+  }
+  return stack;
+}
+
+// What is no tensor of the tape may change before the tape is read.
+c10::IValue TapeRecorder::on_tape(const c10::IValue& argument) const {
+  return dispatch::with_tensors(argument, [](const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
+    return dispatch::is_deferred(tensor) ? meta_of(tensor) : tensor.clone();
+  });
+}
+
+Stack TapeRecorder::results_of(const OpInfo& info, Entry& entry, const Arguments& arguments, const Stack& metas) {
+  Stack results;
+  for (size_t r = 0; r < metas.size(); ++r) {
+    const int source = r < info.returns_argument.size() ? info.returns_argument[r] : -1;
+    results.push_back(source >= 0 ? arguments[source] : dispatch::with_tensors(metas[r], [&](const at::Tensor& meta) {
+      if (!meta.defined()) return meta;
+      bool known = false;
+      for_each_meta(entry.arguments, [&](const at::Tensor& argument) { known |= argument.is_same(meta); });
+      entry.outputs.push_back(known ? at::alias(meta) : meta);
+      return Tape::make_deferred(tape_, entry.outputs.back(), entry.mesh);
+    }));
+  }
+  return results;
+}
+
+at::Tensor TapeRecorder::constant(const at::Tensor& value, const DeviceMesh& mesh) {
+  const auto meta = dispatch::on_meta(value);
+  tape_->add({std::nullopt, mesh, {value}, {meta}, {}});
+  return Tape::make_deferred(tape_, meta, mesh);
+}
+
+void TapeRecorder::write(const at::Tensor& tensor, const at::Tensor& value, const DeviceMesh& mesh) {
+  static const auto copy = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  const auto meta = meta_of(tensor);
+  tape_->add({copy, mesh, {meta, value, false}, {}, {meta}});
+}
+
+}  // namespace dtensor::deferred

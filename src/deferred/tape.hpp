@@ -1,0 +1,60 @@
+// What was recorded under DeferredInit: operator calls, in their order.
+#pragma once
+
+#include "src/dispatch/deferred.hpp"
+
+#include <dtensor/device_mesh.hpp>
+
+#include <optional>
+
+namespace dtensor::deferred {
+
+// A call whose tensors are those of the tape (on the meta device, known by identity) or constants. Without an operator, a constant.
+struct Entry {
+  std::optional<c10::OperatorHandle> op;
+  DeviceMesh mesh;
+  std::vector<c10::IValue> arguments;  // of a constant: its value
+  std::vector<at::Tensor> outputs;     // the new tensors among the results, flattened
+  std::vector<at::Tensor> written;     // those of the arguments that it writes
+  int generator_at = -1;               // the argument that is a generator, as it was
+  at::Generator generator = {};
+};
+using Entries = std::vector<const Entry*>;
+
+// Calls visit(tensor) for each tensor of the tape among values.
+template <class Visit>
+void for_each_meta(c10::ArrayRef<c10::IValue> values, const Visit& visit) {
+  for (const auto& value : values) {
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_meta()) visit(value.toTensor());
+    if (!value.isList()) continue;
+    for (const auto& element : value.toListRef()) {
+      if (element.isTensor() && element.toTensor().defined() && element.toTensor().is_meta()) visit(element.toTensor());
+    }
+  }
+}
+
+// Which memory a tensor of the tape lies in.
+inline const c10::StorageImpl* memory_of(const at::Tensor& meta) { return meta.storage().unsafeGetStorageImpl(); }
+
+class Tape {
+ public:
+  // That of the calling thread, which lives as long as a region or a deferred tensor.
+  static std::shared_ptr<Tape> of_this_thread();
+
+  void add(Entry entry) { entries_.push_back(std::move(entry)); }
+
+  // The calls that `metas` need, in order: those that made them, and that wrote what is read.
+  Entries needed_for(c10::ArrayRef<at::Tensor> metas) const;
+
+  // The deferred tensors that lie in the memory of `metas`, themselves included.
+  std::vector<c10::intrusive_ptr<dispatch::Deferred>> sharing_memory(c10::ArrayRef<at::Tensor> metas);
+
+  // A deferred tensor for `meta`, replicated on `mesh`.
+  static at::Tensor make_deferred(const std::shared_ptr<Tape>& tape, const at::Tensor& meta, const DeviceMesh& mesh);
+
+ private:
+  std::vector<Entry> entries_;
+  std::vector<c10::weak_intrusive_ptr<dispatch::Deferred>> deferred_;
+};
+
+}  // namespace dtensor::deferred

@@ -1,0 +1,15 @@
+// What the regions that a thread is in add to the key of every call: the mesh of Spmd, and whether calls are recorded.
+#pragma once
+
+#include "src/dispatch/fast_thread_local.hpp"
+
+#include <cstdint>
+
+namespace dtensor::dispatch {
+
+constexpr uint64_t kRecording = 1;
+
+// The address of the mesh's identity (0: none), and kRecording.
+extern DTENSOR_FAST_THREAD_LOCAL uint64_t region;
+
+}  // namespace dtensor::dispatch
