@@ -192,9 +192,12 @@ class NoChecks {
 Values replay_on_one_device(const Entries& entries, c10::ArrayRef<at::Tensor> metas) {
   NoSpmd plain;
   const auto run = [](const Entry& entry, Stack& stack) {
+    for (auto& value : stack) {
+      value = dispatch::with_tensors(value, [](const at::Tensor& tensor) { return tensor.defined() ? full_tensor(tensor) : tensor; });
+    }
     dispatch::LocalMode local;
     if (entry.op) return entry.op->callBoxed(&stack);
-    stack[0] = full_tensor(stack[0].toTensor()).clone();
+    stack[0] = stack[0].toTensor().clone();
   };
   return replay(entries, metas, run);
 }
