@@ -171,7 +171,7 @@ void write(const Destination& destination, const CounterDraw& draw, const Number
 
 template <class T, class C>
 bool fill_floating(const Destination& to, const CounterDraw& draw, std::string_view name, double a, double b) {
-  if (name == "uniform_") return write<T>(to, draw, Uniform<C>(a, b)), true;
+  if (name == "uniform_") return write<T>(to, draw, Uniform<C, std::numeric_limits<T>::digits>(a, b)), true;
   if (name == "normal_") return write<T>(to, draw, Normal<C>(a, b)), true;
   if (name == "log_normal_") return write<T>(to, draw, LogNormal<C>(a, b)), true;
   if (name == "exponential_") return write<T>(to, draw, Exponential<C>(a)), true;

@@ -92,18 +92,22 @@ Filler whole_numbers(const c10::Stack& arguments, at::ScalarType dtype) {
   if (arguments.size() == 3) range = static_cast<uint64_t>(arguments[1].toInt());
   if (arguments.size() == 4) {
     from = arguments[1].toInt();
-    range = arguments[2].isNone() ? static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) - static_cast<uint64_t>(from) + 1
-                                  : static_cast<uint64_t>(arguments[2].toInt()) - static_cast<uint64_t>(from);
+    range = (arguments[2].isNone() ? numbers_of(dtype) : static_cast<uint64_t>(arguments[2].toInt())) - static_cast<uint64_t>(from);
   }
   const bool ends = arguments.size() == 3 || (arguments.size() == 4 && !arguments[2].isNone());
   const int64_t to = ends ? arguments[arguments.size() - 2].toInt() : std::numeric_limits<int64_t>::max();
   require(from < to || (from == to && !ends), "aten::random_", "expects 'from' to be less than 'to'; got from {} to {}", from, to);
+  if (at::isIntegralType(dtype, true)) {
+    const auto most = static_cast<int64_t>(numbers_of(dtype) - 1), least = dtype == at::kByte || dtype == at::kBool ? 0 : -most - 1;
+    require(from >= least && (!ends || to - 1 <= most), "aten::random_", "from {} to {} is out of bounds for {}", from, to, c10::toString(dtype));
+  }
   return [=](const Destination& destination, const CounterDraw& draw) { fill_whole(destination, draw, from, range); };
 }
 
-void check_numbers(const std::string& name, double a, double b) {
+void check_numbers(const std::string& name, double a, double b, at::ScalarType dtype) {
   const auto expect = [&](bool valid, const char* what) { require(valid, "aten::" + name, "expects {}; got {} and {}", what, a, b); };
-  if (name == "uniform_") expect(a <= b, "from <= to");
+  const double widest = dtype == at::kDouble ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
+  if (name == "uniform_") expect(a <= b && b - a <= widest, "from <= to, and a range that the dtype holds");
   if (name == "normal_" || name == "log_normal_") expect(b >= 0, "std >= 0");
   if (name == "exponential_") expect(a > 0, "lambda > 0");
   if (name == "cauchy_") expect(b > 0, "sigma > 0");
@@ -114,7 +118,7 @@ void check_numbers(const std::string& name, double a, double b) {
 Filler filler_of(const std::string& name, const c10::Stack& arguments, at::ScalarType dtype) {
   if (name == "random_") return whole_numbers(arguments, dtype);
   const double a = number(arguments, 1), b = arguments.size() > 3 ? number(arguments, 2) : 0;
-  check_numbers(name, a, b);
+  check_numbers(name, a, b, dtype);
   return [=](const Destination& to, const CounterDraw& draw) {
     require(fill(to, draw, name, a, b), "aten::" + name, "dt::Generator does not draw {}", c10::toString(to.to.scalar_type()));
   };
@@ -145,7 +149,12 @@ void draw_by_counter(const c10::OperatorHandle& op, CounterGenerator& generator,
   const c10::Stack arguments(stack.end() - static_cast<int64_t>(count), stack.end());
   stack.resize(stack.size() - count);
   const auto self = arguments[0].toTensor();
+  if (self.is_meta()) return stack.push_back(self);  // asked for its sizes only
   require(self.is_cpu(), op.schema().name(), "dt::Generator draws on the CPU only in this build; got a tensor on {}", self.device().str());
+  if (arguments[1].isTensor()) {
+    const auto p = arguments[1].toTensor();
+    require(p.ge(0).logical_and_(p.le(1)).all().item<bool>(), op.schema().name(), "Expected p_in >= 0 && p_in <= 1 to be true");
+  }
   const bool nothing = self.numel() == 0 && !current_runs;  // is no draw; a rank's empty part of something is
   const auto draw = nothing ? CounterDraw() : generator.draw();
   const bool by_tensor = arguments[1].isTensor();  // bernoulli_ of probabilities

@@ -9,14 +9,11 @@ namespace dtensor::rng {
 template <class C>
 using WordOf = typename FloatBits<C>::Word;
 
-constexpr int kUnitBits32 = 24, kUnitBits64 = 53;
-
-// A number in [0, 1).
-template <class C>
+// A number in [0, 1), of so many bits.
+template <class C, int Bits>
 DTENSOR_HOST_DEVICE C unit(WordOf<C> word) {
   using Int = typename FloatBits<C>::Int;  // of which processors convert many at once
-  return sizeof(C) == 4 ? static_cast<C>(static_cast<Int>(word >> 8)) * C(1.0 / (1 << 24))
-                        : static_cast<C>(static_cast<Int>(word >> 11)) * C(1.0 / 9007199254740992.0);
+  return static_cast<C>(static_cast<Int>(word >> (8 * sizeof(C) - Bits))) * C(1.0 / static_cast<double>(uint64_t{1} << Bits));
 }
 
 // The logarithm of a number in (0, 1].
@@ -50,11 +47,12 @@ struct Floating {
   using Number = C;
 };
 
-template <class C>
+// `Bits`: as many as the dtype that is written holds, so that rounding does not reach the upper end.
+template <class C, int Bits>
 struct Uniform : Floating<C> {
   C from, range;
   Uniform(double a, double b) : from(static_cast<C>(a)), range(static_cast<C>(b - a)) {}
-  DTENSOR_HOST_DEVICE C element(WordOf<C> word) const { return unit<C>(word) * range + from; }
+  DTENSOR_HOST_DEVICE C element(WordOf<C> word) const { return unit<C, Bits>(word) * range + from; }
 };
 
 template <class C>

@@ -2,6 +2,8 @@
 #include "core_support.hpp"
 #include "op_check.hpp"
 
+#include "src/dispatch/deferred.hpp"
+
 #include <torch/torch.h>
 
 #include <dtensor/dtensor.hpp>
@@ -45,6 +47,14 @@ struct ZooImpl : nn::Module {
     half = register_parameter("half", torch::randn({1100}, torch::kBFloat16));
     like = register_parameter("like", torch::rand_like(scale, torch::kDouble).bernoulli_(0.3));
     chosen = register_buffer("chosen", torch::multinomial(torch::rand({9}).softmax(0), 4));
+    // Sums in the order of memory: transposed, with gaps, expanded.
+    auto matrix = register_parameter("matrix", torch::randn({37, 53}));
+    register_buffer("product", matrix.t().mv(torch::ones({37}) / 3));
+    register_buffer("sums", torch::stack({matrix.t().sum(), matrix.slice(1, 2, 50).norm(), matrix.slice(1, 3, 4).expand({37, 50}).sum()}));
+    for (int i = 0; i < 3; ++i) matrix[i].div_(matrix[i].norm());
+    for (int i = 0; i < 3; ++i) matrix.select(1, i).mul_(matrix.select(1, i).sum());
+    auto complex = register_parameter("complex", torch::randn({7, 11}, torch::kComplexFloat));
+    complex.mul_(complex).div_(torch::randn({11}, torch::kComplexFloat));
     frozen = register_parameter("frozen", torch::zeros({6, 4}).masked_fill_(torch::eye(6, 4) > 0, 2), false);
   }
   nn::Embedding embedding{nullptr};
@@ -148,6 +158,38 @@ TEST_CASE("deferred init: what shares memory goes on sharing it", "[deferred]") 
     materialize(other);
     require(full_tensor(other).equal(torch::ones({3})), "test", "other values");
   }));
+}
+
+TEST_CASE("deferred init: a tensor with values is written at once", "[deferred]") {
+  CHECK_NOTHROW(on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const auto plain = torch::zeros({4});
+    at::Tensor cut = dtensor::zeros({4}, mesh, {shard(0)}), made;
+    {
+      DeferredInit deferred(mesh);
+      made = torch::arange(4).to(torch::kFloat) + torch::ones({4});
+      plain.add_(made).slice(0, 2).copy_(made.slice(0, 0, 2));
+      cut.add_(made);
+      const std::vector<at::Tensor> both{cut, made};
+      at::_foreach_add_(both, 1);
+    }
+    require(plain.equal(torch::tensor({1.f, 2.f, 1.f, 2.f})), "test", "the plain tensor differs");
+    require(full_tensor(cut).equal(torch::tensor({2.f, 3.f, 4.f, 5.f})), "test", "the DTensor differs");
+    materialize(made);
+    require(full_tensor(made).equal(torch::tensor({2.f, 3.f, 4.f, 5.f})), "test", "what was deferred differs");
+  }));
+}
+
+TEST_CASE("deferred init: what was recorded goes with what it was recorded for", "[deferred]") {
+  const auto mesh = init_device_mesh(torch::kCPU, {1});
+  at::Tensor made;
+  {
+    DeferredInit deferred(mesh);
+    made = torch::empty({4});
+  }
+  const std::weak_ptr<void> tape = as_dtensor(made)->deferred().owner();
+  REQUIRE(!tape.expired());
+  materialize(made);
+  REQUIRE(tape.expired());
 }
 
 TEST_CASE("deferred init: a part of a model", "[deferred]") {

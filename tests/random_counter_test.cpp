@@ -187,6 +187,8 @@ TEST_CASE("random counter: as the generator of a rank", "[random]") {
     results.push_back(weight);
     results.push_back(torch::dropout(weight, 0.4, true));
     results.push_back(torch::randn_like(weight));
+    results.push_back(torch::rand_like(weight, torch::kDouble));
+    results.push_back(torch::randint_like(weight, 100, torch::kLong));
     results.push_back(torch::rand({7}));
     results.push_back(torch::randint(3, 50, {9}));
     results.push_back(place(torch::ones({11, 4})).bernoulli());
@@ -222,6 +224,23 @@ TEST_CASE("random counter: as the generator of a rank", "[random]") {
         },
         transport));
   }
+}
+
+TEST_CASE("random counter: numbers stay in their range", "[random]") {
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    const auto x = torch::empty({300000}, dtype).uniform_(0, 1, Generator(3));
+    REQUIRE(x.max().item<double>() < 1);
+    REQUIRE(x.min().item<double>() >= 0);
+    const auto whole = torch::empty({100000}, dtype).random_(-5, c10::optional<int64_t>(), Generator(4));
+    REQUIRE(whole.min().item<double>() >= -5);
+    REQUIRE(whole.max().item<double>() <= 9007199254740992.0);
+  }
+  const auto bytes = torch::empty({100000}, torch::kChar).random_(5, c10::optional<int64_t>(), Generator(4));
+  REQUIRE(bytes.min().item<int>() == 5);
+  REQUIRE(bytes.max().item<int>() == 127);
+  CHECK_THROWS_WITH(torch::empty({3}, torch::kChar).random_(1000, Generator(4)), says("out of bounds"));
+  CHECK_THROWS_WITH(torch::empty({3}).uniform_(-3e38, 3e38, Generator(4)), says("range"));
+  CHECK_THROWS_WITH(torch::empty({3}).bernoulli_(torch::full({3}, 2.0), Generator(4)), says("p_in"));
 }
 
 TEST_CASE("random counter: states and copies and bad calls", "[random]") {

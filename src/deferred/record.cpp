@@ -68,6 +68,23 @@ bool draws_in_place(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
          std::count_if(arguments.begin(), arguments.end(), is_tensor) == 1;
 }
 
+std::vector<at::Tensor> tensors_of(const c10::IValue& value) {
+  std::vector<at::Tensor> tensors;
+  dispatch::with_tensors(value, [&](const at::Tensor& tensor) {
+    if (tensor.defined()) tensors.push_back(tensor);
+    return tensor;
+  });
+  return tensors;
+}
+
+// Whether it writes a tensor that has values, which those who hold it will look at.
+bool writes_values(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  return std::any_of(info.written.begin(), info.written.end(), [&](int w) {
+    const auto tensors = tensors_of(arguments[w]);
+    return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) { return !dispatch::is_deferred(tensor); });
+  });
+}
+
 // An operator that draws, on plain tensors, from the rank's generator where it was given none.
 void give_generator(const c10::OperatorHandle& op, std::vector<c10::IValue>& arguments) {
   const auto at = op.schema().argumentIndexWithName("generator");
@@ -88,7 +105,8 @@ void TapeRecorder::record(const c10::OperatorHandle& op, const OpInfo& info, Sta
     return stack.push_back(arguments[0]);
   }
   const bool random = info.schema->argumentIndexWithName("generator").has_value();
-  const auto metas = random ? c10::nullopt : dispatch::meta_results(op, call, meta_of);
+  const bool computed = random || writes_values(info, arguments);
+  const auto metas = computed ? c10::nullopt : dispatch::meta_results(op, call, meta_of);
   Stack results;
   if (metas) {
     Entry entry{op, call.mesh, {}, {}, {}};
@@ -152,12 +170,10 @@ Stack TapeRecorder::record_values(const c10::OperatorHandle& op, const OpInfo& i
     op.callBoxed(&stack);
   }
   for (const int w : info.written) {
-    size_t element = 0;
-    const auto of_list = [&](const c10::IValue& value, size_t i) { return value.isTensor() ? value.toTensor() : value.toListRef()[i].toTensor(); };
-    for_each_meta(on_the_tape[w], [&](const at::Tensor&) {
-      write(of_list(arguments[w], element), of_list(plain_arguments[w], element), mesh);
-      ++element;
-    });
+    const auto tensors = tensors_of(arguments[w]), values_of_them = tensors_of(plain_arguments[w]);
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      dispatch::is_deferred(tensors[i]) ? write(tensors[i], values_of_them[i], mesh) : static_cast<void>(tensors[i].copy_(values_of_them[i]));
+    }
   }
   for (size_t r = 0; r < stack.size(); ++r) {
     const int source = r < info.returns_argument.size() ? info.returns_argument[r] : -1;

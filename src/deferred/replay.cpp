@@ -143,20 +143,45 @@ LayoutPtr wished(const Entry& entry, const Wishes& wishes) {
   return Layout::get(entry.mesh, wish->second, meta.sizes(), meta.strides(), meta.scalar_type());
 }
 
-// Runs an operator on whole operands, as one device does. What it writes to goes back to where it lies.
+// A tensor as one device has it, with its strides: sums add up in the order of memory.
+at::Tensor as_on_one_device(const at::Tensor& tensor) {
+  if (!tensor.defined() || !is_dtensor(tensor)) return tensor;
+  const auto layout = as_dtensor(tensor)->layout();
+  const auto whole = move_tensor(tensor, layout->with(Placements(layout->mesh().ndim(), replicate())));
+  dispatch::LocalMode local;
+  auto copy = at::empty_strided(layout->sizes(), layout->strides(), as_dtensor(whole)->local().options());
+  auto to = copy, from = as_dtensor(whole)->local();
+  for (int64_t d = 0; d < layout->ndim(); ++d) {  // of an expanded dim there is one element
+    if (layout->strides()[d] == 0 && layout->sizes()[d] > 1) to = to.narrow(d, 0, 1), from = from.narrow(d, 0, 1);
+  }
+  to.copy_(from);
+  return copy;
+}
+
+// Runs an operator on whole plain tensors. What it writes to goes back to where it lies; its results are replicated.
 void run_whole(const Entry& entry, Stack& stack) {
-  const auto& written = dispatch::info_of(*entry.op).written;
-  std::vector<std::pair<at::Tensor, at::Tensor>> write_backs;
-  for (size_t i = 0; i < stack.size(); ++i) {
-    stack[i] = dispatch::with_tensors(stack[i], [&](const at::Tensor& tensor) {
-      if (!tensor.defined() || !is_dtensor(tensor) || as_dtensor(tensor)->layout()->is_replicated()) return tensor;
-      auto whole = move_tensor(tensor, as_dtensor(tensor)->layout()->with(Placements(entry.mesh.ndim(), replicate())));
-      if (std::count(written.begin(), written.end(), i)) write_backs.emplace_back(tensor, whole);
-      return whole;
+  const auto& info = dispatch::info_of(*entry.op);
+  const auto distributed = stack;
+  for (auto& value : stack) value = dispatch::with_tensors(value, as_on_one_device);
+  const auto whole = stack;
+  {
+    NoSpmd plain;
+    dispatch::LocalMode local;
+    entry.op->callBoxed(&stack);
+  }
+  for (const int w : info.written) {
+    std::vector<at::Tensor> written;
+    dispatch::with_tensors(whole[w], [&](const at::Tensor& tensor) { return written.push_back(tensor), tensor; });
+    auto next = written.begin();
+    dispatch::with_tensors(distributed[w], [&](const at::Tensor& tensor) { return tensor.copy_(*next++), tensor; });
+  }
+  const Placements replicated(entry.mesh.ndim(), replicate());
+  for (size_t r = 0; r < stack.size(); ++r) {
+    const int source = r < info.returns_argument.size() ? info.returns_argument[r] : -1;
+    stack[r] = source >= 0 ? distributed[source] : dispatch::with_tensors(stack[r], [&](const at::Tensor& tensor) {
+      return tensor.defined() ? distribute_tensor(tensor, entry.mesh, replicated).tensor() : tensor;
     });
   }
-  entry.op->callBoxed(&stack);
-  for (const auto& [tensor, whole] : write_backs) tensor.copy_(whole);
 }
 
 void run_on_mesh(const Entry& entry, Stack& stack, const LayoutPtr& wish) {

@@ -20,6 +20,12 @@ std::vector<at::Tensor> Deferred::handles() const {
   return alive;
 }
 
+void Deferred::release_resources() {
+  handles_.clear();
+  meta_.reset();
+  owner_.reset();
+}
+
 void Deferred::wait() {
   fail("DeferredInit", "the values of a tensor of sizes {} are not there yet; hint: call dt::materialize on it, or on its module, first",
        meta_.sizes().vec());

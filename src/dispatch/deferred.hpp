@@ -23,6 +23,7 @@ class Deferred final : public comm::Work {
 
   void wait() override;  // throws
   bool done() override { return false; }
+  void release_resources() override;  // lets go of the owner, which may know this weakly
 
  private:
   at::Tensor meta_;
