@@ -1,12 +1,13 @@
 // Random operators: a rank draws its part of what one device draws, and its generator goes on as that of one device does.
 #include "ops/family.hpp"
 
+#include "rng/cuda/draw.hpp"
+#include "rng/device_generator.hpp"
 #include "rng/own_part.hpp"
 
 #include <dtensor/error.hpp>
 #include <dtensor/world.hpp>
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/lt.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
@@ -14,11 +15,13 @@
 namespace dtensor::rules {
 namespace {
 
-using Fill = std::function<void(const at::Tensor& to, at::Generator generator)>;
+using rng::Draw;
+using rng::draw_of;
 
 at::Generator generator_of(LocalCall& local) {
   const auto at = local.op.schema().argumentIndexWithName("generator");
-  return at && !local.arg(*at).isNone() ? local.arg(*at).toGenerator() : World::current().generator();
+  if (at && !local.arg(*at).isNone()) return local.arg(*at).toGenerator();
+  return rng::generator_for(World::current(), local.arg(0).toTensor().device());
 }
 
 int64_t number(LocalCall& local, const char* name) {
@@ -32,16 +35,29 @@ LayoutPtr drawn_layout(const Call& call, const Resolution& resolution) {
   return Layout::get(call.mesh, resolution.out[0], meta.sizes, meta.strides, meta.dtype);
 }
 
-// The operator itself with another first argument and generator.
-Fill operator_itself(LocalCall& local) {
-  const std::vector<c10::IValue> arguments(local.stack.begin() + static_cast<int64_t>(local.begin), local.stack.end());
-  const auto generator_at = *local.op.schema().argumentIndexWithName("generator");
-  return [&op = local.op, arguments, generator_at](const at::Tensor& to, at::Generator generator) {
-    auto stack = arguments;
-    stack[0] = to;
-    stack[generator_at] = std::move(generator);
-    op.callBoxed(stack);
-  };
+c10::OperatorHandle find(const char* name, const char* overload) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+}
+
+// uniform_(0, 1)
+Draw uniform(const at::TensorOptions& options) {
+  static const auto op = find("aten::uniform_", "");
+  return draw_of(op, {0.0, 1.0}, options);
+}
+
+Draw normal_of(double std, const at::TensorOptions& options) {
+  static const auto op = find("aten::normal_", "");
+  return draw_of(op, {0.0, std}, options);
+}
+
+Draw coins(double p, const at::TensorOptions& options) {
+  static const auto op = find("aten::bernoulli_", "float");
+  return draw_of(op, {p}, options);
+}
+
+Draw integers(int64_t low, int64_t high, const at::TensorOptions& options) {
+  static const auto op = find("aten::random_", "from");
+  return draw_of(op, {low, high}, options);
 }
 
 // Operands of one shape are cut alike, of which the first is not Partial. Those of other shapes are whole.
@@ -59,12 +75,13 @@ Candidates cut_alike(const Call& call, int64_t mesh_dim, size_t outputs = 1) {
 struct InPlace final : Rule {
   Candidates candidates(const Call& call, int64_t mesh_dim) const override { return cut_alike(call, mesh_dim); }
 
-  Lowering lower(const Call& call, const Resolution& resolution) const override {
+  Lowering lower(const Call&, const Resolution& resolution) const override {
     const auto layout = resolution.in[0];
     if (layout->is_replicated()) return {};
-    return [layout, normal = call.schema.name() == "aten::normal_"](LocalCall& local) {
+    return [layout](LocalCall& local) {
       const auto self = local.arg(0).toTensor();
-      self.copy_(rng::draw_own_part(*layout, {operator_itself(local), self.options(), normal}, generator_of(local)));
+      const c10::Stack arguments(local.stack.begin() + static_cast<int64_t>(local.begin), local.stack.end());
+      self.copy_(rng::draw_own_part(*layout, {local.op, arguments, self.options()}, generator_of(local)));
       local.replace({self});
     };
   }
@@ -73,7 +90,7 @@ struct InPlace final : Rule {
 // Those that draw in place into an empty tensor like the first operand, as ATen does.
 class Like final : public Rule {
  public:
-  Like(std::function<Fill(LocalCall&)> fill, bool normal = false) : fill_(std::move(fill)), normal_(normal) {}
+  explicit Like(Draw (*draw)(LocalCall&, const at::TensorOptions&)) : draw_(draw) {}
 
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     auto candidates = cut_alike(call, mesh_dim);
@@ -89,13 +106,12 @@ class Like final : public Rule {
   Lowering lower(const Call& call, const Resolution& resolution) const override {
     return [this, layout = drawn_layout(call, resolution)](LocalCall& local) {
       const auto options = local.arg(0).toTensor().options().dtype(layout->dtype());
-      local.replace({rng::draw_own_part(*layout, {fill_(local), options, normal_}, generator_of(local))});
+      local.replace({rng::draw_own_part(*layout, draw_(local, options), generator_of(local))});
     };
   }
 
  private:
-  std::function<Fill(LocalCall&)> fill_;
-  bool normal_;
+  Draw (*draw_)(LocalCall&, const at::TensorOptions&);
 };
 
 // A mask of probabilities, at::bernoulli_distribution: a uniform number (of float32, but for probabilities of float64) is below them.
@@ -104,16 +120,18 @@ at::Tensor mask_of(LocalCall& local, const Layout& layout, const at::Tensor& pro
   none.bernoulli_(at::ones({0}, probabilities.options()), generator_of(local));  // refuses dtypes
   const bool valid = probabilities.ge(0).logical_and_(probabilities.le(1)).all().item<bool>();
   require(valid, local.op.schema().name(), "Expected p_in >= 0 && p_in <= 1 to be true; got other probabilities in this rank's part");
-  const auto fill = [](const at::Tensor& to, at::Generator generator) { to.uniform_(0, 1, generator); };
   const auto dtype = probabilities.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return rng::draw_own_part(layout, {fill, probabilities.options().dtype(dtype)}, generator_of(local)).lt(probabilities);
+  return rng::draw_own_part(layout, uniform(probabilities.options().dtype(dtype)), generator_of(local)).lt(probabilities);
 }
+
+// libtorch's CUDA kernel for a tensor of probabilities gives the words of its generator to elements in yet another way.
+bool draws_whole(const Call& call) { return call.mesh.device_type() == c10::kCUDA; }
 
 // self.bernoulli_(probabilities)
 struct BernoulliInPlace final : Rule {
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
-    return call.operands.at(1).sizes() == call.operands[0].sizes() || call.operands[1].ndim() == 0 ? cut_alike(call, mesh_dim)
-                                                                                                   : Candidates();
+    const bool alike = call.operands.at(1).sizes() == call.operands[0].sizes() || call.operands[1].ndim() == 0;
+    return alike && !draws_whole(call) ? cut_alike(call, mesh_dim) : Candidates();
   }
 
   Lowering lower(const Call&, const Resolution& resolution) const override {
@@ -129,7 +147,9 @@ struct BernoulliInPlace final : Rule {
 
 // self.bernoulli(), of which self is the probabilities
 struct Bernoulli final : Rule {
-  Candidates candidates(const Call& call, int64_t mesh_dim) const override { return cut_alike(call, mesh_dim); }
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
+    return draws_whole(call) ? Candidates() : cut_alike(call, mesh_dim);
+  }
   std::vector<Sizes> output_sizes(const Call& call) const override { return {Sizes(call.operands[0].sizes())}; }
 
   Lowering lower(const Call& call, const Resolution& resolution) const override {
@@ -157,10 +177,8 @@ struct Normal final : Rule {
         const bool valid = std.toTensor().ge(0).all().item<bool>();
         require(valid, "aten::normal", "normal expects all elements of std >= 0.0; got others in this rank's part");
       }
-      const double scale = std.isTensor() ? 1 : std.toDouble();
-      const auto fill = [scale](const at::Tensor& to, at::Generator generator) { to.normal_(0, scale, generator); };
       const auto options = (mean.isTensor() ? mean : std).toTensor().options().dtype(layout->dtype());
-      auto drawn = rng::draw_own_part(*layout, {fill, options, true}, generator_of(local));
+      auto drawn = rng::draw_own_part(*layout, normal_of(std.isTensor() ? 1 : std.toDouble(), options), generator_of(local));
       if (std.isTensor()) drawn.mul_(std.toTensor());
       mean.isTensor() ? drawn.add_(mean.toTensor()) : drawn.add_(mean.toDouble());
       local.replace({drawn});
@@ -168,7 +186,7 @@ struct Normal final : Rule {
   }
 };
 
-// native_dropout(input, p, train) -> (output, mask), as ATen's CPU kernel: a mask of bools, then mask and scale.
+// native_dropout(input, p, train) -> (output, mask), as ATen does: a mask of bools, then mask and scale.
 struct Dropout final : Rule {
   Candidates candidates(const Call& call, int64_t mesh_dim) const override { return cut_alike(call, mesh_dim, 2); }
   std::vector<Sizes> output_sizes(const Call& call) const override { return {2, Sizes(call.operands[0].sizes())}; }
@@ -178,28 +196,19 @@ struct Dropout final : Rule {
     const double keep = 1 - call.arg("p").toDouble();
     return [layout = resolution.in[0], keep](LocalCall& local) {
       const auto input = local.arg(0).toTensor();
-      const auto fill = [keep](const at::Tensor& to, at::Generator generator) { to.bernoulli_(keep, generator); };
-      const auto mask = rng::draw_own_part(*layout, {fill, input.options().dtype(at::kBool)}, generator_of(local));
+      if (input.is_cuda()) return local.replace(rng::cuda::dropout(input, *layout, keep, generator_of(local)));
+      const auto mask = rng::draw_own_part(*layout, coins(keep, input.options().dtype(at::kBool)), generator_of(local));
       local.replace({at::mul(input, mask).mul_(keep == 0 ? 0 : 1 / keep), mask});
     };
   }
 };
 
-Fill uniform(LocalCall&) {
-  return [](const at::Tensor& to, at::Generator generator) { to.uniform_(0, 1, generator); };
-}
-
-Fill standard_normal(LocalCall&) {
-  return [](const at::Tensor& to, at::Generator generator) { to.normal_(0, 1, generator); };
-}
-
-Fill integers(LocalCall& local) {
-  const auto low = local.op.schema().argumentIndexWithName("low") ? number(local, "low") : 0;
-  return [low, high = number(local, "high")](const at::Tensor& to, at::Generator generator) { to.random_(low, high, generator); };
-}
-
-Fill coins(LocalCall& local) {
-  return [p = local.arg(1).toDouble()](const at::Tensor& to, at::Generator generator) { to.bernoulli_(p, generator); };
+Draw uniform_like(LocalCall&, const at::TensorOptions& options) { return uniform(options); }
+Draw normal_like(LocalCall&, const at::TensorOptions& options) { return normal_of(1, options); }
+Draw coins_like(LocalCall& local, const at::TensorOptions& options) { return coins(local.arg(1).toDouble(), options); }
+Draw integers_like(LocalCall& local, const at::TensorOptions& options) {
+  const int64_t low = local.op.schema().argumentIndexWithName("low") ? number(local, "low") : 0;
+  return integers(low, number(local, "high"), options);
 }
 
 constexpr const char* kOneStream = "each rank draws its part of one stream";
@@ -209,10 +218,10 @@ const Register in_place(
     std::make_shared<InPlace>(), kOneStream);
 const Register bernoulli_in_place("aten::bernoulli_.Tensor", std::make_shared<BernoulliInPlace>(), kOneStream);
 const Register bernoulli("aten::bernoulli. aten::bernoulli.out", std::make_shared<Bernoulli>(), kOneStream);  // the overload without a name
-const Register bernoulli_of_number("aten::bernoulli.p", std::make_shared<Like>(coins), kOneStream);
-const Register rand_like("aten::rand_like", std::make_shared<Like>(uniform), kOneStream);
-const Register randn_like("aten::randn_like", std::make_shared<Like>(standard_normal, true), kOneStream);
-const Register randint_like("aten::randint_like", std::make_shared<Like>(integers), kOneStream);
+const Register bernoulli_of_number("aten::bernoulli.p", std::make_shared<Like>(coins_like), kOneStream);
+const Register rand_like("aten::rand_like", std::make_shared<Like>(uniform_like), kOneStream);
+const Register randn_like("aten::randn_like", std::make_shared<Like>(normal_like), kOneStream);
+const Register randint_like("aten::randint_like", std::make_shared<Like>(integers_like), kOneStream);
 const Register normal("aten::normal.Tensor_float aten::normal.float_Tensor aten::normal.Tensor_Tensor", std::make_shared<Normal>(),
                       kOneStream);
 const Register dropout("aten::native_dropout", std::make_shared<Dropout>(), "each rank draws its part of the mask, of one stream");

@@ -9,6 +9,7 @@ namespace dtensor::rng {
 
 // at::Generator::clone() never frees its copy on some versions.
 inline at::Generator copy_of(const at::Generator& generator) {
+  if (generator.device().is_cuda()) return generator.clone();  // libtorch's class of it is not there in every build
   auto copy = as_counter(generator) ? at::make_generator<CounterGenerator>(0) : at::make_generator<at::CPUGeneratorImpl>();
   copy.set_state(generator.get_state());
   return copy;

@@ -1,13 +1,7 @@
 // Many blocks at once, in loops that compilers vectorize. Compiled without contraction (meson.build), see elementary.hpp.
 #pragma GCC optimize("O3")
 
-#include "rng/counter_fill.hpp"
-
-#include "rng/counter_numbers.hpp"
-
-#include <ATen/Dispatch.h>
-
-#include <cmath>
+#include "rng/counter_dispatch.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -21,7 +15,7 @@ constexpr int kBatch = 128;
 
 template <class Numbers>
 struct Batch {
-  static constexpr int kElements = 16 / sizeof(typename Numbers::Word);  // of a block
+  static constexpr int kElements = kElementsOfBlock<Numbers>;
 
   uint32_t low[kBatch], high[kBatch];  // of block numbers
   uint32_t word[4][kBatch];
@@ -163,50 +157,16 @@ class Writer {
 };
 
 template <class T, class Numbers>
-void write(const Destination& destination, const CounterDraw& draw, const Numbers& numbers) {
-  Writer<T, Numbers> writer(destination.to.data_ptr<T>(), draw, numbers);
-  destination.runs([&](const Interval& run) { writer.add(run); });
+void write(const at::Tensor& to, const Runs& runs, const CounterDraw& draw, const Numbers& numbers) {
+  Writer<T, Numbers> writer(to.data_ptr<T>(), draw, numbers);
+  runs([&](const Interval& run) { writer.add(run); });
   writer.flush();
-}
-
-template <class T, class C>
-bool fill_floating(const Destination& to, const CounterDraw& draw, std::string_view name, double a, double b) {
-  if (name == "uniform_") return write<T>(to, draw, Uniform<C, std::numeric_limits<T>::digits>(a, b)), true;
-  if (name == "normal_") return write<T>(to, draw, Normal<C>(a, b)), true;
-  if (name == "log_normal_") return write<T>(to, draw, LogNormal<C>(a, b)), true;
-  if (name == "exponential_") return write<T>(to, draw, Exponential<C>(a)), true;
-  if (name == "geometric_") return write<T>(to, draw, Geometric<C>(std::log1p(-a))), true;
-  if (name == "cauchy_") return write<T>(to, draw, Cauchy<C>(a, b)), true;
-  return false;
 }
 
 }  // namespace
 
-bool fill(const Destination& to, const CounterDraw& draw, std::string_view name, double a, double b) {
-  const auto dtype = to.to.scalar_type();
-  if (name == "geometric_" && at::isIntegralType(dtype, false)) {
-    const Geometric<double> trials(std::log1p(-a));
-    AT_DISPATCH_INTEGRAL_TYPES(dtype, "geometric_", [&] { write<scalar_t>(to, draw, trials); });
-    return true;
-  }
-  if (name == "bernoulli_") {
-    AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, dtype, "bernoulli_", [&] { write<scalar_t>(to, draw, Coin(a)); });
-    return true;
-  }
-  switch (dtype) {
-    case at::kFloat: return fill_floating<float, float>(to, draw, name, a, b);
-    case at::kDouble: return fill_floating<double, double>(to, draw, name, a, b);
-    case at::kHalf: return fill_floating<at::Half, float>(to, draw, name, a, b);
-    case at::kBFloat16: return fill_floating<at::BFloat16, float>(to, draw, name, a, b);
-    default: return false;
-  }
-}
-
-void fill_whole(const Destination& to, const CounterDraw& draw, int64_t from, uint64_t range) {
-  AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, to.to.scalar_type(), "random_", [&] {
-    const bool narrow = range != 0 && range <= uint64_t{1} << 32;
-    narrow ? write<scalar_t>(to, draw, Whole32{from, range}) : write<scalar_t>(to, draw, Whole64{from, range});
-  });
+bool fill(const at::Tensor& to, const Runs& runs, const CounterDraw& draw, const CounterNumbers& numbers) {
+  return with_numbers(to.scalar_type(), numbers, [&]<class T>(T, const auto& of_type) { write<T>(to, runs, draw, of_type); });
 }
 
 }  // namespace dtensor::rng

@@ -1,33 +1,30 @@
 // Filling memory with what a counter-based generator draws.
 #pragma once
 
+#include "rng/counter_numbers.hpp"
+
 #include <dtensor/placement.hpp>
 
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <string>
 
 namespace dtensor::rng {
-
-// One draw of a generator: what its elements are a function of, beside their indices.
-struct CounterDraw {
-  uint64_t seed = 0, number = 0;
-};
 
 // Calls its argument with runs of row-major global indices.
 using Runs = std::function<void(const std::function<void(const Interval&)>&)>;
 
-// Where to write the elements of some runs, one after the other: a contiguous tensor on the CPU of as many elements.
-struct Destination {
-  at::Tensor to;
-  Runs runs;
+// What an operator draws.
+struct CounterNumbers {
+  std::string name;     // "uniform_"
+  double a = 0, b = 0;  // its numbers: from and to, mean and std, lambda, ...
+  int64_t from = 0;     // random_: whole numbers from here
+  uint64_t range = 0;   //   of so many; 0: all of 64 bits
 };
 
-// The operator `name` ("uniform_") with its numbers (from and to, mean and std, lambda, ...) into a floating-point tensor; "bernoulli_"
-// into any. False when there is no such.
-bool fill(const Destination& destination, const CounterDraw& draw, std::string_view name, double a, double b);
-
-// Whole numbers from `from`, of `range` of them (0: all of 64 bits).
-void fill_whole(const Destination& destination, const CounterDraw& draw, int64_t from, uint64_t range);
+// Writes the elements of some runs, one after the other, to a contiguous tensor on the CPU of as many elements. False when its dtype is not
+// drawn.
+bool fill(const at::Tensor& to, const Runs& runs, const CounterDraw& draw, const CounterNumbers& numbers);
 
 }  // namespace dtensor::rng

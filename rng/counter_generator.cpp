@@ -4,11 +4,13 @@
 #include <dtensor/error.hpp>
 #include <dtensor/random.hpp>
 
+#include "rng/cuda/kernels.hpp"
 #include "rng/rank_generator.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/lt.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 
 #include <cstring>
@@ -63,11 +65,6 @@ CounterGenerator* as_counter(const at::Generator& generator) {
 
 namespace {
 
-thread_local const Runs* current_runs = nullptr;
-
-// What an operator draws, from its name and arguments; throws for numbers that libtorch refuses.
-using Filler = std::function<void(const Destination& to, const CounterDraw& draw)>;
-
 double number(const c10::Stack& arguments, size_t index) { return arguments[index].toScalar().toDouble(); }
 
 // What random_ draws from when it is not told: as many whole numbers as the dtype holds exactly.
@@ -86,7 +83,7 @@ uint64_t numbers_of(at::ScalarType dtype) {
   }
 }
 
-Filler whole_numbers(const c10::Stack& arguments, at::ScalarType dtype) {
+CounterNumbers whole_numbers(const c10::Stack& arguments, at::ScalarType dtype) {
   int64_t from = 0;
   uint64_t range = numbers_of(dtype);
   if (arguments.size() == 3) range = static_cast<uint64_t>(arguments[1].toInt());
@@ -101,7 +98,7 @@ Filler whole_numbers(const c10::Stack& arguments, at::ScalarType dtype) {
     const auto most = static_cast<int64_t>(numbers_of(dtype) - 1), least = dtype == at::kByte || dtype == at::kBool ? 0 : -most - 1;
     require(from >= least && (!ends || to - 1 <= most), "aten::random_", "from {} to {} is out of bounds for {}", from, to, c10::toString(dtype));
   }
-  return [=](const Destination& destination, const CounterDraw& draw) { fill_whole(destination, draw, from, range); };
+  return {"random_", 0, 0, from, range};
 }
 
 void check_numbers(const std::string& name, double a, double b, at::ScalarType dtype) {
@@ -115,25 +112,43 @@ void check_numbers(const std::string& name, double a, double b, at::ScalarType d
   if (name == "geometric_") expect(a > 0 && a < 1, "0 < p < 1");
 }
 
-Filler filler_of(const std::string& name, const c10::Stack& arguments, at::ScalarType dtype) {
+// What an operator draws, from its name and arguments; throws for numbers that libtorch refuses.
+CounterNumbers numbers_of(const std::string& name, const c10::Stack& arguments, at::ScalarType dtype) {
   if (name == "random_") return whole_numbers(arguments, dtype);
   const double a = number(arguments, 1), b = arguments.size() > 3 ? number(arguments, 2) : 0;
   check_numbers(name, a, b, dtype);
-  return [=](const Destination& to, const CounterDraw& draw) {
-    require(fill(to, draw, name, a, b), "aten::" + name, "dt::Generator does not draw {}", c10::toString(to.to.scalar_type()));
-  };
+  return {name, a, b};
 }
 
-// The elements of a contiguous tensor.
-void fill_all(const at::Tensor& to, const CounterDraw& draw, const Filler& filler) {
-  const auto by_position = [&](const std::function<void(const Interval&)>& visit) { visit({0, to.numel()}); };
-  filler({to, current_runs ? *current_runs : Runs(by_position)}, draw);
+// To a contiguous tensor. Elsewhere than where a kernel is, the bits are the CPU's all the same.
+void write(const at::Tensor& to, const Part& part, const CounterDraw& draw, const CounterNumbers& numbers) {
+  bool drawn = false;
+  if (to.is_cpu()) {
+    drawn = fill(to, part.runs, draw, numbers);
+  } else {
+    const c10::DeviceGuard on(to.device());
+    const auto index = to.is_cuda() && cuda::have_kernels() ? part.index() : std::nullopt;
+    if (index) {
+      const cuda::Elements elements{to.data_ptr(), to.scalar_type(), to.numel(), *index, cuda::current_stream()};
+      drawn = to.numel() == 0 || cuda::draw_by_counter(elements, draw, numbers);
+    } else {
+      const auto on_cpu = at::empty(to.sizes(), to.options().device(at::kCPU));
+      drawn = fill(on_cpu, part.runs, draw, numbers);
+      to.copy_(on_cpu);
+    }
+  }
+  require(drawn, "aten::" + numbers.name, "dt::Generator does not draw {}", c10::toString(to.scalar_type()));
 }
+
+// The elements of a whole contiguous tensor.
+void write(const at::Tensor& to, const CounterDraw& draw, const CounterNumbers& numbers) {
+  const int64_t numel = to.numel();
+  write(to, {[=](const std::function<void(const Interval&)>& visit) { visit({0, numel}); }, [=] { return cuda::all_of(numel); }}, draw, numbers);
+}
+
+std::string name_of(const c10::OperatorHandle& op) { return op.schema().name().substr(6); }  // without "aten::"
 
 }  // namespace
-
-CounterRuns::CounterRuns(const Runs& runs) : outer_(current_runs) { current_runs = &runs; }
-CounterRuns::~CounterRuns() { current_runs = outer_; }
 
 bool draws_by_counter(const c10::OperatorHandle& op) {
   for (const char* name : {"aten::uniform_", "aten::normal_", "aten::log_normal_", "aten::exponential_", "aten::geometric_",
@@ -144,32 +159,31 @@ bool draws_by_counter(const c10::OperatorHandle& op) {
 }
 
 void draw_by_counter(const c10::OperatorHandle& op, CounterGenerator& generator, c10::Stack& stack) {
-  const auto name = op.schema().name().substr(6);
   const auto count = op.schema().arguments().size();
   const c10::Stack arguments(stack.end() - static_cast<int64_t>(count), stack.end());
   stack.resize(stack.size() - count);
   const auto self = arguments[0].toTensor();
-  if (self.is_meta()) return stack.push_back(self);  // asked for its sizes only
-  require(self.is_cpu(), op.schema().name(), "dt::Generator draws on the CPU only in this build; got a tensor on {}", self.device().str());
-  if (arguments[1].isTensor()) {
-    const auto p = arguments[1].toTensor();
-    require(p.ge(0).logical_and_(p.le(1)).all().item<bool>(), op.schema().name(), "Expected p_in >= 0 && p_in <= 1 to be true");
-  }
-  const bool nothing = self.numel() == 0 && !current_runs;  // is no draw; a rank's empty part of something is
-  const auto draw = nothing ? CounterDraw() : generator.draw();
+  stack.push_back(self);
+  if (self.is_meta()) return;  // asked for its sizes only
   const bool by_tensor = arguments[1].isTensor();  // bernoulli_ of probabilities
-  const auto dtype = !by_tensor ? self.scalar_type() : arguments[1].toTensor().scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const auto filler = by_tensor ? filler_of("uniform_", {self, 0.0, 1.0, c10::IValue()}, dtype) : filler_of(name, arguments, dtype);
-  const bool plain = !by_tensor && self.is_contiguous() && !(c10::GradMode::is_enabled() && self.requires_grad());
-  if (plain) {
-    fill_all(self, draw, filler);
+  const auto p = by_tensor ? arguments[1].toTensor() : at::Tensor();
+  require(!by_tensor || p.ge(0).logical_and_(p.le(1)).all().item<bool>(), op.schema().name(), "Expected p_in >= 0 && p_in <= 1 to be true");
+  const auto dtype = !by_tensor ? self.scalar_type() : p.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto numbers = by_tensor ? CounterNumbers{"uniform_", 0, 1} : numbers_of(name_of(op), arguments, dtype);
+  if (self.numel() == 0) return;
+  const auto draw = generator.draw();
+  if (!by_tensor && self.is_contiguous() && !(c10::GradMode::is_enabled() && self.requires_grad())) {
+    write(self, draw, numbers);
     if (!self.is_inference()) self.unsafeGetTensorImpl()->bump_version();
   } else {
     const auto drawn = at::empty(self.sizes(), self.options().dtype(dtype).requires_grad(false));
-    fill_all(drawn, draw, filler);
-    self.copy_(by_tensor ? drawn.lt(arguments[1].toTensor()) : drawn);
+    write(drawn, draw, numbers);
+    self.copy_(by_tensor ? drawn.lt(p) : drawn);
   }
-  stack.push_back(self);
+}
+
+void draw_by_counter(const Draw& draw, CounterGenerator& generator, const at::Tensor& to, const Part& part) {
+  write(to, part, generator.draw(), numbers_of(name_of(draw.op), draw.arguments, to.scalar_type()));
 }
 
 }  // namespace rng

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "rng/counter_fill.hpp"
+#include "rng/cuda/part_index.hpp"
+#include "rng/draw.hpp"
 
-#include <ATen/core/Generator.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GeneratorImpl.h>
 
 namespace dtensor::rng {
@@ -34,23 +34,19 @@ class CounterGenerator final : public c10::GeneratorImpl {
 // Null for other generators.
 CounterGenerator* as_counter(const at::Generator& generator);
 
-// While it lives, in the calling thread, an element of what is drawn is known by another index than its position in the tensor: its place
-// among `runs`.
-class CounterRuns {
- public:
-  explicit CounterRuns(const Runs& runs);
-  ~CounterRuns();
-  CounterRuns(const CounterRuns&) = delete;
-  CounterRuns& operator=(const CounterRuns&) = delete;
-
- private:
-  const Runs* outer_;
-};
-
 // Whether the operator, which writes a plain tensor, its first argument, is drawn by draw_by_counter().
 bool draws_by_counter(const c10::OperatorHandle& op);
 
 // Runs it, leaving its first argument alone on the stack.
 void draw_by_counter(const c10::OperatorHandle& op, CounterGenerator& generator, c10::Stack& stack);
+
+// The elements of a part among those of the whole, row-major: as runs for the CPU, and as an index for a GPU.
+struct Part {
+  Runs runs;
+  std::function<std::optional<cuda::PartIndex>()> index;
+};
+
+// Draws one into a contiguous tensor of as many elements.
+void draw_by_counter(const Draw& draw, CounterGenerator& generator, const at::Tensor& to, const Part& part);
 
 }  // namespace dtensor::rng

@@ -6,6 +6,11 @@
 
 namespace dtensor::rng {
 
+// One draw of a generator: what its elements are a function of, beside their indices.
+struct CounterDraw {
+  uint64_t seed = 0, number = 0;
+};
+
 template <class C>
 using WordOf = typename FloatBits<C>::Word;
 
@@ -24,8 +29,13 @@ DTENSOR_HOST_DEVICE C log_unit(WordOf<C> word) {
                         : series_log(static_cast<C>(static_cast<Int>((word >> 11) + 1)), -53);
 }
 
+#if defined(__CUDA_ARCH__)
+DTENSOR_HOST_DEVICE float square_root(float x) { return __fsqrt_rn(x); }
+DTENSOR_HOST_DEVICE double square_root(double x) { return __dsqrt_rn(x); }
+#else
 DTENSOR_HOST_DEVICE float square_root(float x) { return __builtin_sqrtf(x); }
 DTENSOR_HOST_DEVICE double square_root(double x) { return __builtin_sqrt(x); }
+#endif
 
 // Two normal numbers: Box and Muller, "A note on the generation of random normal deviates" (1958).
 template <class C>
@@ -132,5 +142,33 @@ struct Whole64 {
     return static_cast<int64_t>(static_cast<uint64_t>(from) + (range == 0 ? word : word % range));
   }
 };
+
+// -- Of one element ----------------------------------------------------------------------------------------------------------
+
+template <class Numbers>
+constexpr int kElementsOfBlock = 16 / sizeof(typename Numbers::Word);
+
+template <class Word>
+DTENSOR_HOST_DEVICE Word word_of(const PhiloxBlock& block, int k) {
+  if constexpr (sizeof(Word) == 4) {
+    return block.word[k];
+  } else {
+    return static_cast<uint64_t>(block.word[2 * k + 1]) << 32 | block.word[2 * k];
+  }
+}
+
+// What the element of this index gets in a draw.
+template <class Numbers>
+DTENSOR_HOST_DEVICE typename Numbers::Number number_at(const Numbers& numbers, const CounterDraw& draw, int64_t index) {
+  using Word = typename Numbers::Word;
+  const auto block = philox4x32_10(draw.seed, static_cast<uint64_t>(index / kElementsOfBlock<Numbers>), draw.number);
+  const int k = static_cast<int>(index % kElementsOfBlock<Numbers>);
+  if constexpr (requires { numbers.element(0); }) {
+    return numbers.element(word_of<Word>(block, k));
+  } else {
+    const auto pair = numbers.pair(word_of<Word>(block, k & ~1), word_of<Word>(block, k | 1));
+    return k & 1 ? pair.second : pair.first;
+  }
+}
 
 }  // namespace dtensor::rng

@@ -1,6 +1,9 @@
 #include "rng/own_part.hpp"
 
 #include "rng/counter_generator.hpp"
+#include "rng/cuda/draw.hpp"
+#include "rng/memory_order.hpp"
+#include "rng/stream.hpp"
 
 #include <dtensor/random.hpp>
 #include <dtensor/redistribute.hpp>
@@ -10,23 +13,19 @@
 #include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
-#include <numeric>
 
 namespace dtensor::rng {
 
 namespace {
 
-// Which elements are a rank's, in the order of memory with such strides, in which ATen draws. The whole tensor is seen as rows; a row is
-// the last dim that is cut with all after it.
-class Part {
+// Which elements are a rank's, with the dims in such an order. The whole tensor is seen as rows; a row is the last dim that is cut with
+// all after it.
+class Rows {
  public:
-  Part(const Layout& layout, c10::IntArrayRef strides) : order_(layout.ndim()) {
-    std::iota(order_.begin(), order_.end(), 0);
-    std::stable_sort(order_.begin(), order_.end(), [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
-    for (const auto d : order_) {
+  Rows(const Layout& layout, const Sizes& order) {
+    for (const auto d : order) {
       lengths_.push_back(layout.sizes()[d]);
       held_.push_back(layout.intervals(d, layout.mesh().coordinate()));
-      local_lengths_.push_back(layout.local_sizes()[d]);
     }
     for (cut_ = layout.ndim() - 1; cut_ > 0 && whole(cut_);) --cut_;
     for (int64_t d = cut_; d < layout.ndim(); ++d) row_ *= lengths_[d];
@@ -38,7 +37,7 @@ class Part {
     }
   }
 
-  int64_t row() const { return row_; }                 // elements of a row
+  int64_t length() const { return row_; }              // elements of a row
   const Intervals& in_row() const { return in_row_; }  // those of them that are this rank's
   int64_t own_row() const { return own_row_; }         // how many these are
 
@@ -51,15 +50,8 @@ class Part {
 
   // Calls body(first row, rows) for consecutive rows of which this rank has a part, ascending.
   template <class Body>
-  void for_rows(const Body& body) const {
+  void for_each(const Body& body) const {
     for_rows(0, 0, body);
-  }
-
-  // What is in the order of drawing, as a tensor of local sizes.
-  at::Tensor in_place(const at::Tensor& flat) const {
-    Sizes back(order_.size());
-    for (size_t i = 0; i < order_.size(); ++i) back[order_[i]] = static_cast<int64_t>(i);
-    return flat.view(local_lengths_).permute(back);
   }
 
  private:
@@ -83,19 +75,19 @@ class Part {
     }
   }
 
-  Sizes order_, lengths_, local_lengths_;
+  Sizes lengths_;
   std::vector<Intervals> held_;
   int64_t cut_ = 0, row_ = 1, own_row_ = 0;
   Intervals in_row_;
 };
 
-void keep_long_runs(Stream& stream, const Part& part, int64_t first_row, int64_t rows, at::Tensor to) {
+void keep_long_runs(Stream& stream, const Rows& part, int64_t first_row, int64_t rows, at::Tensor to) {
   int64_t at = 0;
   for (int64_t row = first_row; row < first_row + rows; ++row) {
     for (const auto& run : part.in_row()) {
       for (int64_t begin = run.begin; begin < run.end; begin += Stream::kWindow) {
         const int64_t end = std::min(run.end, begin + Stream::kWindow);
-        to.narrow(0, at, end - begin).copy_(stream.window(row * part.row() + begin, row * part.row() + end));
+        to.narrow(0, at, end - begin).copy_(stream.window(row * part.length() + begin, row * part.length() + end));
         at += end - begin;
       }
     }
@@ -103,12 +95,12 @@ void keep_long_runs(Stream& stream, const Part& part, int64_t first_row, int64_t
 }
 
 // As many rows at once as a window takes.
-void keep_short_runs(Stream& stream, const Part& part, int64_t first_row, int64_t rows, at::Tensor to) {
+void keep_short_runs(Stream& stream, const Rows& part, int64_t first_row, int64_t rows, at::Tensor to) {
   const auto own = to.view({rows, part.own_row()});
-  const int64_t step = Stream::kWindow / part.row();
+  const int64_t step = Stream::kWindow / part.length();
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t count = std::min(step, rows - begin);
-    const auto drawn = stream.window((first_row + begin) * part.row(), (first_row + begin + count) * part.row()).view({count, part.row()});
+    const auto drawn = stream.window((first_row + begin) * part.length(), (first_row + begin + count) * part.length()).view({count, part.length()});
     int64_t at = 0;
     for (const auto& run : part.in_row()) {
       own.narrow(0, begin, count).narrow(1, at, run.length()).copy_(drawn.narrow(1, run.begin, run.length()));
@@ -131,21 +123,19 @@ bool in_parts(const Draw& draw, int64_t numel) {
 }
 
 // By a counter-based generator an element is drawn alone, by its row-major index.
-at::Tensor draw_by_index(const Layout& layout, const Draw& draw, const at::Generator& generator) {
-  const Part part(layout, contiguous_strides(layout.sizes()));
+at::Tensor draw_by_index(const Layout& layout, const Draw& draw, CounterGenerator& generator) {
+  const auto order = memory_order(contiguous_strides(layout.sizes()));
+  const Rows part(layout, order);
   const Runs runs = [&](const std::function<void(const Interval&)>& visit) {
-    part.for_rows([&](int64_t first_row, int64_t rows) {
-      for (int64_t row = first_row; row < first_row + rows; ++row) {
-        for (const auto& run : part.in_row()) visit({row * part.row() + run.begin, row * part.row() + run.end});
+    part.for_each([&](int64_t first, int64_t count) {
+      for (int64_t row = first; row < first + count; ++row) {
+        for (const auto& run : part.in_row()) visit({row * part.length() + run.begin, row * part.length() + run.end});
       }
     });
   };
   const auto own = at::empty(layout.local_sizes(), draw.options);
   if (c10::multiply_integers(layout.sizes()) == 0) return own;
-  {
-    const CounterRuns by_index(runs);
-    draw.fill(own, generator);
-  }
+  draw_by_counter(draw, generator, own, {runs, [&] { return cuda::part_index(layout, order.data()); }});
   if (is_contiguous(layout.sizes(), layout.strides())) return own;
   const auto strides = at::infer_dense_strides(layout.local_sizes(), layout.strides());
   return at::empty_strided(layout.local_sizes(), strides, draw.options).copy_(own);
@@ -159,21 +149,25 @@ at::Tensor draw_own_part(const Layout& layout, const Draw& draw, at::Generator g
     draw.fill(own, generator);
     return own;
   }
-  if (as_counter(generator)) return draw_by_index(layout, draw, generator);
+  if (auto* counter = as_counter(generator)) return draw_by_index(layout, draw, *counter);
   const int64_t numel = c10::multiply_integers(layout.sizes());
-  if (in_parts(draw, numel) && !layout.is_replicated()) {
+  const bool cut = layout.local_sizes() != layout.sizes();
+  if (cut && draw.options.device().is_cuda()) {
+    if (const auto own = cuda::draw_own_part(layout, draw, generator); own.defined()) return own;
+  } else if (cut && in_parts(draw, numel)) {
     Stream stream(generator, draw, numel, is_contiguous(layout.sizes(), layout.strides()));
     if (stream.divisible()) {
-      const Part part(layout, layout.strides());
+      const auto order = memory_order(layout.strides());
+      const Rows part(layout, order);
       const auto own = at::empty({c10::multiply_integers(layout.local_sizes())}, draw.options);
       const auto keep = part.in_long_runs() ? keep_long_runs : keep_short_runs;
       int64_t at = 0;
-      part.for_rows([&](int64_t first_row, int64_t rows) {
+      part.for_each([&](int64_t first_row, int64_t rows) {
         keep(stream, part, first_row, rows, own.narrow(0, at, rows * part.own_row()));
         at += rows * part.own_row();
       });
       stream.finish();
-      return part.in_place(own);
+      return in_place(own, layout, order);
     }
   }
   const auto whole = at::empty_strided(layout.sizes(), layout.strides(), draw.options);
@@ -187,7 +181,9 @@ void skip_draw(c10::IntArrayRef sizes, c10::IntArrayRef strides, const Draw& dra
     if (numel > 0) counter->draw();
     return;
   }
-  if (in_parts(draw, numel)) {
+  if (draw.options.device().is_cuda()) {
+    if (cuda::skip_draw(numel, draw, generator)) return;
+  } else if (in_parts(draw, numel)) {
     Stream stream(generator, draw, numel, is_contiguous(sizes, strides));
     if (stream.divisible()) return stream.finish();
   }

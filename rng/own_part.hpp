@@ -1,7 +1,7 @@
 // The calling rank's part of what one device draws for a whole tensor.
 #pragma once
 
-#include "rng/stream.hpp"
+#include "rng/draw.hpp"
 
 #include <dtensor/layout.hpp>
 

@@ -7,6 +7,7 @@
 
 #include "rng/check.hpp"
 #include "rng/counter_generator.hpp"
+#include "rng/device_generator.hpp"
 #include "src/core/world_state.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -73,6 +74,15 @@ bool is_generator(const c10::Argument& argument) {
   return optional && optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
 }
 
+// Where an operator draws.
+c10::Device device_of(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments) {
+  for (const auto& value : arguments) {
+    if (value.isTensor() && value.toTensor().defined()) return value.toTensor().device();
+  }
+  const auto at = schema.argumentIndexWithName("device");
+  return at && arguments[*at].isDevice() ? arguments[*at].toDevice() : c10::Device(c10::kCPU);
+}
+
 bool is_plain(const c10::IValue& self) { return self.isTensor() && !is_dtensor(self.toTensor()); }
 
 // Gives the call the rank's generator, where it was given none, and goes on to the kernel below.
@@ -84,7 +94,7 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* s
     if (!is_generator(arguments[i])) continue;
     auto& value = (*stack)[begin + i];
     if (value.isNone()) {
-      value = World::current().generator();
+      value = rng::generator_for(World::current(), device_of(op.schema(), c10::ArrayRef<c10::IValue>(*stack).slice(begin)));
     } else {
       rng::check_owner(value.toGenerator(), World::current());
     }

@@ -46,6 +46,8 @@ namespace detail {
 void seed_rank(World& world, uint64_t seed) {
   auto generator = world.generator();
   std::lock_guard<std::mutex> lock(generator.mutex());
+  auto& of_devices = world.state().device_generators;
+  for (auto it = of_devices.begin(); it != of_devices.end();) it = !is_active || it->first.second ? of_devices.erase(it) : std::next(it);
   if (is_active) return generator.set_current_seed(own_seed(seed, world.rank()));
   generator.set_current_seed(seed);
   world.state().rank_local = {};

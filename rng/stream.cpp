@@ -21,8 +21,8 @@ at::mt19937 engine(const at::Generator& generator) { return generator.get<at::CP
 }  // namespace
 
 Stream::Stream(at::Generator generator, const Draw& draw, int64_t numel, bool contiguous)
-    : generator_(std::move(generator)), draw_(draw), numel_(numel), spread_(draw.normal && !contiguous) {
-  if (draw.normal && contiguous) tail_ = numel % kBlock;
+    : generator_(std::move(generator)), draw_(draw), numel_(numel), spread_(draw.is("aten::normal_") && !contiguous) {
+  if (draw.is("aten::normal_") && contiguous) tail_ = numel % kBlock;
   probe();
   if (divisible_) buffer_ = scratch(kWindow + 2 * kBlock);
 }

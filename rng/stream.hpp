@@ -1,25 +1,16 @@
 // What one device draws for a whole tensor, window by window, in bounded memory.
 #pragma once
 
-#include <ATen/core/Generator.h>
-#include <ATen/core/Tensor.h>
-
-#include <functional>
+#include "rng/draw.hpp"
 
 namespace dtensor::rng {
-
-// A random operator that writes a tensor.
-struct Draw {
-  std::function<void(const at::Tensor& to, at::Generator generator)> fill;
-  at::TensorOptions options;  // of the tensor
-  bool normal = false;        // ATen's normal_, which has an algorithm for memory without gaps and one for other
-};
 
 // The elements in the order in which ATen draws them: that of memory. How many random words an element takes is measured on a copy of
 // the generator, not assumed: it differs between dtypes and versions.
 class Stream {
  public:
-  // Of a tensor of `numel` elements, dense row-major if `contiguous`. Below kSmall elements, use Draw::fill.
+  // Of a tensor of `numel` elements, dense row-major if `contiguous`. Below kSmall elements, use Draw::fill. ATen's normal_ has an
+  // algorithm for memory without gaps and one for other.
   Stream(at::Generator generator, const Draw& draw, int64_t numel, bool contiguous);
 
   static constexpr int64_t kSmall = 1024;

@@ -7,6 +7,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <fmt/ranges.h>
+#include <torch/library.h>
 #include <torch/version.h>
 
 using namespace dtensor;
@@ -138,16 +139,24 @@ TEST_CASE("random: complex numbers", "[random]") {
   for (const auto dtype : {at::kComplexFloat, at::kComplexDouble}) check_operator(normal, dtype, {{2003}, {50, 37}, {2, 5}}, {{3}, {2, 2}});
 }
 
+// As vendors' libraries do behind bernoulli_ and exponential_: what is drawn in pieces is not what is drawn at once.
+static at::Tensor vendor_(const at::Tensor& self, c10::optional<at::Generator> generator) {
+  at::mt19937 own(generator->get<at::CPUGeneratorImpl>()->random());
+  for (int64_t i = 0; i < self.numel(); ++i) self.data_ptr<float>()[i] = own() * 0x1p-32f;
+  return self;
+}
+
+TORCH_LIBRARY_FRAGMENT(dtensor_test, library) {
+  library.def("vendor_(Tensor(a!) self, *, Generator? generator) -> Tensor(a!)");
+  library.impl("vendor_", c10::DispatchKey::CPU, TORCH_FN(vendor_));
+}
+
 TEST_CASE("random: a library that seeds a stream of its own for every call", "[random]") {
-  // As vendors' libraries do behind bernoulli_ and exponential_: what is drawn in pieces is not what is drawn at once.
-  const auto fill = [](const at::Tensor& to, at::Generator generator) {
-    at::mt19937 own(generator.get<at::CPUGeneratorImpl>()->random());
-    for (auto& number : c10::ArrayRef<float>(to.data_ptr<float>(), to.numel())) const_cast<float&>(number) = own() * 0x1p-32f;
-  };
-  const rng::Draw draw{fill, torch::TensorOptions(torch::kFloat)};
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("dtensor_test::vendor_", "");
+  const auto draw = rng::draw_of(op, {}, torch::TensorOptions(torch::kFloat));
   auto generator = at::make_generator<at::CPUGeneratorImpl>(6);
   const auto expected = torch::empty({50, 70});
-  fill(expected, generator);
+  draw.fill(expected, generator);
   const auto after = generator.get_state();
   CHECK_NOTHROW(on_mesh({3}, [&](const DeviceMesh& mesh) {
     for (const auto& placement : {shard(0), shard(1), replicate()}) {

@@ -4,12 +4,15 @@
 // One GPU launches N threads, each of which follows a subsequence of its own, and loops over the tensor in strides; how many there are
 // hangs on the whole tensor and on the GPU (calc_execution_policy and distribution_elementwise_grid_stride_kernel in ATen's
 // DistributionTemplates.h; fused_dropout_kernel_vec in Dropout.cu). A call of the generator gives a thread four words: four numbers of 32
-// bits, or two of 64. Holds for tensors of at most 2^31 elements; libtorch cuts larger ones.
+// bits, or two of 64. Holds for tensors that fit(); libtorch cuts larger ones.
 #pragma once
 
 #include "rng/philox.hpp"
 
 namespace dtensor::rng::cuda {
+
+// Whether all bytes of so many elements are reached by an offset of 32 bits.
+DTENSOR_HOST_DEVICE bool fits(int64_t numel, int64_t itemsize) { return (numel - 1) * itemsize < (int64_t{1} << 31) - 1; }
 
 // The GPU whose draws are to be had.
 struct Device {
@@ -46,18 +49,22 @@ DTENSOR_HOST_DEVICE Launch distribution(int64_t numel, bool wide, const Device& 
   return {threads, per_call, 1, static_cast<uint64_t>(((numel - 1) / (threads * counted) + 1) * 4)};
 }
 
-// native_dropout of `numel` contiguous elements, up to libtorch 2.6: a thread takes 4, 2 or 1 neighbours at once, as many as divide numel.
-DTENSOR_HOST_DEVICE Launch dropout(int64_t numel, const Device& device) {
-  const int64_t vector = numel % 4 == 0 ? 4 : numel % 2 == 0 ? 2 : 1;
+// native_dropout of `numel` elements without gaps: a thread takes up to `most` neighbours at once, as many as divide numel. libtorch's
+// loads have 16 bytes: `most` is 8 for half precision, 4 for float, 2 for double, or 4 for all in versions before 2.7.
+DTENSOR_HOST_DEVICE Launch dropout(int64_t numel, const Device& device, int64_t most = 4) {
+  int64_t vector = most;
+  while (numel % vector != 0) vector /= 2;
   const int64_t threads = threads_for(numel, device);
   return {threads, 4, vector, static_cast<uint64_t>(((numel - 1) / (threads * 4) + 1) * 4)};
 }
 
+// Neighbours are made of calls of their own: of a pair's call two numbers are thrown away.
 DTENSOR_HOST_DEVICE Place place_of(int64_t element, const Launch& launch) {
-  const int64_t group = element / launch.vector;
-  const int64_t number = group / launch.threads * launch.vector + element % launch.vector;  // of those that the thread makes
-  return {static_cast<uint64_t>(group % launch.threads), static_cast<uint64_t>(number / launch.per_call),
-          static_cast<int>(number % launch.per_call)};
+  const int64_t group = element / launch.vector, within = element % launch.vector, round = group / launch.threads;
+  const auto subsequence = static_cast<uint64_t>(group % launch.threads);
+  if (launch.vector == 1) return {subsequence, static_cast<uint64_t>(round / launch.per_call), static_cast<int>(round % launch.per_call)};
+  const int64_t calls = ceil_div(launch.vector, launch.per_call);
+  return {subsequence, static_cast<uint64_t>(round * calls + within / launch.per_call), static_cast<int>(within % launch.per_call)};
 }
 
 DTENSOR_HOST_DEVICE PhiloxBlock block_at(const Place& place, uint64_t seed, uint64_t offset) {

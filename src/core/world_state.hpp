@@ -90,6 +90,7 @@ struct WorldState {
   PlanCache plans;
   std::unordered_map<const void*, Compared> compared;  // by mesh
   at::Generator rank_local;                            // the rank's own stream, undefined until it is drawn from
+  std::map<std::pair<int, bool>, at::Generator> device_generators;  // by CUDA device, and whether it is the rank's own stream
 };
 
 }  // namespace detail

@@ -1,6 +1,7 @@
 #include "src/deferred/record.hpp"
 
 #include "rng/copy.hpp"
+#include "rng/device_generator.hpp"
 #include "rng/own_part.hpp"
 #include "src/deferred/replay.hpp"
 #include "src/dispatch/decide.hpp"
@@ -86,9 +87,9 @@ bool writes_values(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
 }
 
 // An operator that draws, on plain tensors, from the rank's generator where it was given none.
-void give_generator(const c10::OperatorHandle& op, std::vector<c10::IValue>& arguments) {
+void give_generator(const c10::OperatorHandle& op, c10::Device device, std::vector<c10::IValue>& arguments) {
   const auto at = op.schema().argumentIndexWithName("generator");
-  if (at && arguments[*at].isNone()) arguments[*at] = World::current().generator();
+  if (at && arguments[*at].isNone()) arguments[*at] = rng::generator_for(World::current(), device);
 }
 
 }  // namespace
@@ -125,23 +126,17 @@ void TapeRecorder::record(const c10::OperatorHandle& op, const OpInfo& info, Sta
 void TapeRecorder::record_draw(const c10::OperatorHandle& op, const DeviceMesh& mesh, Arguments arguments) {
   require(!RankLocalRandom::active(), op.schema().name(),
           "a tensor that is not there yet cannot be drawn by each rank for itself; hint: do that after dt::materialize");
-  give_generator(op, arguments);
+  const c10::Device device(mesh.device_type());
+  give_generator(op, device, arguments);
   const auto generator_at = static_cast<int>(*op.schema().argumentIndexWithName("generator"));
   const auto generator = arguments[generator_at].toGenerator();
   const auto meta = meta_of(arguments[0].toTensor());
   Entry entry{op, mesh, arguments, {}, {meta}, generator_at, rng::copy_of(generator)};
   entry.arguments[0] = meta;
   entry.arguments[generator_at] = c10::IValue();
-  const auto fill = [&](const at::Tensor& to, at::Generator from) {
-    Stack stack = arguments;
-    stack[0] = to;
-    stack[generator_at] = std::move(from);
-    op.callBoxed(stack);
-  };
   {
     dispatch::LocalMode local;
-    const auto options = at::TensorOptions(meta.scalar_type()).device(c10::Device(mesh.device_type()));
-    rng::skip_draw(meta.sizes(), meta.strides(), {fill, options, op.schema().name() == "aten::normal_"}, generator);
+    rng::skip_draw(meta.sizes(), meta.strides(), {op, arguments, at::TensorOptions(meta.scalar_type()).device(device)}, generator);
   }
   tape_->add(std::move(entry));
 }
@@ -162,7 +157,7 @@ Stack TapeRecorder::record_values(const c10::OperatorHandle& op, const OpInfo& i
       return tensor.is_meta() ? values.at(tensor.unsafeGetTensorImpl()) : full_tensor(tensor);
     }));
   }
-  give_generator(op, stack);
+  give_generator(op, c10::Device(mesh.device_type()), stack);
   const auto plain_arguments = stack;
   {
     NoSpmd plain;

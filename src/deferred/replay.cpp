@@ -56,7 +56,7 @@ std::vector<std::vector<const c10::TensorImpl*>> last_uses(const Entries& entrie
 class Generators {
  public:
   const at::Generator& as(const at::Generator& recorded) {
-    auto& own = rng::as_counter(recorded) ? by_counter_ : by_stream_;
+    auto& own = rng::as_counter(recorded) ? by_counter_ : recorded.device().is_cuda() ? of_device_ : by_stream_;
     if (own.defined()) {
       own.set_state(recorded.get_state());
     } else {
@@ -66,7 +66,7 @@ class Generators {
   }
 
  private:
-  at::Generator by_counter_, by_stream_;
+  at::Generator by_counter_, by_stream_, of_device_;
 };
 
 Values replay(const Entries& entries, c10::ArrayRef<at::Tensor> metas, const Run& run) {
