@@ -3,6 +3,7 @@
 #include <dtensor/world.hpp>
 
 #include "rng/rank_generator.hpp"
+#include "src/core/regions.hpp"
 #include "src/core/world_state.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -23,21 +24,35 @@ uint64_t mix(uint64_t value) {
 
 uint64_t own_seed(uint64_t seed, int rank) { return mix(mix(seed) + static_cast<uint64_t>(rank)); }
 
+// What a rank draws from.
+struct StreamSetting {
+  std::weak_ptr<detail::WorldState> rank;  // which may be gone when the region ends
+  at::Generator generator;
+  bool active;
+
+  static StreamSetting now() {
+    auto& world = World::current();
+    return {world.state().weak_from_this(), world.generator(), is_active};
+  }
+  void apply() const {
+    if (const auto state = rank.lock()) state->world.generator() = generator;
+    is_active = active;
+  }
+};
+
+StreamSetting own_stream() {
+  auto setting = StreamSetting::now();
+  if (setting.active) return setting;
+  auto& world = World::current();
+  auto& own = world.state().rank_local;
+  if (!own.defined()) own = at::make_generator<at::CPUGeneratorImpl>(own_seed(setting.generator.current_seed(), world.rank()));
+  return {setting.rank, own, true};
+}
+
 }  // namespace
 
-RankLocalRandom::RankLocalRandom() : world_(World::current()), common_(world_.generator()), outer_(is_active) {
-  if (!is_active) {
-    auto& own = world_.state().rank_local;
-    if (!own.defined()) own = at::make_generator<at::CPUGeneratorImpl>(own_seed(common_.current_seed(), world_.rank()));
-    world_.generator() = own;
-  }
-  is_active = true;
-}
-
-RankLocalRandom::~RankLocalRandom() {
-  world_.generator() = common_;
-  is_active = outer_;
-}
+RankLocalRandom::RankLocalRandom() : region_(detail::RegionOf<StreamSetting>::begin(own_stream())) {}
+RankLocalRandom::~RankLocalRandom() { region_->end(); }
 
 bool RankLocalRandom::active() { return is_active; }
 

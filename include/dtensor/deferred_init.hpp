@@ -17,7 +17,7 @@ namespace dtensor {
 // While it lives, in this thread, it is as inside Spmd on `mesh`, but what makes and changes tensors is written down, not done: they
 // take no memory, and have sizes, dtypes and layouts (Replicate, until parallelize_module or redistribute_ says otherwise). Generators go
 // on as if it were done. A value that is asked for (item(), nonzero(), ...) is computed for the moment, whole, as on one device.
-// Nests; all regions of a thread are one.
+// Nests; all regions of a thread are one. They end as those of Spmd do, in any order.
 //
 //   auto model = [&] { dt::DeferredInit deferred(mesh); return Llama(config); }();
 //   dt::parallelize_module(*model, mesh, plan);
@@ -33,8 +33,8 @@ class DeferredInit {
   static bool active();
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  Spmd spmd_;
+  std::shared_ptr<detail::Region> recording_;
 };
 
 // Whether the values of a tensor are not there yet.

@@ -6,9 +6,9 @@
 
 #include <ATen/core/Generator.h>
 
-namespace dtensor {
+#include <memory>
 
-class World;
+namespace dtensor {
 
 // A generator of which every number is a function of its seed, of how many draws there were, and of the element's row-major index:
 // Philox 4x32-10. A rank draws its part in the time of the part, whatever the layout, with the bits of one device, which are not those of
@@ -37,7 +37,7 @@ void check_generators(const DeviceMesh& mesh);
 
 // While it lives, the calling rank draws from a stream of its own, seeded by torch::manual_seed together with its rank, which goes on
 // where the last such region ended; the common stream stands still. For data augmentation. Spmd is suspended: factories make plain
-// tensors. Draws on DTensors give each rank its own part, and throw for replicated ones.
+// tensors. Draws on DTensors give each rank its own part, and throw for replicated ones. Ends as Spmd does, in any order.
 class [[nodiscard]] RankLocalRandom {
  public:
   RankLocalRandom();
@@ -50,9 +50,7 @@ class [[nodiscard]] RankLocalRandom {
 
  private:
   NoSpmd no_spmd_;
-  World& world_;
-  at::Generator common_;
-  bool outer_;
+  std::shared_ptr<detail::Region> region_;
 };
 
 inline RankLocalRandom rank_local_random() { return {}; }

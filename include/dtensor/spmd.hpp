@@ -3,11 +3,20 @@
 
 #include <dtensor/device_mesh.hpp>
 
+#include <memory>
+
 namespace dtensor {
+
+namespace detail {
+class Region;
+}
 
 // While it lives, in this thread: factories (torch::zeros, torch::randn, a module's parameters, ...) make replicated DTensors on
 // `mesh`, and plain tensors in operators with DTensors count as replicated. Random factories and initializers draw from this
 // rank's generator, so equal seeds give equal values on every rank. Nests; not copyable.
+//
+// Regions of all kinds end in any order: what begins inside of one and outlives it goes on. A thread whose region is destroyed by another
+// thread is in it until it next begins or ends a region itself.
 class Spmd {
  public:
   explicit Spmd(const DeviceMesh& mesh);
@@ -19,9 +28,7 @@ class Spmd {
   static const DeviceMesh* current();
 
  private:
-  DeviceMesh mesh_;
-  const DeviceMesh* outer_;
-  bool was_included_;
+  std::shared_ptr<detail::Region> region_;
 };
 
 // While it lives, in this thread, it is as outside of every Spmd: factories make plain tensors.
@@ -33,8 +40,7 @@ class NoSpmd {
   NoSpmd& operator=(const NoSpmd&) = delete;
 
  private:
-  const DeviceMesh* outer_;
-  bool was_included_;
+  std::shared_ptr<detail::Region> region_;
 };
 
 // Whether plain tensors used as replicated inside Spmd are compared between ranks (a hash, on the first use in each kind of

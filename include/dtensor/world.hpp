@@ -11,8 +11,9 @@
 namespace dtensor {
 
 namespace detail {
+class Region;
 struct WorldState;
-}
+}  // namespace detail
 
 // One rank's view of the job. Ranks may be threads of one process, so nothing here is global: World::current() is the
 // calling thread's.
@@ -48,13 +49,13 @@ class World {
     Use& operator=(const Use&) = delete;
 
    private:
-    World* outer_;
+    std::shared_ptr<detail::Region> region_;
   };
 
  private:
   std::unique_ptr<comm::Transport> transport_;
   at::Generator generator_;
-  std::unique_ptr<detail::WorldState> state_;
+  std::shared_ptr<detail::WorldState> state_;
   std::shared_ptr<comm::Communicator> everyone_;
 };
 

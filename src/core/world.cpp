@@ -4,6 +4,7 @@
 
 #include "rng/check.hpp"
 #include "rng/rank_generator.hpp"
+#include "src/core/regions.hpp"
 #include "src/core/world_state.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -18,12 +19,22 @@ namespace {
 thread_local World* current_world = nullptr;
 thread_local std::unique_ptr<World> world_of_one;
 
+struct WorldSetting {
+  World* world;
+
+  static WorldSetting now() { return {current_world}; }
+  void apply() const {
+    current_world = world;
+    detail::use_rank_generator(world != nullptr);
+  }
+};
+
 }  // namespace
 
 World::World(std::unique_ptr<comm::Transport> transport)
     : transport_(std::move(transport)),
       generator_(detail::make_rank_generator()),
-      state_(std::make_unique<detail::WorldState>(*this)) {}
+      state_(std::make_shared<detail::WorldState>(*this)) {}
 
 World::~World() { rng::forget_owner(*this); }
 
@@ -45,15 +56,8 @@ World& World::current() {
   return *world_of_one;
 }
 
-World::Use::Use(World& world) : outer_(current_world) {
-  current_world = &world;
-  detail::use_rank_generator(true);
-}
-
-World::Use::~Use() {
-  current_world = outer_;
-  detail::use_rank_generator(outer_ != nullptr);
-}
+World::Use::Use(World& world) : region_(detail::RegionOf<WorldSetting>::begin({&world})) {}
+World::Use::~Use() { region_->end(); }
 
 namespace detail {
 

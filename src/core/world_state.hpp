@@ -72,7 +72,7 @@ struct Compared {
   int draws = 0;                        // of random operators: the generators
 };
 
-struct WorldState {
+struct WorldState : std::enable_shared_from_this<WorldState> {
   explicit WorldState(World& world) : world(world) {}
   ~WorldState();
 

@@ -15,19 +15,9 @@ using dispatch::Recorder;
 
 // -- The region --------------------------------------------------------------------------------------------------------------
 
-struct DeferredInit::State {
-  explicit State(const DeviceMesh& mesh) : spmd(mesh), recorder(Tape::of_this_thread()), outer(Recorder::current()) {
-    Recorder::set_current(&recorder);
-  }
-  ~State() { Recorder::set_current(outer); }
-
-  Spmd spmd;
-  deferred::TapeRecorder recorder;
-  Recorder* outer;
-};
-
-DeferredInit::DeferredInit(const DeviceMesh& mesh) : state_(std::make_unique<State>(mesh)) {}
-DeferredInit::~DeferredInit() = default;
+DeferredInit::DeferredInit(const DeviceMesh& mesh)
+    : spmd_(mesh), recording_(Recorder::begin(std::make_shared<deferred::TapeRecorder>(Tape::of_this_thread()))) {}
+DeferredInit::~DeferredInit() { recording_->end(); }
 bool DeferredInit::active() { return Recorder::current() != nullptr; }
 
 // -- Values ------------------------------------------------------------------------------------------------------------------
@@ -36,13 +26,13 @@ namespace {
 
 class NotRecording {
  public:
-  NotRecording() : outer_(Recorder::current()) { Recorder::set_current(nullptr); }
-  ~NotRecording() { Recorder::set_current(outer_); }
+  NotRecording() : region_(Recorder::begin(nullptr)) {}
+  ~NotRecording() { region_->end(); }
   NotRecording(const NotRecording&) = delete;
   NotRecording& operator=(const NotRecording&) = delete;
 
  private:
-  Recorder* outer_;
+  std::shared_ptr<detail::Region> region_;
 };
 
 // A chunk may be a view of the whole: what is kept is a part only.

@@ -7,6 +7,21 @@ namespace dtensor::dispatch {
 
 thread_local Recorder* Recorder::recorder = nullptr;
 
+struct Recorder::Setting {
+  Recorder* to;
+
+  static Setting now() { return {recorder}; }
+  void apply() const {
+    recorder = to;
+    region = (region & ~kRecording) | (to ? kRecording : 0);
+  }
+};
+
+std::shared_ptr<detail::Region> Recorder::begin(std::shared_ptr<Recorder> recorder) {
+  auto* to = recorder.get();
+  return detail::RegionOf<Setting>::begin({to}, std::move(recorder));
+}
+
 void Deferred::add_handle(DTensorImpl& impl) {
   handles_.emplace_back(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(&impl));
 }

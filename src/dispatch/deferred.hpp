@@ -1,6 +1,7 @@
 // Tensors whose values are not there yet, and the calls that are recorded for them.
 #pragma once
 
+#include "src/core/regions.hpp"
 #include "src/dispatch/decision.hpp"
 #include "src/dispatch/region.hpp"
 
@@ -37,7 +38,7 @@ inline bool is_deferred(const at::Tensor& tensor) {
 }
 
 // Takes calls of the thread instead of running them.
-class Recorder {
+class Recorder : public std::enable_shared_from_this<Recorder> {
  public:
   virtual ~Recorder() = default;
 
@@ -46,12 +47,12 @@ class Recorder {
 
   // Null when calls run.
   static Recorder* current() { return region & kRecording ? recorder : nullptr; }
-  static void set_current(Recorder* to) {
-    recorder = to;
-    region = (region & ~kRecording) | (to ? kRecording : 0);
-  }
+
+  // Makes `recorder` that of the thread for a while; null: calls run.
+  static std::shared_ptr<detail::Region> begin(std::shared_ptr<Recorder> recorder);
 
  private:
+  struct Setting;
   static thread_local Recorder* recorder;
 };
 

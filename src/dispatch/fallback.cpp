@@ -139,7 +139,10 @@ void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, Key& ke
     return run_plain(op, stack);
   }
   if (has_functional(info)) return run_out_form(info, stack, begin);
-  if (records(info, stack, begin)) return Recorder::current()->record(op, info, stack, begin);
+  if (records(info, stack, begin)) {
+    const auto recorder = Recorder::current()->shared_from_this();  // another thread may end its region meanwhile
+    return recorder->record(op, info, stack, begin);
+  }
   auto decision = decide(op, info, c10::ArrayRef<c10::IValue>(stack).slice(begin));
   info.decided = true;
   run_general(op, stack, begin, *decision);

@@ -1,5 +1,6 @@
 #include <dtensor/spmd.hpp>
 
+#include "src/core/regions.hpp"
 #include "src/dispatch/region.hpp"
 
 #include <dtensor/compat.hpp>
@@ -22,27 +23,34 @@ bool check_by_default() {
 }
 thread_local bool check_replicated_tensors = check_by_default();
 
-void enter(const DeviceMesh* mesh, bool include) {
-  current_mesh = mesh;
-  dispatch::region = (dispatch::region & dispatch::kRecording) | (mesh ? reinterpret_cast<uint64_t>(mesh->id()) : 0);
-  c10::impl::tls_set_dispatch_key_included(kDTensorKey, include);
+struct MeshSetting {
+  const DeviceMesh* mesh;
+  bool include;  // our key in every call
+
+  static MeshSetting now() { return {current_mesh, c10::impl::tls_is_dispatch_key_included(kDTensorKey)}; }
+  void apply() const {
+    current_mesh = mesh;
+    dispatch::region = (dispatch::region & dispatch::kRecording) | (mesh ? reinterpret_cast<uint64_t>(mesh->id()) : 0);
+    c10::impl::tls_set_dispatch_key_included(kDTensorKey, include);
+  }
+};
+using MeshRegion = detail::RegionOf<MeshSetting>;
+
+std::shared_ptr<detail::Region> begin_on(const DeviceMesh& mesh) {
+  require(mesh.contains_this_rank(), "Spmd", "this rank is not in the mesh {}", mesh.str());
+  const auto own = std::make_shared<const DeviceMesh>(mesh);
+  return MeshRegion::begin({own.get(), true}, own);
 }
 
 }  // namespace
 
 DTENSOR_FAST_THREAD_LOCAL uint64_t dispatch::region = 0;
 
-Spmd::Spmd(const DeviceMesh& mesh)
-    : mesh_(mesh), outer_(current_mesh), was_included_(c10::impl::tls_is_dispatch_key_included(kDTensorKey)) {
-  require(mesh.contains_this_rank(), "Spmd", "this rank is not in the mesh {}", mesh.str());
-  enter(&mesh_, true);
-}
+Spmd::Spmd(const DeviceMesh& mesh) : region_(begin_on(mesh)) {}
+Spmd::~Spmd() { region_->end(); }
 
-Spmd::~Spmd() { enter(outer_, was_included_); }
-
-NoSpmd::NoSpmd() : outer_(current_mesh), was_included_(c10::impl::tls_is_dispatch_key_included(kDTensorKey)) { enter(nullptr, false); }
-
-NoSpmd::~NoSpmd() { enter(outer_, was_included_); }
+NoSpmd::NoSpmd() : region_(MeshRegion::begin({nullptr, false})) {}
+NoSpmd::~NoSpmd() { region_->end(); }
 
 const DeviceMesh* Spmd::current() { return current_mesh; }
 
