@@ -13,7 +13,8 @@ namespace dtensor {
 // A generator of which every number is a function of its seed, of how many draws there were, and of the element's row-major index:
 // Philox 4x32-10. A rank draws its part in the time of the part, whatever the layout, with the bits of one device, which are not those of
 // libtorch's generators. Given to an operator (x.normal_(0, 1, generator)), or to all of a rank's: world.generator() =
-// dt::Generator(seed). Where libtorch's kernels ask for a generator of their own (randperm, multinomial, poisson), they throw.
+// dt::Generator(seed). Where libtorch's kernels ask for a generator of their own (randperm, poisson, multinomial with replacement), they
+// throw.
 class Generator : public at::Generator {
  public:
   explicit Generator(uint64_t seed = 0);

@@ -35,15 +35,8 @@ class NotRecording {
   std::shared_ptr<detail::Region> region_;
 };
 
-// A chunk may be a view of the whole: what is kept is a part only.
-at::Tensor alone(const at::Tensor& tensor) {
-  const auto& local = as_dtensor(tensor)->local();
-  const bool whole = local.storage().nbytes() <= static_cast<size_t>(local.numel()) * local.element_size();
-  return whole ? tensor : wrap(local.clone(), as_dtensor(tensor)->layout());
-}
-
 at::Tensor in_layout(const at::Tensor& tensor, const LayoutPtr& layout) {
-  return as_dtensor(tensor)->layout() == layout ? tensor : alone(move_tensor(tensor, layout));
+  return as_dtensor(tensor)->layout() == layout ? tensor : wrap(in_own_memory(as_dtensor(move_tensor(tensor, layout))->local()), layout);
 }
 
 }  // namespace

@@ -152,6 +152,12 @@ void DTensorImpl::release_resources() {
   work_.reset();
 }
 
+at::Tensor in_own_memory(at::Tensor part) {
+  if (part.storage().nbytes() <= static_cast<size_t>(part.numel()) * part.element_size()) return part;
+  dispatch::LocalMode local_mode;
+  return part.clone();
+}
+
 at::Tensor move_tensor(const at::Tensor& tensor, const LayoutPtr& target) {
   auto* impl = as_dtensor(tensor);
   const auto& local = impl->local();

@@ -94,6 +94,9 @@ inline at::Tensor wrap(at::Tensor local, const DTensorImpl& like) {
   return at::Tensor(c10::make_intrusive<DTensorImpl>(std::move(local), like));
 }
 
+// A part in memory of its own size: a chunk may be a view of the whole, which is not to be kept with it.
+at::Tensor in_own_memory(at::Tensor part);
+
 // `tensor` under `target`, without a gradient. Shares no memory with `tensor`; may still be under way.
 at::Tensor move_tensor(const at::Tensor& tensor, const LayoutPtr& target);
 

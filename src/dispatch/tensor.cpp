@@ -218,10 +218,7 @@ void redistribute_(const at::Tensor& tensor, PlacementsRef placements) {
   auto* impl = as_dtensor(tensor);
   if (from->is_deferred()) return impl->lay_out_deferred(target);
   dispatch::LocalMode local_mode;
-  auto part = move_local(impl->local(), from, target).get();
-  // A chunk may be a view of the whole: a parameter keeps only its part.
-  if (part.storage().nbytes() > static_cast<size_t>(part.numel()) * part.element_size()) part = part.clone();
-  impl->relay(std::move(part), target);
+  impl->relay(in_own_memory(move_local(impl->local(), from, target).get()), target);
 }
 
 }  // namespace dtensor
