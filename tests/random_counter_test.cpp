@@ -258,6 +258,8 @@ TEST_CASE("random counter: states and copies and bad calls", "[random]") {
   generator.set_current_seed(8);
   REQUIRE(draw(generator).equal(first));
   REQUIRE_FALSE(draw(Generator(9)).equal(first));
+  generator.set_state(torch::stack({state, state}, 1).select(1, 0));  // in memory with gaps
+  REQUIRE(draw(generator).equal(second));
 
   const auto numbers = torch::empty({4});
   CHECK_THROWS_WITH(numbers.normal_(0, -1, generator), says("std"));
@@ -267,6 +269,7 @@ TEST_CASE("random counter: states and copies and bad calls", "[random]") {
   CHECK_THROWS_WITH(torch::randperm(5, generator), says("hint"));
   CHECK_THROWS_WITH(at::normal(numbers, 0.5, generator), says("hint"));
   CHECK_THROWS_WITH(generator.set_state(torch::zeros({3}, torch::kByte)), says("16 bytes"));
+  CHECK_THROWS_WITH(generator.set_state(torch::zeros({16})), says("Float") && says("hint"));
 
   auto leaf = torch::ones({3}, torch::requires_grad());
   auto result = leaf * 1;
