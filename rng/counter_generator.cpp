@@ -8,6 +8,7 @@
 #include "rng/rank_generator.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/lt.h>
 #include <c10/core/DeviceGuard.h>
@@ -141,7 +142,10 @@ void write(const at::Tensor& to, const Part& part, const CounterDraw& draw, cons
       to.copy_(on_cpu);
     }
   }
-  require(drawn, "aten::" + numbers.name, "dt::Generator does not draw {}", c10::toString(to.scalar_type()));
+  require(drawn, "aten::" + numbers.name, "dt::Generator does not draw {}; hint: {}", c10::toString(to.scalar_type()),
+          at::isComplexType(to.scalar_type())
+              ? "draw real numbers and make them complex (torch::view_as_complex), or give it a generator of libtorch"
+              : "draw floating-point numbers");
 }
 
 // The elements of a whole contiguous tensor.
@@ -188,6 +192,37 @@ void draw_by_counter(const c10::OperatorHandle& op, CounterGenerator& generator,
 
 void draw_by_counter(const Draw& draw, CounterGenerator& generator, const at::Tensor& to, const Part& part) {
   write(to, part, generator.draw(), numbers_of(name_of(draw.op), draw.arguments, to.scalar_type()));
+}
+
+bool is_normal_of_tensors(const c10::OperatorHandle& op) {
+  return op.schema().name() == "aten::normal" && op.schema().overload_name().find("Tensor") != std::string::npos;
+}
+
+void normal_by_counter(const c10::OperatorHandle& op, const at::Generator& generator, c10::Stack& stack) {
+  const auto count = op.schema().arguments().size();
+  const c10::Stack arguments(stack.end() - static_cast<int64_t>(count), stack.end());
+  stack.resize(stack.size() - count);
+  const auto &mean = arguments[0], &std = arguments[1];
+  const auto like = (mean.isTensor() ? mean : std).toTensor(), out = count > 3 ? arguments[3].toTensor() : at::Tensor();
+  const bool both = mean.isTensor() && std.isTensor();
+  const auto sizes = both ? at::infer_size(like.sizes(), std.toTensor().sizes()) : like.sizes().vec();
+  const auto drawn = [&] {
+    const c10::NoGradGuard no_grad;
+    const bool valid = !std.isTensor() || like.is_meta() || std.toTensor().ge(0).all().item<bool>();
+    require(valid, op.schema().name(), "normal expects all elements of std >= 0.0");
+    const auto to = like.new_empty(sizes, at::TensorOptions((out.defined() ? out : like).scalar_type()));
+    to.normal_(0, std.isTensor() ? 1 : std.toDouble(), generator);
+    if (std.isTensor()) to.mul_(std.toTensor());
+    return mean.isTensor() ? to.add_(mean.toTensor()) : to.add_(mean.toDouble());
+  }();
+  if (out.defined()) {
+    if (out.sizes() != sizes) out.resize_(sizes);
+    return stack.push_back(out.copy_(drawn));
+  }
+  const bool differentiable = c10::GradMode::is_enabled() && (like.requires_grad() || (both && std.toTensor().requires_grad()));
+  if (!differentiable) return stack.push_back(drawn);
+  const auto through = both ? like.add(std.toTensor()) : like.clone();  // whose gradients are zeros, as ATen has it
+  stack.push_back(through.to(drawn.scalar_type()).copy_(drawn));
 }
 
 }  // namespace rng

@@ -40,6 +40,10 @@ bool draws_by_counter(const c10::OperatorHandle& op);
 // Runs it, leaving its first argument alone on the stack.
 void draw_by_counter(const c10::OperatorHandle& op, CounterGenerator& generator, c10::Stack& stack);
 
+// at::normal of tensors. The second runs it on plain ones: draws, scales and moves, as ATen does.
+bool is_normal_of_tensors(const c10::OperatorHandle& op);
+void normal_by_counter(const c10::OperatorHandle& op, const at::Generator& generator, c10::Stack& stack);
+
 // The elements of a part among those of the whole, row-major: as runs for the CPU, and as an index for a GPU.
 struct Part {
   Runs runs;

@@ -114,6 +114,14 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* s
   }
 }
 
+// ATen's kernel takes no dt::Generator: it draws plain tensors here, and distributed ones in the operator's rule.
+void draw_normal(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
+  const auto arguments = c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - op.schema().arguments().size());
+  const auto given = arguments[2].isNone() ? World::current().generator() : arguments[2].toGenerator();
+  const bool plain = std::none_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.isTensor() && !is_plain(a); });
+  rng::as_counter(given) && plain ? rng::normal_by_counter(op, given, *stack) : draw(op, keys, stack);
+}
+
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
   static_assert(kRandomKey == c10::DispatchKey::TESTING_ONLY_GenericMode, "the library below is registered for this key");
   library.fallback(torch::CppFunction::makeFallthrough());
@@ -125,7 +133,8 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, library) {
     if (!op || name.name.rfind("aten::", 0) != 0) continue;
     const auto& arguments = op->schema().arguments();
     if (std::none_of(arguments.begin(), arguments.end(), is_generator)) continue;
-    library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&draw>());
+    library.impl(c10::toString(name).c_str(), rng::is_normal_of_tensors(*op) ? torch::CppFunction::makeFromBoxedFunction<&draw_normal>()
+                                                                             : torch::CppFunction::makeFromBoxedFunction<&draw>());
   }
 }
 

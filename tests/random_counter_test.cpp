@@ -226,6 +226,43 @@ TEST_CASE("random counter: as the generator of a rank", "[random]") {
   }
 }
 
+TEST_CASE("random counter: normal of tensors is the same plain and whole and cut", "[random]") {
+  const auto mean = torch::arange(60, torch::kDouble).reshape({12, 5}), std = (mean + 1) / 7, row = torch::arange(5, torch::kDouble);
+  using Place = std::function<at::Tensor(const at::Tensor&)>;
+  const auto draws = [&](const Place& place) {
+    Generator g(6);
+    const auto m = place(mean), s = place(std);
+    auto out = place(torch::zeros({12, 5}));
+    return Tensors{at::normal(m, 0.5, g), at::normal(2.0, s, g),  at::normal(m, s, g), at::normal(row, s, g),
+                   at::normal(m, row, g), at::normal_out(out, m.to(at::kFloat), s.to(at::kFloat), g)};
+  };
+  const auto expected = draws([](const at::Tensor& t) { return t; });
+  REQUIRE(expected[3].sizes() == mean.sizes());
+  {
+    Generator g(6);
+    const auto first = torch::empty_like(mean).normal_(0, 0.5, g).add_(mean), second = torch::empty_like(mean).normal_(0, 1, g).mul_(std).add_(2);
+    REQUIRE(expected[0].equal(first));
+    REQUIRE(expected[1].equal(second));
+  }
+  CHECK_NOTHROW(on_mesh({3}, [&](const DeviceMesh& mesh) {
+    for (const auto& placement : {shard(0), shard(1), replicate()}) {
+      Spmd spmd(mesh);
+      const auto got = draws([&](const at::Tensor& t) { return distribute_tensor(t, mesh, {placement}).tensor(); });
+      for (size_t i = 0; i < got.size(); ++i) {
+        require(full_tensor(got[i]).equal(expected[i]), "test", "draw {} of tensors that are {} differs", i, placement.str());
+      }
+      const auto plain = draws([](const at::Tensor& t) { return t.clone(); });
+      for (size_t i = 0; i < plain.size(); ++i) require(full_tensor(plain[i]).equal(expected[i]), "test", "plain draw {} differs", i);
+      require(!is_dtensor(plain[0]), "test", "a draw of plain tensors is distributed");
+    }
+  }));
+  auto leaf = torch::ones({3}, torch::requires_grad()), other = torch::ones({2, 3}, torch::requires_grad());
+  at::normal(leaf, other, Generator(2)).sum().backward();
+  REQUIRE(leaf.grad().equal(torch::zeros({3})));
+  REQUIRE(other.grad().equal(torch::zeros({2, 3})));
+  CHECK_THROWS_WITH(at::normal(leaf, -other, Generator(2)), says("std >= 0"));
+}
+
 TEST_CASE("random counter: numbers stay in their range", "[random]") {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
     const auto x = torch::empty({300000}, dtype).uniform_(0, 1, Generator(3));
@@ -267,7 +304,7 @@ TEST_CASE("random counter: states and copies and bad calls", "[random]") {
   CHECK_THROWS_WITH(numbers.random_(3, 3, generator), says("from"));
   CHECK_THROWS_WITH(torch::empty({4}, torch::kLong).normal_(0, 1, generator), says("dt::Generator does not draw"));
   CHECK_THROWS_WITH(torch::randperm(5, generator), says("hint"));
-  CHECK_THROWS_WITH(at::normal(numbers, 0.5, generator), says("hint"));
+  CHECK_THROWS_WITH(at::randn({4}, generator, torch::kComplexFloat), says("hint"));
   CHECK_THROWS_WITH(generator.set_state(torch::zeros({3}, torch::kByte)), says("16 bytes"));
   CHECK_THROWS_WITH(generator.set_state(torch::zeros({16})), says("Float") && says("hint"));
 
