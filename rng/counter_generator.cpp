@@ -10,6 +10,7 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/lt.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
@@ -137,7 +138,7 @@ void write(const at::Tensor& to, const Part& part, const CounterDraw& draw, cons
       const cuda::Elements elements{to.data_ptr(), to.scalar_type(), to.numel(), *index, cuda::current_stream()};
       drawn = to.numel() == 0 || cuda::draw_by_counter(elements, draw, numbers);
     } else {
-      const auto on_cpu = at::empty(to.sizes(), to.options().device(at::kCPU));
+      const auto on_cpu = at::empty_like(to, to.options().device(at::kCPU));
       drawn = fill(on_cpu, part.runs, draw, numbers);
       to.copy_(on_cpu);
     }
@@ -184,7 +185,7 @@ void draw_by_counter(const c10::OperatorHandle& op, CounterGenerator& generator,
     write(self, draw, numbers);
     if (!self.is_inference()) self.unsafeGetTensorImpl()->bump_version();
   } else {
-    const auto drawn = at::empty(self.sizes(), self.options().dtype(dtype).requires_grad(false));
+    const auto drawn = at::empty_like(self, self.options().dtype(dtype).requires_grad(false), at::MemoryFormat::Contiguous);
     write(drawn, draw, numbers);
     self.copy_(by_tensor ? drawn.lt(p) : drawn);
   }

@@ -254,6 +254,9 @@ TEST_CASE("random counter: normal of tensors is the same plain and whole and cut
       const auto plain = draws([](const at::Tensor& t) { return t.clone(); });
       for (size_t i = 0; i < plain.size(); ++i) require(full_tensor(plain[i]).equal(expected[i]), "test", "plain draw {} differs", i);
       require(!is_dtensor(plain[0]), "test", "a draw of plain tensors is distributed");
+      const auto columns = mean.clone().t(), coins = mean.clone().bernoulli_(torch::full_like(mean, 0.5), Generator(3));
+      columns.normal_(0, 1, Generator(3));
+      require(!is_dtensor(columns) && !is_dtensor(coins), "test", "a plain tensor became a distributed one");
     }
   }));
   auto leaf = torch::ones({3}, torch::requires_grad()), other = torch::ones({2, 3}, torch::requires_grad());
