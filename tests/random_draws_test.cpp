@@ -75,9 +75,12 @@ void check_draws(const Operator& op, const at::Tensor& like, const Tensors& expe
   }
 }
 
-std::vector<Placements> all_placements(int64_t tensor_dims, int64_t mesh_dims) {
+std::vector<Placements> all_placements(at::IntArrayRef sizes, int64_t mesh_dims) {
   std::vector<Placement> choices{replicate()};
-  for (int64_t d = 0; d < tensor_dims; ++d) choices.push_back(shard(d));
+  for (int64_t d = 0; d < static_cast<int64_t>(sizes.size()); ++d) {
+    choices.push_back(shard(d));
+    if (mesh_dims == 1 && sizes[d] > 0 && sizes[d] % 2 == 0) choices.push_back(strided_shard(d, 2));
+  }
   std::vector<Placements> result;
   for (const auto& first : choices) {
     if (mesh_dims == 1) result.push_back({first});
@@ -102,7 +105,7 @@ void check_operator(const Operator& op, at::ScalarType dtype, const std::vector<
           sizes,
           [&](const DeviceMesh& mesh) {
             for (size_t i = 0; i < likes.size(); ++i) {
-              for (const auto& placements : all_placements(likes[i].dim(), mesh.ndim()))
+              for (const auto& placements : all_placements(likes[i].sizes(), mesh.ndim()))
                 check_draws(op, likes[i], expected[i], mesh, placements);
             }
           },
@@ -125,11 +128,8 @@ TEST_CASE("random: every operator under every layout", "[random]") {
   for (const auto& op : kOperators) {
     for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kByte, at::kBool}) {
       if (!takes(op, dtype)) continue;
-      const bool all_meshes = dtype == at::kFloat || dtype == at::kLong;
-      const auto meshes =
-          all_meshes ? std::vector<std::vector<int64_t>>{{1}, {2}, {3}, {4}, {8}, {2, 2}, {2, 3}} : std::vector<std::vector<int64_t>>{{3}};
       INFO(op.name << " of " << at::toString(dtype));
-      check_operator(op, dtype, shapes, meshes);
+      check_operator(op, dtype, shapes, {{1}, {2}, {3}, {4}, {8}, {2, 2}, {2, 3}});
     }
   }
 }
@@ -195,6 +195,10 @@ TEST_CASE("random: millions of elements", "[random]") {
 
 TEST_CASE("random: over gloo", "[random]") {
   for (const auto& op : kOperators) {
-    if (op.floats) check_operator(op, at::kFloat, {{5000}, {50, 37}}, {{3}}, "gloo");
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong}) {
+      if (!takes(op, dtype)) continue;
+      INFO(op.name << " of " << at::toString(dtype));
+      check_operator(op, dtype, {{5000}, {50, 37}}, {{3}}, "gloo");
+    }
   }
 }

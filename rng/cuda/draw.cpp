@@ -3,6 +3,7 @@
 #include "rng/cuda/kernels.hpp"
 #include "rng/memory_order.hpp"
 
+#include <dtensor/compat.hpp>
 #include <dtensor/redistribute.hpp>
 
 #include <ATen/ops/_fused_dropout.h>
@@ -12,7 +13,6 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
-#include <torch/version.h>
 
 #include <cstring>
 #include <map>
@@ -22,10 +22,6 @@
 namespace dtensor::rng::cuda {
 
 namespace {
-
-constexpr bool since(int major, int minor) {
-  return TORCH_VERSION_MAJOR > major || (TORCH_VERSION_MAJOR == major && TORCH_VERSION_MINOR >= minor);
-}
 
 // -- libtorch's generator: the last 16 bytes of its state are a seed and an offset -------------------------------------------
 
@@ -59,7 +55,7 @@ std::optional<Numbers> whole_numbers(const Draw& draw) {
   if (from >= to || (at::isFloatingType(dtype) && (from < -kExact || to > kExact))) return std::nullopt;
   const auto range = static_cast<uint64_t>(to) - static_cast<uint64_t>(from);
   const bool has_wide = dtype == at::kLong || dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16;
-  const bool wide = since(2, 7) ? range >= uint64_t{1} << 28 : has_wide && range >= uint64_t{1} << 32;
+  const bool wide = DTENSOR_TORCH_AT_LEAST(2, 7) ? range >= uint64_t{1} << 28 : has_wide && range >= uint64_t{1} << 32;
   return Numbers{Kind::whole_from, 0, 0, wide, from, range};
 }
 
@@ -80,7 +76,7 @@ std::optional<Numbers> numbers_of(const Draw& draw) {
   return std::nullopt;
 }
 
-Launch launch_of(int64_t numel, const Numbers& numbers) { return distribution(numel, numbers.wide, current_device(), since(2, 3)); }
+Launch launch_of(int64_t numel, const Numbers& numbers) { return distribution(numel, numbers.wide, current_device(), DTENSOR_TORCH_AT_LEAST(2, 3)); }
 
 // -- Kernels -----------------------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,10 @@
 // Compiled with the flags and against the headers of libtorch, whose transformations of random numbers differ between versions.
 #include "rng/cuda/kernels.hpp"
 
+#include <dtensor/compat.hpp>
+
 #include <ATen/Dispatch.h>
 #include <ATen/core/TransformationHelper.h>
-#include <torch/version.h>
 
 #include <cuda_runtime.h>
 #include <curand_kernel.h>
@@ -79,7 +80,7 @@ struct Uniform {
   C range;
   Uniform(double a, double b) : from(static_cast<T>(a)), to(static_cast<T>(b)), range(static_cast<C>(to - from)) {}
   __device__ T operator()(C number) const {
-#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 1)
+#if DTENSOR_TORCH_AT_LEAST(2, 1)
     const T value = static_cast<T>(number * range + from);
     return value == to ? from : value;
 #else

@@ -76,12 +76,12 @@ bool has_plain_operand(const rules::Call& call) {
   return std::any_of(call.operands.begin(), call.operands.end(), [](const auto& operand) { return operand.plain && operand.ndim() > 0; });
 }
 
-void warn_without_rule(const OpInfo& info) {
+void warn_once(const OpInfo& info, const char* what) {
   static std::mutex mutex;
   static std::set<std::string> warned;
   std::lock_guard<std::mutex> lock(mutex);
   if (!warned.insert(info.name).second) return;
-  fmt::print(stderr, "dtensor: {} has no sharding rule and runs on replicated operands (said once per operator)\n", info.name);
+  fmt::print(stderr, "dtensor: {} {} (said once per operator)\n", info.name, what);
 }
 
 // Whether a move between two layouts takes a collective.
@@ -189,7 +189,9 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
 
   const auto* rule = info.rule;
   const bool rehearsed = look_ahead(op, info, call, rule);
-  if (!trace && !info.rule && !call.operands.empty() && info.name != "aten::_local_scalar_dense") warn_without_rule(info);
+  if (!trace && !info.rule && !call.operands.empty() && info.name != "aten::_local_scalar_dense") {
+    warn_once(info, "has no sharding rule and runs on replicated operands");
+  }
 
   auto decision = std::make_shared<Decision>(Decision{&info, call.mesh});
   const auto resolution = resolve(call, info, rule, trace);
@@ -199,6 +201,10 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   if (rule) decision->lowering = rule->lower(call, resolution);
   const bool moves = std::any_of(decision->moves.begin(), decision->moves.end(), [](const Move& move) { return move.communicates; });
   const bool empty = std::any_of(resolution.in.begin(), resolution.in.end(), [](const LayoutPtr& layout) { return may_be_empty(*layout); });
+  const bool whole = std::all_of(resolution.in.begin(), resolution.in.end(), [](const LayoutPtr& layout) { return layout->is_replicated(); });
+  if (!trace && moves && whole && info.schema->argumentIndexWithName("generator")) {
+    warn_once(info, "is drawn whole on every rank from gathered operands: how much it takes of the one stream depends on their values");
+  }
   // What kernels refuse, as dtypes, is refused on every rank, and before anything is moved.
   if (!rehearsed && (moves || empty || decision->lowering || !decision->write_backs.empty())) rehearse(op, call);
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
