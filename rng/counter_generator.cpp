@@ -228,8 +228,6 @@ void normal_by_counter(const c10::OperatorHandle& op, const at::Generator& gener
 
 }  // namespace rng
 
-Generator::Generator(uint64_t seed) : at::Generator(c10::make_intrusive<rng::CounterGenerator>(seed)) {
-  detail::use_rank_generator(true);  // from now on operators of this thread look at the generator that they are given
-}
+Generator::Generator(uint64_t seed) : at::Generator(c10::make_intrusive<rng::CounterGenerator>(seed)) { detail::use_given_generators(); }
 
 }  // namespace dtensor

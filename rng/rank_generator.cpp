@@ -68,6 +68,8 @@ void install_forwarding_generator() {
 
 // -- The rank's generator -> operators that take one -----------------------------------------------------------------
 
+thread_local bool is_rank = false, has_generators = false;  // why a thread is in the mode
+
 bool is_generator(const c10::Argument& argument) {
   if (argument.type()->kind() == c10::TypeKind::GeneratorType) return true;
   const auto* optional = argument.type()->castRaw<c10::OptionalType>();
@@ -146,6 +148,14 @@ at::Generator make_rank_generator() {
   return at::make_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator().current_seed());
 }
 
-void use_rank_generator(bool on) { c10::impl::tls_set_dispatch_key_included(kRandomKey, on); }
+void use_rank_generator(bool on) {
+  is_rank = on;
+  c10::impl::tls_set_dispatch_key_included(kRandomKey, is_rank || has_generators);
+}
+
+void use_given_generators() {
+  has_generators = true;
+  use_rank_generator(is_rank);
+}
 
 }  // namespace dtensor::detail

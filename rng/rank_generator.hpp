@@ -17,6 +17,10 @@ at::Generator make_rank_generator();
 // the process's.
 void use_rank_generator(bool on);
 
+// From now on operators of the calling thread look at the generator that they are given, or that is the thread's, also when it is no rank
+// or no longer one: it may be a dt::Generator.
+void use_given_generators();
+
 // torch::manual_seed on a rank: its generator, and with it the stream of its own.
 void seed_rank(World& world, uint64_t seed);
 

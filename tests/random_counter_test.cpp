@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
+#include <future>
 
 using namespace dtensor;
 using namespace dtensor::test;
@@ -264,6 +265,20 @@ TEST_CASE("random counter: normal of tensors is the same plain and whole and cut
   REQUIRE(leaf.grad().equal(torch::zeros({3})));
   REQUIRE(other.grad().equal(torch::zeros({2, 3})));
   CHECK_THROWS_WITH(at::normal(leaf, -other, Generator(2)), says("std >= 0"));
+}
+
+TEST_CASE("random counter: asked before and after a launch", "[random]") {
+  const auto program = [] {
+    World::current().generator() = Generator(1);
+    const auto first = torch::rand({3}), second = torch::rand({3});
+    World::current().generator() = Generator(1);
+    require(torch::rand({3}).equal(first), "test", "is not asked before");
+    at::Generator made;
+    on_ranks(1, [&](World&) { made = Generator(1); });
+    require(torch::rand({3}).equal(second), "test", "is not asked after");
+    require(torch::empty({3}).uniform_(0, 1, made).equal(first), "test", "one that was made in the launch is not asked after it");
+  };
+  std::async(std::launch::async, program).get();  // in a thread of its own, since the default is the thread's
 }
 
 TEST_CASE("random counter: numbers stay in their range", "[random]") {
