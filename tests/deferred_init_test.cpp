@@ -256,6 +256,30 @@ TEST_CASE("deferred init: training goes on as after construction", "[deferred]")
   }));
 }
 
+TEST_CASE("deferred init: gradients of a backward in the region", "[deferred]") {
+  torch::manual_seed(8);
+  nn::Linear plain(6, 8);
+  plain(torch::ones({4, 6})).pow(2).sum().backward();
+  CHECK_NOTHROW(on_mesh({2}, [&](const DeviceMesh& mesh) {
+    torch::manual_seed(8);
+    nn::Linear model{nullptr};
+    {
+      DeferredInit deferred(mesh);
+      model = nn::Linear(6, 8);
+      model(torch::ones({4, 6})).pow(2).sum().backward();
+    }
+    parallelize_module(*model, mesh, {{"weight", {{mesh.names()[0], shard(0)}}}});
+    materialize(*model);
+    for (const auto& name : {"weight", "bias"}) {
+      const auto got = model->named_parameters()[name], want = plain->named_parameters()[name];
+      require(!is_deferred(got.grad()), "test", "the gradient of {} is deferred", name);
+      require(DTensor(got.grad()).placements() == DTensor(got).placements(), "test", "the gradient of {} lies otherwise", name);
+      require(full_tensor(got.grad()).equal(want.grad()), "test", "the gradient of {} differs", name);
+    }
+    torch::optim::SGD(model->parameters(), 0.1).step();
+  }));
+}
+
 TEST_CASE("deferred init: refused with a hint", "[deferred]") {
   Alone rank(2);
   set_generator_check(GeneratorCheck::off);  // nobody would answer

@@ -39,6 +39,18 @@ at::Tensor in_layout(const at::Tensor& tensor, const LayoutPtr& layout) {
   return as_dtensor(tensor)->layout() == layout ? tensor : wrap(in_own_memory(as_dtensor(move_tensor(tensor, layout))->local()), layout);
 }
 
+// Those that are deferred, with their gradients that are, and how they shall lie: a gradient as its tensor.
+std::vector<std::pair<at::Tensor, LayoutPtr>> with_gradients(c10::ArrayRef<at::Tensor> tensors) {
+  std::vector<std::pair<at::Tensor, LayoutPtr>> all;
+  for (const auto& tensor : tensors) {
+    if (is_deferred(tensor)) all.emplace_back(tensor, as_dtensor(tensor)->layout());
+    if (!tensor.defined() || !tensor.is_leaf() || !is_deferred(tensor.grad())) continue;
+    const auto& layout = as_dtensor(tensor.grad())->layout();
+    all.emplace_back(tensor.grad(), as_dtensor(tensor) ? layout->with(as_dtensor(tensor)->layout()->placements()) : layout);
+  }
+  return all;
+}
+
 }  // namespace
 
 bool is_deferred(const at::Tensor& tensor) { return tensor.defined() && dispatch::is_deferred(tensor); }
@@ -48,9 +60,7 @@ void materialize(c10::ArrayRef<at::Tensor> tensors) {
   std::vector<at::Tensor> metas;
   std::unordered_map<const c10::TensorImpl*, LayoutPtr> layouts;  // of those asked for
   deferred::Wishes wishes;
-  for (const auto& tensor : tensors) {
-    if (!is_deferred(tensor)) continue;
-    const auto& layout = as_dtensor(tensor)->layout();
+  for (const auto& [tensor, layout] : with_gradients(tensors)) {
     const auto& deferred = as_dtensor(tensor)->deferred();
     const auto own = std::static_pointer_cast<Tape>(deferred.owner());
     require(!tape || tape == own, "materialize", "the tensors were made by two threads; hint: call it for each of their modules");
