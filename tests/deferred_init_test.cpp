@@ -8,6 +8,8 @@
 
 #include <dtensor/dtensor.hpp>
 
+#include <sstream>
+
 using namespace dtensor;
 using namespace dtensor::test;
 
@@ -294,6 +296,7 @@ TEST_CASE("deferred init: refused with a hint", "[deferred]") {
     CHECK_THROWS_WITH(torch::zeros({3}).normal_(0, -1), says("std"));
     const auto own = rank_local_random();
     CHECK_THROWS_WITH(model->weight.detach().normal_(), says("replicated"));
+    CHECK_THROWS_WITH(std::ostringstream() << model->weight, says("dt::materialize"));
   }
   REQUIRE(!DeferredInit::active());
   const auto hint = says("dt::materialize");
@@ -302,7 +305,16 @@ TEST_CASE("deferred init: refused with a hint", "[deferred]") {
   CHECK_THROWS_WITH(DTensor(model->weight).to_local(), hint);
   CHECK_THROWS_WITH(DTensor(model->weight).full_tensor(), hint);
   CHECK_THROWS_WITH(DTensor(model->weight).redistribute({shard(0)}), hint);
-  CHECK_THROWS_WITH(model->weight.data_ptr(), says("storage"));
+  CHECK_THROWS_WITH(model->weight.data_ptr(), hint);
+  CHECK_THROWS_WITH(model->weight.data_ptr<float>(), hint);
+  CHECK_THROWS_WITH((model->weight.accessor<float, 2>()), hint);
+  CHECK_THROWS_WITH(std::ostringstream() << model->weight, hint);
+  std::ostringstream file;
+  CHECK_THROWS_WITH(torch::save(model, file), hint);
+  CHECK_THROWS_WITH(torch::save(model->weight, file), hint);
   REQUIRE(DTensor(model->weight).layout().str() == "f32[4, 3] (R) on (dim0=2), deferred");
+  materialize(*model);
+  CHECK_THROWS_WITH(model->weight.data_ptr(), says("storage"));
+  CHECK_THROWS_WITH(torch::save(model, file), says("full_tensor"));
   set_generator_check(GeneratorCheck::first);
 }

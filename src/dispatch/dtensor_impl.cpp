@@ -110,6 +110,16 @@ void DTensorImpl::defer(const c10::intrusive_ptr<dispatch::Deferred>& deferred) 
   deferred->add_handle(*this);
 }
 
+bool DTensorImpl::has_storage() const {
+  if (layout_ && layout_->is_deferred() && work_) deferred().wait();  // throws
+  return c10::TensorImpl::has_storage();
+}
+
+const char* DTensorImpl::tensorimpl_type_name() const {
+  if (layout_ && layout_->is_deferred() && work_) deferred().wait();
+  return "a distributed tensor, which has none; hint: read its to_local() or full_tensor(), and save those (dtensor::full_tensor)";
+}
+
 dispatch::Deferred& DTensorImpl::deferred() const { return static_cast<dispatch::Deferred&>(*work_); }
 
 template <class Version>

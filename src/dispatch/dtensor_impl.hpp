@@ -50,6 +50,9 @@ class DTensorImpl final : public c10::TensorImpl {
   // Whether nothing else shares the local memory, so that relay() cannot part a view from its base.
   bool owns_local_alone() const { return local_.use_count() == 1 && local_.storage().use_count() == 1; }
 
+  // What reads memory by pointer asks first, and would say no more than that there is none: of a deferred tensor it throws.
+  bool has_storage() const override;
+
   bool leaf_checked = false;  // see leaf_gradients.cpp
 
   // Every operator makes one: the memory of those that are gone is kept for the next, a little per thread.
@@ -64,9 +67,7 @@ class DTensorImpl final : public c10::TensorImpl {
 
  private:
   // libtorch says "Cannot access storage of " and this.
-  const char* tensorimpl_type_name() const override {
-    return "a distributed tensor, which has none; hint: read its to_local() or full_tensor(), and save those (dtensor::full_tensor)";
-  }
+  const char* tensorimpl_type_name() const override;
   template <class Version>
   c10::intrusive_ptr<c10::TensorImpl> copy(Version&& version, bool allow_metadata_change) const;
   void adopt_metadata();
