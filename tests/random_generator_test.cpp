@@ -4,6 +4,8 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <thread>
+
 using namespace dtensor;
 using namespace dtensor::test;
 
@@ -145,4 +147,24 @@ TEST_CASE("random generators: a rank's own stream", "[random]") {
                               distribute_tensor(torch::zeros({3}), mesh, {replicate()}).tensor().uniform_();
                             }),
                     says("outside of dt::rank_local_random"));
+}
+
+TEST_CASE("random generators: the environment says when they are compared", "[random]") {
+  const auto in_a_new_thread = [](const char* value) {
+    value ? setenv("DTENSOR_CHECK_GENERATORS", value, 1) : unsetenv("DTENSOR_CHECK_GENERATORS");
+    GeneratorCheck found{};
+    std::thread([&] { found = generator_check(); }).join();
+    unsetenv("DTENSOR_CHECK_GENERATORS");
+    return found;
+  };
+  CHECK(in_a_new_thread("0") == GeneratorCheck::off);
+  CHECK(in_a_new_thread("off") == GeneratorCheck::off);
+  CHECK(in_a_new_thread("first") == GeneratorCheck::first);
+  CHECK(in_a_new_thread("1") == GeneratorCheck::always);
+  CHECK(in_a_new_thread("always") == GeneratorCheck::always);
+#ifdef NDEBUG
+  CHECK(in_a_new_thread(nullptr) == GeneratorCheck::first);
+#else
+  CHECK(in_a_new_thread(nullptr) == GeneratorCheck::always);
+#endif
 }

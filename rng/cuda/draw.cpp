@@ -35,7 +35,7 @@ Words words_of(const at::Generator& generator, const Launch& launch) {
 }
 
 void go_on(at::Generator generator, const Words& words) {
-  const auto state = generator.get_state().clone();
+  const auto state = generator.get_state();
   const uint64_t offset = words.offset + words.launch.advance;
   std::memcpy(static_cast<char*>(state.data_ptr()) + state.numel() - 8, &offset, 8);
   generator.set_state(state);
@@ -197,6 +197,10 @@ bool skip_draw(int64_t numel, const Draw& draw, const at::Generator& generator) 
 std::vector<c10::IValue> dropout(const at::Tensor& input, const Layout& layout, double keep, const at::Generator& generator) {
   const c10::DeviceGuard on(input.device());
   if (keep == 0) return {at::zeros_like(input), at::zeros_like(input, input.options().dtype(at::kBool))};
+  if (layout.local_sizes() == layout.sizes()) {
+    const auto [output, mask] = at::_fused_dropout(input, keep, generator);
+    return {output, mask.to(at::kBool)};
+  }
   const auto mask = dropout_mask(layout, input.options(), keep, generator);
   const bool is_double = input.scalar_type() == at::kDouble, is_short = input.dtype().itemsize() == 2;
   const double scale = 1 / (is_double ? keep : static_cast<float>(keep));  // as the kernel computes it

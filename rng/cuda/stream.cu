@@ -1,13 +1,12 @@
 // libtorch's draws, element by element: the numbers that its kernels would give to an element of the whole tensor, wherever it lies.
 // Compiled with the flags and against the headers of libtorch, whose transformations of random numbers differ between versions.
-#include "rng/cuda/kernels.hpp"
+#include "rng/cuda/launch.cuh"
 
 #include <dtensor/compat.hpp>
 
 #include <ATen/Dispatch.h>
 #include <ATen/core/TransformationHelper.h>
 
-#include <cuda_runtime.h>
 #include <curand_kernel.h>
 
 #include <type_traits>
@@ -54,7 +53,7 @@ __device__ auto component(const Four& numbers, int index) {
 
 template <class T, class Call, class Transform>
 __global__ void fill(T* to, int64_t count, PartIndex part, Words words, Call call, Transform transform) {
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
+  for (int64_t i = first_element(); i < count; i += all_threads()) {
     const Place place = place_of(part.global(i), words.launch);
     State state;
     curand_init(words.seed, place.subsequence, words.offset + 4 * place.call, &state);
@@ -64,10 +63,7 @@ __global__ void fill(T* to, int64_t count, PartIndex part, Words words, Call cal
 
 template <class T, class Call, class Transform>
 bool launch(const Elements& elements, const Words& words, Call call, Transform transform) {
-  constexpr int kThreads = 256;
-  const int64_t blocks = std::min<int64_t>(ceil_div(elements.count, kThreads), 1 << 20);
-  fill<<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(elements.stream)>>>(
-      static_cast<T*>(elements.to), elements.count, elements.part, words, call, transform);
+  launch_over(elements, fill<T, Call, Transform>, words, call, transform);
   return true;
 }
 
