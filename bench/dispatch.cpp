@@ -1,5 +1,7 @@
 // What a DTensor adds to an operator: the time of the operator on a DTensor less that on a plain tensor of the local size, with
 // the decision cached, on one thread. Counter overhead_us; mesh sizes 2, 64 and 4096 (fake transport, nothing is sent).
+#include "main.hpp"
+
 #include <torch/torch.h>
 
 #include <dtensor/dtensor.hpp>
@@ -88,10 +90,3 @@ void linear_forward_backward(benchmark::State& state) {
 BENCHMARK(linear_forward_backward)->Arg(2)->Arg(64)->Arg(4096)->UseManualTime()->Iterations(200);
 
 }  // namespace
-
-int main(int argc, char** argv) {
-  torch::set_num_threads(1);
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-}

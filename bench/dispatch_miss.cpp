@@ -1,5 +1,7 @@
 // What the first call of a kind costs: every call has sizes that no call had before, so that each is decided on anew. The time of the
 // operator on DTensors of a 2x2x2 mesh less that on plain tensors of the local sizes. Counter miss_us; hit_us is the same calls again.
+#include "main.hpp"
+
 #include <torch/torch.h>
 
 #include <dtensor/dtensor.hpp>
@@ -88,10 +90,3 @@ DTENSOR_BENCH(relu_of_pending, torch::relu(o.pending));
 DTENSOR_BENCH(add_pending, o.x + o.pending);
 
 }  // namespace
-
-int main(int argc, char** argv) {
-  torch::set_num_threads(1);
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-}

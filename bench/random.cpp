@@ -1,5 +1,7 @@
 // What a rank's part of a large random tensor costs: normal_ of 16 million elements, of which one of four ranks has a quarter, against
 // the plain operator on the whole: libtorch's, in both cases. Counter ratio; fake transport, nothing is sent.
+#include "main.hpp"
+
 #include <torch/torch.h>
 
 #include <dtensor/dtensor.hpp>
@@ -52,10 +54,3 @@ DTENSOR_BENCH(single_elements, ({kRows * kColumns / 4, 4}), dt::shard(1));
 DTENSOR_BENCH(middle, ({256, 16, 4096}), dt::shard(1));
 
 }  // namespace
-
-int main(int argc, char** argv) {
-  torch::set_num_threads(1);
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-}
