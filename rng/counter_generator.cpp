@@ -46,7 +46,7 @@ c10::intrusive_ptr<c10::TensorImpl> CounterGenerator::get_state() const {
 void CounterGenerator::set_state(const c10::TensorImpl& state) {
   const auto given = at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(const_cast<c10::TensorImpl*>(&state)));
   require(given.scalar_type() == at::kByte && given.numel() == 16 && given.is_cpu() && !as_dtensor(given), "Generator",
-          "a state of a dt::Generator is a plain tensor of 16 bytes on the CPU; got {} elements of {} on {}{}; hint: take it from get_state()",
+          "a state of a dt::Generator is a plain tensor of 16 bytes on the CPU; got {} elements of {} on {}{}; hint: take get_state()",
           given.numel(), c10::toString(given.scalar_type()), given.device().str(), as_dtensor(given) ? " in a distributed tensor" : "");
   c10::impl::ExcludeDispatchKeyGuard past{c10::DispatchKeySet(kDTensorKey)};
   const auto bytes = given.contiguous();

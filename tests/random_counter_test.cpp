@@ -241,7 +241,8 @@ TEST_CASE("random counter: normal of tensors is the same plain and whole and cut
   REQUIRE(expected[3].sizes() == mean.sizes());
   {
     Generator g(6);
-    const auto first = torch::empty_like(mean).normal_(0, 0.5, g).add_(mean), second = torch::empty_like(mean).normal_(0, 1, g).mul_(std).add_(2);
+    const auto first = torch::empty_like(mean).normal_(0, 0.5, g).add_(mean);
+    const auto second = torch::empty_like(mean).normal_(0, 1, g).mul_(std).add_(2);
     REQUIRE(expected[0].equal(first));
     REQUIRE(expected[1].equal(second));
   }

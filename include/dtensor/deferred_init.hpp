@@ -42,8 +42,8 @@ bool is_deferred(const at::Tensor& tensor);
 
 // Gives the parameters and buffers of `module` that are deferred their values, those of one device: this rank's part as they are laid
 // out, drawn and computed in parts where the operators allow it. Their gradients and tensors that share memory with them get theirs too;
-// other deferred ones stay so. Takes memory for the parts and for what is under way. Called on every rank of the mesh alike; communicates only where
-// an operator of the initialization has to. When it throws, nothing has changed.
+// other deferred ones stay so. Takes memory for the parts and for what is under way. Called on every rank of the mesh alike;
+// communicates only where an operator of the initialization has to. When it throws, nothing has changed.
 void materialize(torch::nn::Module& module);
 void materialize(c10::ArrayRef<at::Tensor> tensors);
 
