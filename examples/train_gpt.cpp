@@ -24,7 +24,7 @@ namespace dt = dtensor;
 static dt::Plan parameter_plan(const dt::DeviceMesh& mesh) {
   const auto& names = mesh.names();
   if (std::find(names.begin(), names.end(), "tp") == names.end()) return {};
-  return {{"*.q.*|*.k.*|*.v.*|*.up.*", {{"tp", dt::shard(0)}}}, {"*.o.weight|*.down.weight", {{"tp", dt::shard(1)}}}};
+  return dt::tensor_parallel({{"*.q|*.k|*.v|*.up", dt::ColwiseParallel()}, {"*.o|*.down", dt::RowwiseParallel()}});
 }
 
 // A batch [batch, seq] is cut into sequences over dp and along them over sp.

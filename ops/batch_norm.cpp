@@ -182,7 +182,7 @@ std::vector<WholeRunning> whole_running(const Call& call, const Resolution& reso
   for (size_t i = 0; i < call.operands.size(); ++i) {
     if (!is_running(call, call.operands[i])) continue;
     Placements placements;
-    for (const auto& p : input->placements()) placements.push_back(p.is_shard(kChannel) ? strided_shard(0, p.split, p.unit) : replicate());
+    for (const auto& p : input->placements()) placements.push_back(p.is_shard(kChannel) ? shard(0, p.cut()) : replicate());
     const auto part = resolution.in[i]->with(placements);
     if (part != resolution.in[i]) all.push_back({call.operands[i].argument, resolution.in[i], part});
   }
@@ -305,7 +305,7 @@ class BatchNorm final : public Rule {
     const auto& input = candidate.in[input_of(call)];
     for (size_t i = 0; i < call.operands.size(); ++i) {
       const auto& p = candidate.in[i];
-      const bool alike = input.is_shard(kChannel) && p == strided_shard(0, input.split, input.unit);
+      const bool alike = input.is_shard(kChannel) && p == shard(0, input.cut());
       if (is_running(call, call.operands[i]) && !p.is_replicate() && !alike) return false;
     }
     return true;

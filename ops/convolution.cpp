@@ -104,25 +104,25 @@ struct Way {
 };
 
 // The cuts that operands have now, and the plain one.
-using Cuts = std::set<std::pair<int32_t, int64_t>>;
+using Cuts = std::set<Cut>;
 Cuts cuts_of(const Call& call, int64_t mesh_dim, const Convolution& conv, std::initializer_list<std::pair<Part, int64_t>> dims) {
-  Cuts cuts{{1, 1}};
+  Cuts cuts{Cut()};
   for (const auto& [part, dim] : dims) {
     if (conv.operand[part] < 0) continue;
     const auto& now = call.operands[conv.operand[part]].placements()[mesh_dim];
-    if (now.is_shard(dim)) cuts.emplace(now.split, now.unit);
+    if (now.is_shard(dim)) cuts.insert(now.cut());
   }
   return cuts;
 }
 
 void add_channels(const Call& call, int64_t mesh_dim, const Convolution& conv, std::vector<Way>& ways) {
   const auto in = conv.input_channels(), out = conv.output_channels();
-  for (const auto& [split, unit] : cuts_of(call, mesh_dim, conv, {{kInput, 1}, {kWeight, in}})) {
-    ways.push_back({{strided_shard(1, split, unit), strided_shard(in, split, unit), replicate(), partial()}});
+  for (const auto& cut : cuts_of(call, mesh_dim, conv, {{kInput, 1}, {kWeight, in}})) {
+    ways.push_back({{shard(1, cut), shard(in, cut), replicate(), partial()}});
   }
-  for (const auto& [split, unit] : cuts_of(call, mesh_dim, conv, {{kOutput, 1}, {kWeight, out}, {kBias, 0}})) {
-    const auto channels = strided_shard(1, split, unit);
-    ways.push_back({{replicate(), strided_shard(out, split, unit), strided_shard(0, split, unit), channels}});
+  for (const auto& cut : cuts_of(call, mesh_dim, conv, {{kOutput, 1}, {kWeight, out}, {kBias, 0}})) {
+    const auto channels = shard(1, cut);
+    ways.push_back({{replicate(), shard(out, cut), shard(0, cut), channels}});
   }
 }
 
@@ -151,8 +151,8 @@ void add_positions(const Call& call, int64_t mesh_dim, const Convolution& conv, 
 
 std::vector<Way> ways(const Call& call, int64_t mesh_dim, const Convolution& conv) {
   std::vector<Way> all;
-  for (const auto& [split, unit] : cuts_of(call, mesh_dim, conv, {{kInput, 0}, {kOutput, 0}})) {
-    const auto samples = strided_shard(0, split, unit);
+  for (const auto& cut : cuts_of(call, mesh_dim, conv, {{kInput, 0}, {kOutput, 0}})) {
+    const auto samples = shard(0, cut);
     all.push_back({{samples, replicate(), replicate(), samples}});
   }
   if (conv.groups == 1) {

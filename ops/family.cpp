@@ -18,7 +18,7 @@ namespace dtensor::rules {
 
 namespace {
 
-using Cuts = std::set<std::pair<int32_t, int64_t>>;  // (split, unit)
+using Cuts = std::set<Cut>;
 
 int dim_with(const Dims& dims, int letter) {
   const auto it = std::find_if(dims.begin(), dims.end(), [&](const Dim& d) { return d.letter == letter; });
@@ -41,9 +41,9 @@ Cuts cuts_of(const Call& call, int64_t mesh_dim, const Structure& structure, int
     const int dim = dim_with(structure.in[i], letter);
     if (dim < 0) continue;
     const auto block = structure.in[i][dim].block;
-    if (structure.in[i][dim].size > block) cuts.emplace(1, 1);
+    if (structure.in[i][dim].size > block) cuts.insert(Cut());
     const auto& now = call.operands[i].placements()[mesh_dim];
-    if (now.is_shard(dim) && now.unit % block == 0) cuts.emplace(now.split, now.unit / block);
+    if (now.is_shard(dim) && now.unit % block == 0) cuts.insert(now.cut().with_unit(now.unit / block));
   }
   return cuts;
 }
@@ -55,16 +55,16 @@ bool lacks(const Structure& structure, int letter) {
 
 void add_cuts(const Call& call, int64_t mesh_dim, const Structure& structure, int letter, Candidates& result) {
   if (structure.lacking.empty() && lacks(structure, letter)) return;
-  for (const auto& [split, unit] : cuts_of(call, mesh_dim, structure, letter)) {
+  for (const auto& cut : cuts_of(call, mesh_dim, structure, letter)) {
     Candidate candidate;
     for (const auto& [costly, bytes] : structure.lowering_bytes) candidate.lowering_bytes += costly == letter ? bytes : 0;
     for (const auto& dims : structure.in) {
       const int dim = dim_with(dims, letter);
-      candidate.in.push_back(dim < 0 ? replicate() : strided_shard(dim, split, unit * dims[dim].block));
+      candidate.in.push_back(dim < 0 ? replicate() : shard(dim, cut.with_unit(cut.unit * dims[dim].block)));
     }
     for (size_t i = 0; i < structure.out.size(); ++i) {
       const int dim = dim_with(structure.out[i], letter);
-      candidate.out.push_back(dim < 0 ? structure.lacking[i] : strided_shard(dim, split, unit * structure.out[i][dim].block));
+      candidate.out.push_back(dim < 0 ? structure.lacking[i] : shard(dim, cut.with_unit(cut.unit * structure.out[i][dim].block)));
     }
     result.push_back(std::move(candidate));
   }

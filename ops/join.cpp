@@ -46,23 +46,23 @@ class Concatenation final : public Rule {
     const auto dim = wrap_dim(call.int_arg("dim"), ndim);
     for (size_t i = 0; i < call.operands.size(); ++i) {
       const auto& now = call.chosen[i][mesh_dim];
-      if (now.is_shard(dim)) offer(call, dim, call.operands[i].sizes()[dim] / now.split, now.unit, result);
+      if (now.is_shard(dim)) offer(call, dim, call.operands[i].sizes()[dim] / now.split, now.cut(), result);
     }
-    if (common >= call.mesh.size(mesh_dim)) offer(call, dim, common, 1, result);
+    if (common >= call.mesh.size(mesh_dim)) offer(call, dim, common, Cut(), result);
     return result;
   }
 
  private:
-  static void offer(const Call& call, int64_t dim, int64_t block, int64_t unit, Candidates& result) {
+  static void offer(const Call& call, int64_t dim, int64_t block, const Cut& cut, Candidates& result) {
     Candidate candidate;
     int64_t blocks = 0;
     for (const auto& operand : call.operands) {
       const auto size = operand.sizes()[dim];
       if (size == 0 || block == 0 || size % block != 0) return;
-      candidate.in.push_back(strided_shard(dim, size / block, unit));
+      candidate.in.push_back(shard(dim, Cut{detail::saturate<int32_t>(size / block), cut.unit, cut.shares}));
       blocks += size / block;
     }
-    candidate.out.push_back(strided_shard(dim, blocks, unit));
+    candidate.out.push_back(shard(dim, Cut{detail::saturate<int32_t>(blocks), cut.unit, cut.shares}));
     result.push_back(std::move(candidate));
   }
 
@@ -105,7 +105,7 @@ class Repetition final : public Rule {
     const auto times = call.ints_arg("repeats");
     const auto leading = static_cast<int64_t>(times.size()) - call.operands[0].ndim();
     const auto blocks = times[leading + now.dim];
-    if (blocks > 1) result.push_back({{now}, {strided_shard(leading + now.dim, blocks * now.split, now.unit)}});
+    if (blocks > 1) result.push_back({{now}, {shard(leading + now.dim, Cut{detail::saturate<int32_t>(blocks * now.split), now.unit, now.shares})}});
     return result;
   }
   std::vector<OutputMeta> output_metas(const Call& call) const override { return beside_->output_metas(call); }

@@ -20,12 +20,11 @@ int64_t dim_under(const Operand& operand, int64_t from_right, int64_t length) {
   return dim >= 0 && operand.sizes()[dim] == length ? dim : -1;
 }
 
-std::set<std::pair<int32_t, int64_t>> cuts(const Call& call, int64_t mesh_dim, const std::vector<int>& members,
-                                           int64_t from_right, int64_t length) {
-  std::set<std::pair<int32_t, int64_t>> found{{1, 1}};
+std::set<Cut> cuts(const Call& call, int64_t mesh_dim, const std::vector<int>& members, int64_t from_right, int64_t length) {
+  std::set<Cut> found{Cut()};
   for (const int i : members) {
     const auto& p = call.operands[i].placements()[mesh_dim];
-    if (p.is_shard() && p.dim == dim_under(call.operands[i], from_right, length)) found.emplace(p.split, p.unit);
+    if (p.is_shard() && p.dim == dim_under(call.operands[i], from_right, length)) found.insert(p.cut());
   }
   return found;
 }
@@ -63,12 +62,12 @@ Candidates pointwise_candidates(const Call& call, int64_t mesh_dim, const std::v
       const auto dim = call.operands[i].ndim() - 1 - from_right;
       if (dim >= 0 && length == 1) length = call.operands[i].sizes()[dim];
     }
-    for (const auto& [split, unit] : cuts(call, mesh_dim, members, from_right, length)) {
+    for (const auto& cut : cuts(call, mesh_dim, members, from_right, length)) {
       Candidate candidate{Placements(call.operands.size(), replicate()),
-                          Placements(outputs, strided_shard(ndim - 1 - from_right, split, unit))};
+                          Placements(outputs, shard(ndim - 1 - from_right, cut))};
       for (const int i : members) {
         const auto dim = dim_under(call.operands[i], from_right, length);
-        if (dim >= 0) candidate.in[i] = strided_shard(dim, split, unit);
+        if (dim >= 0) candidate.in[i] = shard(dim, cut);
       }
       result.push_back(std::move(candidate));
     }

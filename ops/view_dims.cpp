@@ -40,7 +40,7 @@ int64_t blocks_of(int64_t dim, const std::vector<DimMap>& maps) {
 
 std::optional<Placement> carry(const Placement& p, const Image& image) {
   if (image.dim < 0) return {};
-  if (!image.slices()) return strided_shard(image.dim, p.split, p.unit);
+  if (!image.slices()) return shard(image.dim, p.cut());
   const int64_t part = image.end - image.begin;
   if (part == 0) return image.embeds ? std::optional<Placement>() : shard(image.dim);
   // A slice keeps whole blocks: with `split` blocks in the whole, its bounds must fall between blocks.
@@ -49,7 +49,7 @@ std::optional<Placement> carry(const Placement& p, const Image& image) {
   if (split * image.begin % image.whole != 0 || split * image.end % image.whole != 0) return {};
   const int64_t result = image.embeds ? split : split * part / image.whole;
   if (result > std::numeric_limits<int32_t>::max()) return {};
-  return strided_shard(image.dim, result, p.unit);
+  return shard(image.dim, Cut{static_cast<int32_t>(result), p.unit, p.shares});
 }
 
 DimMap same_dims(int64_t ndim) { return without_dims(ndim, {}); }

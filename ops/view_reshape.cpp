@@ -16,31 +16,33 @@ int64_t product(c10::IntArrayRef sizes) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A cut of a row-major sequence: `blocks` blocks of `length` elements, each cut in chunks of `chunk`.
-struct Cut {
+// A cut of a row-major sequence: `blocks` blocks of `length` elements, each cut in chunks of `chunk` or, in the proportion of shares, in
+// pieces of `chunk`.
+struct Sequence {
   int64_t blocks, length, chunk;
 };
 
-Cut cut_of(c10::IntArrayRef sizes, const Placement& p, int64_t parts) {
+Sequence cut_of(c10::IntArrayRef sizes, const Placement& p, int64_t parts) {
   const int64_t inner = product(sizes.slice(p.dim + 1));
   const int64_t units = sizes[p.dim] / (p.split * p.unit);
-  return {product(sizes.slice(0, p.dim)) * p.split, sizes[p.dim] / p.split * inner, ceil_div(units, parts) * p.unit * inner};
+  const int64_t together = p.shares ? 1 : ceil_div(units, parts);
+  return {product(sizes.slice(0, p.dim)) * p.split, sizes[p.dim] / p.split * inner, together * p.unit * inner};
 }
 
 // The same cut, of dim `dim` of `sizes`: `length` and `chunk` in that dim's indices, `blocks` within it.
-std::optional<Cut> within(const Cut& cut, c10::IntArrayRef sizes, int64_t dim) {
+std::optional<Sequence> within(const Sequence& cut, c10::IntArrayRef sizes, int64_t dim) {
   const int64_t outer = product(sizes.slice(0, dim)), inner = product(sizes.slice(dim + 1));
   if (cut.blocks % outer != 0 || cut.length % inner != 0 || cut.chunk % inner != 0) return {};
-  return Cut{cut.blocks / outer, cut.length / inner, cut.chunk / inner};
+  return Sequence{cut.blocks / outer, cut.length / inner, cut.chunk / inner};
 }
 
 // The smallest unit with which chunking each of `cuts` over `parts` gives its chunk; 0 if there is none.
-int64_t unit_of(const std::vector<Cut>& cuts, int64_t parts) {
+int64_t unit_of(const std::vector<Sequence>& cuts, int64_t parts) {
   int64_t common = 0;
   for (const auto& cut : cuts) common = std::gcd(common, std::gcd(cut.length, cut.chunk));
   auto fits = [&](int64_t unit) {
     return std::all_of(cuts.begin(), cuts.end(),
-                       [&](const Cut& cut) { return ceil_div(cut.length / unit, parts) * unit == cut.chunk; });
+                       [&](const Sequence& cut) { return ceil_div(cut.length / unit, parts) * unit == cut.chunk; });
   };
   int64_t best = 0;
   for (int64_t unit = 1; unit * unit <= common; ++unit) {
@@ -51,16 +53,22 @@ int64_t unit_of(const std::vector<Cut>& cuts, int64_t parts) {
   return best;
 }
 
+// The unit with which the proportion of as many pieces is the same; 0 if there is none.
+int64_t unit_of_pieces(const std::vector<Sequence>& cuts) {
+  const bool alike = std::all_of(cuts.begin(), cuts.end(), [&](const Sequence& cut) { return cut.chunk == cuts[0].chunk; });
+  return alike ? cuts[0].chunk : 0;
+}
+
 std::optional<Placement> name_cut(const std::vector<Reshape::Pair>& pairs, const Placement& p, int64_t parts, int64_t dim) {
-  std::vector<Cut> cuts;
+  std::vector<Sequence> cuts;
   for (const auto& pair : pairs) {
     const auto cut = within(cut_of(pair.from, p, parts), pair.to, dim);
     if (!cut || (!cuts.empty() && cut->blocks != cuts[0].blocks)) return {};
     cuts.push_back(*cut);
   }
-  const int64_t unit = unit_of(cuts, parts);
+  const int64_t unit = p.shares ? unit_of_pieces(cuts) : unit_of(cuts, parts);
   if (unit == 0 || cuts[0].blocks > std::numeric_limits<int32_t>::max()) return {};
-  return strided_shard(dim, cuts[0].blocks, unit);
+  return shard(dim, Cut{static_cast<int32_t>(cuts[0].blocks), unit, p.shares});
 }
 
 // The simplest placement of `to` that is the cut `p` of `from`.
@@ -99,10 +107,9 @@ void Reshape::apply(const Placement& in, const Placement& out, int64_t parts) {
   if (!in.is_shard()) return;
   std::vector<Pair> next;
   for (const auto& pair : local_) {
-    // Chunking leaves full parts, perhaps one shorter part, and empty ones: these two ranks show both kinds that hold anything.
+    // Chunking leaves full parts, perhaps one shorter part, and empty ones: two ranks show both kinds that hold anything. Shares leave any.
     const auto cut = cut_of(pair.from, in, parts);
-    for (const int64_t index : {int64_t{0}, cut.length / cut.chunk}) {
-      if (index >= parts) continue;
+    for (int64_t index = 0; index < parts; index += in.shares ? 1 : std::max<int64_t>(cut.length / cut.chunk, 1)) {
       auto part = pair;
       cut_dim(part.from, in, parts, index);
       cut_dim(part.to, out, parts, index);

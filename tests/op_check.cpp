@@ -73,9 +73,12 @@ void compare(const OpCase& op, const at::Tensor& got, const at::Tensor& expected
 }
 
 // The placements that every mesh dimension may have for this input.
-std::vector<Placement> choices(const OpCase& op, const at::Tensor& input) {
+std::vector<Placement> choices(const OpCase& op, const at::Tensor& input, const DeviceMesh& mesh) {
   std::vector<Placement> all{replicate()};
-  for (int64_t d = 0; d < input.dim(); ++d) all.push_back(shard(d));
+  for (int64_t d = 0; d < input.dim(); ++d) {
+    all.push_back(shard(d));
+    if (mesh.ndim() == 1) all.push_back(ragged_shard(d, c10::IntArrayRef({2, 0, 1, 3}).slice(0, mesh.size())));
+  }
   if (op.partial && input.is_floating_point()) all.push_back(partial());
   return all;
 }
@@ -136,7 +139,7 @@ void check_on(const OpCase& op, const DeviceMesh& mesh) {
   const auto expected = run(op, clones(op.inputs));
   const std::vector<Placements> whole(op.inputs.size(), on_all(mesh, replicate()));
   for (size_t i = 0; i < op.inputs.size(); ++i) {
-    for (const auto& placements : combinations(choices(op, op.inputs[i]), mesh.ndim())) {
+    for (const auto& placements : combinations(choices(op, op.inputs[i], mesh), mesh.ndim())) {
       auto alone = whole;
       alone[i] = placements;
       check_placed(op, mesh, alone, expected);

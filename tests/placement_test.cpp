@@ -44,6 +44,39 @@ TEST_CASE("a split cuts the inner part of every block and a unit keeps blocks wh
   REQUIRE(cut(12, strided_shard(0, 3), 1, 0) == Intervals{{0, 12}});
 }
 
+TEST_CASE("a ragged shard is cut in the proportion of its shares", "[placement]") {
+  const auto lengths = [](int64_t length, const Placement& p) {
+    List result;
+    const auto parts = static_cast<int64_t>(p.shares->parts().size());
+    for (int64_t i = 0; i < parts; ++i) result.push_back(cut_length(length, p, parts, i));
+    return result;
+  };
+  REQUIRE(lengths(8, ragged_shard(0, {3, 0, 1})) == List{6, 0, 2});
+  REQUIRE(lengths(4, ragged_shard(0, {3, 0, 1})) == List{3, 0, 1});
+  REQUIRE(lengths(7, ragged_shard(0, {1, 1, 1})) == List{2, 2, 3});  // ends at 7/3 and 14/3, rounded down
+  REQUIRE(lengths(12, ragged_shard(0, {2, 1}, 4)) == List{8, 4});    // whole blocks of 4
+  REQUIRE(lengths(16, ragged_shard(0, {1, 1, 1}, 4)) == List{4, 4, 8});
+  REQUIRE(lengths(0, ragged_shard(0, {1, 2})) == List{0, 0});
+  REQUIRE(lengths(int64_t{1} << 60, ragged_shard(0, {(int64_t{1} << 61) + 1, (int64_t{1} << 61) - 1})) == List{int64_t{1} << 59, int64_t{1} << 59});
+  REQUIRE(indices(8, ragged_shard(0, {3, 0, 1}), 3, 2) == List{6, 7});
+  REQUIRE(indices(12, shard(0, Cut{2, 1, Shares::of({2, 1})}), 2, 1) == List{4, 5, 10, 11});  // the last third of each half
+}
+
+TEST_CASE("shares are a proportion", "[placement]") {
+  REQUIRE(ragged_shard(0, {2, 4}) == ragged_shard(0, {1, 2}));
+  REQUIRE(!(ragged_shard(0, {2, 1}) == ragged_shard(0, {1, 2})));
+  REQUIRE(RaggedShard(1, {6, 0, 3}, 4).str() == "Ragged(1, 2:0:1, unit=4)");
+  REQUIRE(ragged_shard(0, std::vector<int64_t>(20, 1)).str() == "Ragged(0, 1:1:1:1:1:1:1:1:1:1:1:1:1:1:1:1:... of 20)");
+  REQUIRE_THROWS_WITH(ragged_shard(0, {}), test::says("not all of them 0"));
+  REQUIRE_THROWS_WITH(ragged_shard(0, {0, 0}), test::says("not all of them 0"));
+  REQUIRE_THROWS_WITH(ragged_shard(0, {1, -1}), test::says("expected numbers of 0 or more"));
+  REQUIRE_THROWS_WITH(ragged_shard(0, {std::numeric_limits<int64_t>::max(), 1}), test::says("at most 2^62"));
+  // One order on every rank, whatever the addresses.
+  REQUIRE(Cut{1, 1, Shares::of({1, 2})} < Cut{1, 1, Shares::of({1, 3})});
+  REQUIRE(Cut{} < Cut{1, 1, Shares::of({1, 2})});
+  REQUIRE(!(Cut{1, 1, Shares::of({1, 2})} < Cut{}));
+}
+
 TEST_CASE("the parts of a dimension cover it once", "[placement]") {
   for (int64_t length : {0, 12, 24, 60}) {
     for (const auto& p :

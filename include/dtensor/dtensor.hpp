@@ -11,6 +11,7 @@
 #include <dtensor/error.hpp>
 #include <dtensor/layout.hpp>
 #include <dtensor/parallel/parallelize.hpp>
+#include <dtensor/parallel/plans.hpp>
 #include <dtensor/placement.hpp>
 #include <dtensor/random.hpp>
 #include <dtensor/redistribute.hpp>

@@ -9,6 +9,7 @@
 #include <iosfwd>
 #include <limits>
 #include <string>
+#include <vector>
 
 namespace dtensor {
 
@@ -20,21 +21,58 @@ const char* name(ReduceOp op);
 
 enum class PlacementKind : uint8_t { replicate, shard, partial };
 
+// A proportion: part i has its number of their sum. Interned, so that equal ones (2:4 is 1:2) are one object; never freed.
+class Shares {
+ public:
+  // Throws for none, negative numbers, and a sum that is 0 or above 2^62.
+  static const Shares* of(c10::ArrayRef<int64_t> parts);
+
+  c10::ArrayRef<int64_t> parts() const { return parts_; }
+  bool are_equal() const { return parts_.size() == static_cast<size_t>(ends_.back()); }
+
+  // Where part `index` of `length` blocks ends, and the next begins: rounded down.
+  int64_t end(int64_t index, int64_t length) const;
+
+  std::string str() const;  // "3:0:1"
+
+ private:
+  explicit Shares(std::vector<int64_t> parts);
+  std::vector<int64_t> parts_, ends_;
+};
+
+// How a dim of n indices is cut: it is seen as (split, n/(split*unit), unit), and its middle is chunked or, with shares, cut in their
+// proportion.
+struct Cut {
+  int32_t split = 1;
+  int64_t unit = 1;
+  const Shares* shares = nullptr;
+
+  bool operator==(const Cut&) const = default;
+  bool operator<(const Cut& other) const;  // the same on every rank
+
+  int64_t block() const { return split * unit; }  // which divides n
+  Cut with_unit(int64_t other) const { return {split, other, shares}; }
+};
+
 // One value type for all placements, so that a layout is a flat, hashable list.
 //
 //   Replicate            every rank has the whole tensor
 //   Shard(d)             dim d is cut as torch.chunk does: ceil(n/size) each, the last ones smaller or empty
 //   StridedShard(d, k)   dim d is seen as (k, n/k) and its inner part is cut (a fused QKV has k = 3)
+//   RaggedShard(d, 3:0:1) dim d is cut in this proportion: of 8 indices the first rank has 6, the second none, the third 2
 //   Partial(op)          the value is `op` over the ranks' local tensors
 //
-// `unit` closes sharding under views: flattening [b, s] with b cut gives a dim of b*s elements cut in blocks of s.
-// In general dim d of length n is seen as (split, n/(split*unit), unit) and its middle part is chunked.
+// `unit` closes sharding under views: flattening [b, s] with b cut gives a dim of b*s elements cut in blocks of s. It also keeps blocks
+// whole that belong together (rows of a tile).
 struct Placement {
   PlacementKind kind = PlacementKind::replicate;
   ReduceOp op = ReduceOp::sum;
   int16_t dim = 0;
   int32_t split = 1;
   int64_t unit = 1;
+  const Shares* shares = nullptr;
+
+  Cut cut() const { return {split, unit, shares}; }
 
   bool is_replicate() const { return kind == PlacementKind::replicate; }
   bool is_shard() const { return kind == PlacementKind::shard; }
@@ -44,7 +82,7 @@ struct Placement {
 
   bool operator==(const Placement&) const = default;
 
-  // "R", "S(0)", "S(0, split=3)", "S(0, unit=4)", "P(sum)"
+  // "R", "S(0)", "S(0, split=3)", "S(0, unit=4)", "Ragged(0, 3:0:1)", "P(sum)"
   std::string str() const;
 };
 
@@ -63,12 +101,21 @@ inline Placement shard(int64_t dim) { return {PlacementKind::shard, ReduceOp::su
 inline Placement strided_shard(int64_t dim, int64_t split, int64_t unit = 1) {
   return {PlacementKind::shard, ReduceOp::sum, detail::saturate<int16_t>(dim), detail::saturate<int32_t>(split), unit};
 }
+inline Placement shard(int64_t dim, const Cut& cut) {
+  return {PlacementKind::shard, ReduceOp::sum, detail::saturate<int16_t>(dim), cut.split, cut.unit, cut.shares};
+}
+// Dim `dim` in blocks of `unit` indices, of which rank i of the mesh dimension has its share of `shares`, rounded at the ends; shares may
+// be 0. Throws as Shares::of() does.
+inline Placement ragged_shard(int64_t dim, c10::ArrayRef<int64_t> shares, int64_t unit = 1) {
+  return shard(dim, Cut{1, unit, Shares::of(shares)});
+}
 inline Placement partial(ReduceOp op = ReduceOp::sum) { return {PlacementKind::partial, op}; }
 
 // PyTorch's spelling of the same constructors.
 inline Placement Replicate() { return replicate(); }
 inline Placement Shard(int64_t dim) { return shard(dim); }
 inline Placement StridedShard(int64_t dim, int64_t split) { return strided_shard(dim, split); }
+inline Placement RaggedShard(int64_t dim, c10::ArrayRef<int64_t> shares, int64_t unit = 1) { return ragged_shard(dim, shares, unit); }
 inline Placement Partial(ReduceOp op = ReduceOp::sum) { return partial(op); }
 
 // One placement per mesh dimension. They apply left to right: each cuts what the one before left.
@@ -93,7 +140,8 @@ using Intervals = c10::SmallVector<Interval, 4>;
 // intervals, adjacent ones joined. Throws if split*unit does not divide length.
 Intervals cut(int64_t length, const Placement& placement, int64_t parts, int64_t index);
 
-// The number of elements of cut(...).
+// The number of elements of cut(...), and of the longest of all parts.
 int64_t cut_length(int64_t length, const Placement& placement, int64_t parts, int64_t index);
+int64_t longest_cut(int64_t length, const Placement& placement, int64_t parts);
 
 }  // namespace dtensor

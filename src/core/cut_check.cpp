@@ -18,11 +18,13 @@ void add(Lengths& lengths, int64_t length) {
   if (std::find(lengths.begin(), lengths.end(), length) == lengths.end()) lengths.push_back(length);
 }
 
-// torch.chunk leaves full parts, at most one shorter part, and empty ones.
+// The lengths of all parts. torch.chunk leaves full parts, at most one shorter part, and empty ones.
 void cut_all(Lengths& lengths, const Placement& placement, int64_t parts) {
   Lengths result;
   const int64_t block = placement.split * placement.unit;
   for (int64_t length : lengths) {
+    for (int64_t i = 0; placement.shares && i < parts; ++i) add(result, cut_length(length, placement, parts, i));
+    if (placement.shares) continue;
     const int64_t middle = length / block;
     const int64_t each = (middle + parts - 1) / parts;
     if (each == 0) {
@@ -57,6 +59,8 @@ std::string explain(const Misfit& misfit, const Placement& p, c10::IntArrayRef s
     case Misfit::length:
       return fmt::format("split*unit = {} does not divide the length {} of dim {}; hint: choose a split that does",
                          p.split * p.unit, misfit.got, p.dim);
+    case Misfit::shares:
+      return fmt::format("got {} shares; expected one per rank of the mesh dimension", p.shares->parts().size());
     case Misfit::none: break;
   }
   return {};
@@ -76,13 +80,16 @@ Misfit normalize(c10::ArrayRef<int64_t> mesh_sizes, Placements& placements, c10:
     if (p.dim < -ndim || p.dim >= ndim) return {Misfit::dim_range, i};
     if (p.dim < 0) p.dim = static_cast<int16_t>(p.dim + ndim);
     if (p.split < 1 || p.unit < 1) return {Misfit::factors, i};
-    if (p.split == 1 && p.unit == 1) continue;
+    if (p.cut() == Cut()) continue;
+    if (p.shares && static_cast<int64_t>(p.shares->parts().size()) != mesh_sizes[i]) return {Misfit::shares, i};
     const auto lengths = lengths_before(mesh_sizes, placements, i, p.dim, sizes[p.dim]);
     const int64_t block = p.split * p.unit;
     for (int64_t length : lengths) {
       if (length % block != 0) return {Misfit::length, i, length};
     }
-    if (lengths.size() == 1 && lengths[0] / block % mesh_sizes[i] == 0) p.unit = 1;
+    const bool even = lengths.size() == 1 && lengths[0] / block % mesh_sizes[i] == 0;
+    if (even && p.shares && p.shares->are_equal()) p.shares = nullptr;
+    if (even && !p.shares) p.unit = 1;
   }
   return {};
 }

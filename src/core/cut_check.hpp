@@ -7,12 +7,12 @@
 namespace dtensor::detail {
 
 struct Misfit {
-  enum Kind { none, dim_range, factors, length } kind = none;
+  enum Kind { none, dim_range, factors, length, shares } kind = none;
   int64_t mesh_dim = 0;
   int64_t got = 0;  // length: the length that split*unit does not divide
 };
 
-// Turns negative dims into positive ones and drops units without effect. Returns the first placement that cannot be
+// Turns negative dims into positive ones and drops units and shares without effect. Returns the first placement that cannot be
 // applied.
 Misfit normalize(c10::ArrayRef<int64_t> mesh_sizes, Placements& placements, c10::IntArrayRef sizes);
 

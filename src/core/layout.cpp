@@ -22,6 +22,7 @@ size_t hash_of(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRe
     hash = mix(hash, static_cast<uint64_t>(p.kind) | static_cast<uint64_t>(p.op) << 8 | static_cast<uint64_t>(p.dim) << 16 |
                          static_cast<uint64_t>(p.split) << 32);
     if (p.unit != 1) hash = mix(hash, static_cast<uint64_t>(p.unit));
+    if (p.shares) hash = mix(hash, reinterpret_cast<size_t>(p.shares));
   }
   hash = mix(hash, sizes.size());
   for (int64_t n : sizes) hash = mix(hash, static_cast<uint64_t>(n));

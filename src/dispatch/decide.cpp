@@ -146,6 +146,7 @@ bool may_be_empty(const Layout& layout) {
     for (int64_t m = 0; m < layout.mesh().ndim(); ++m) {
       const auto& p = layout.placements()[m];
       if (!p.is_shard(d)) continue;
+      if (p.shares) return true;
       parts *= layout.mesh().size(m);
       blocks = std::max<int64_t>(blocks, p.split * p.unit);
     }

@@ -3,7 +3,10 @@
 #include <dtensor/error.hpp>
 #include <dtensor/tensor.hpp>
 
-#include <torch/nn/module.h>
+#include "src/parallel/tensors_of.hpp"
+
+#include <algorithm>
+#include <numeric>
 
 namespace dtensor {
 
@@ -39,18 +42,37 @@ struct Change {
   Placements placements;
 };
 
-std::vector<std::pair<std::string, at::Tensor>> tensors_of(torch::nn::Module& module) {
-  std::vector<std::pair<std::string, at::Tensor>> all;
-  for (const auto& item : module.named_parameters()) all.emplace_back(item.key(), item.value());
-  for (const auto& item : module.named_buffers()) all.emplace_back(item.key(), item.value());
-  return all;
+// How many letters to change, add or leave out between two names (Levenshtein, 1966).
+size_t distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t changed = diagonal + (a[i] != b[j]);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({changed, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row.back();
+}
+
+// The three names that are most like a pattern.
+std::string closest(const std::string& pattern, const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+  std::vector<std::pair<size_t, std::string>> names;
+  for (const auto& item : tensors) names.emplace_back(distance(pattern, item.first), item.first);
+  std::stable_sort(names.begin(), names.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::string text;
+  for (size_t i = 0; i < std::min<size_t>(names.size(), 3); ++i) text += (i ? ", '" : "'") + names[i].second + "'";
+  return names.empty() ? "(the module has none)" : text;
 }
 
 // Checks the whole plan, so that a bad one changes nothing.
 std::vector<Change> changes_of(torch::nn::Module& module, const DeviceMesh& mesh, const Plan& plan) {
   std::vector<Change> changes;
   std::vector<bool> used(plan.size(), false);
-  for (const auto& [name, tensor] : tensors_of(module)) {
+  const auto tensors = detail::tensors_of(module);
+  for (const auto& [name, tensor] : tensors) {
     if (!tensor.defined()) continue;
     require(is_dtensor(tensor), "parallelize_module",
             "'{}' is a plain tensor; hint: build the module inside dt::Spmd on the mesh, so that its parameters are distributed "
@@ -75,9 +97,9 @@ std::vector<Change> changes_of(torch::nn::Module& module, const DeviceMesh& mesh
     placements_of(plan[i], mesh);
     bool hidden = false;
     for (size_t j = 0; j < i && !used[i]; ++j) hidden |= plan[j].pattern == plan[i].pattern;
-    require(used[i] || hidden, "parallelize_module",
-            "no parameter or buffer is decided by entry '{}'; hint: names are fully qualified, e.g. '{}'", plan[i].pattern,
-            tensors_of(module).empty() ? "" : tensors_of(module).front().first);
+    require(used[i] || hidden || plan[i].may_match_nothing, "parallelize_module",
+            "no parameter or buffer is decided by entry '{}'; hint: names are fully qualified; the closest are {}", plan[i].pattern,
+            closest(plan[i].pattern, tensors));
   }
   return changes;
 }

@@ -100,7 +100,7 @@ double CostModel::largest_bytes(PlacementsRef placements) const {
   Sizes local(sizes.begin(), sizes.end());
   for (size_t i = 0; i < placements.size(); ++i) {
     const auto& p = placements[i];
-    if (p.is_shard()) local[p.dim] = cut_length(local[p.dim], p, mesh_sizes[i], 0);
+    if (p.is_shard()) local[p.dim] = longest_cut(local[p.dim], p, mesh_sizes[i]);
   }
   double bytes = static_cast<double>(element_size);
   for (int64_t n : local) bytes *= static_cast<double>(n);

@@ -20,7 +20,7 @@ namespace {
 
 using MeshDims = c10::SmallVector<int64_t, 4>;
 
-auto order_key(const Placement& p) { return std::make_tuple(p.kind, p.op, p.dim, p.split, p.unit); }
+auto order_key(const Placement& p) { return std::make_tuple(p.kind, p.op, p.dim, p.cut()); }
 
 // Averages and sums commute; everything else only with itself.
 bool commute(ReduceOp a, ReduceOp b) {

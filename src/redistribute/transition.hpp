@@ -68,7 +68,7 @@ struct CostModel {
   // The price of changing `mesh_dims` of `before` to `to`.
   int64_t step(PlacementsRef before, c10::IntArrayRef mesh_dims, const Placement& to) const;
 
-  // Of the largest local tensor, which is that of the ranks whose coordinates are 0.
+  // Of the largest local tensor.
   double largest_bytes(PlacementsRef placements) const;
 
   std::vector<CommCost> costs;  // per mesh dimension

@@ -214,11 +214,11 @@ class Einsum final : public Rule {
   }
 
   // Ways to cut the label that operands have now, and the plain one.
-  static std::set<std::pair<int32_t, int64_t>> cuts(const Call& call, int64_t mesh_dim, const View& view, int label) {
-    std::set<std::pair<int32_t, int64_t>> found{{1, 1}};
+  static std::set<Cut> cuts(const Call& call, int64_t mesh_dim, const View& view, int label) {
+    std::set<Cut> found{Cut()};
     for (size_t i = 0; i < view.operands; ++i) {
       const auto& p = call.operands[i].placements()[mesh_dim];
-      if (p.is_shard() && view.in[i][p.dim] == label) found.emplace(p.split, p.unit);
+      if (p.is_shard() && view.in[i][p.dim] == label) found.insert(p.cut());
     }
     return found;
   }
@@ -236,19 +236,19 @@ class Einsum final : public Rule {
       if (std::count(view.in[i].begin(), view.in[i].end(), label) > 1) return;
       if (dim_of(view.in[i], label) >= 0) has.insert(view.summand[i]);
     }
-    for (const auto& [split, unit] : cuts(call, mesh_dim, view, label)) {
+    for (const auto& cut : cuts(call, mesh_dim, view, label)) {
       Candidate candidate;
       bool summed = false;
       for (const auto& labels : view.out) {
         const int dim = dim_of(labels, label);
         summed |= dim < 0;
-        candidate.out.push_back(dim < 0 ? partial() : strided_shard(dim, split, unit));
+        candidate.out.push_back(dim < 0 ? partial() : shard(dim, cut));
       }
       for (size_t i = 0; i < view.in.size(); ++i) {
         const int dim = dim_of(view.in[i], label);
         // A sum over the label would add a summand without it once per rank.
         const bool counted_twice = summed && !has.count(view.summand[i]) && is_first_of_summand(view, i);
-        candidate.in.push_back(dim >= 0 ? strided_shard(dim, split, unit) : counted_twice ? partial() : replicate());
+        candidate.in.push_back(dim >= 0 ? shard(dim, cut) : counted_twice ? partial() : replicate());
       }
       candidate.in.resize(call.operands.size());
       result.push_back(std::move(candidate));

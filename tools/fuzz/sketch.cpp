@@ -99,6 +99,13 @@ Placement Sketch::placement(c10::IntArrayRef sizes, at::ScalarType dtype) {
   return strided_shard(d, random_.between(2, 3), random_.chance(30) ? 2 : 1);
 }
 
+const Shares* Sketch::shares(int64_t parts) {
+  Ints drawn(parts);
+  for (auto& share : drawn) share = random_.below(4);
+  drawn[random_.below(parts)] += 1;
+  return Shares::of(drawn);
+}
+
 Placements Sketch::placements(c10::IntArrayRef sizes, at::ScalarType dtype) {
   Placements result;
   Ints left = sizes.vec();  // of each dim on every rank; 0 where ranks differ, and then it is split no further
@@ -108,7 +115,9 @@ Placements Sketch::placements(c10::IntArrayRef sizes, at::ScalarType dtype) {
       auto& length = left[drawn.dim];
       const auto blocks = drawn.split * drawn.unit;
       if (blocks > 1 && (length == 0 || length % blocks != 0)) drawn = shard(drawn.dim);
-      length = length % (parts * drawn.split * drawn.unit) == 0 ? length / parts : 0;
+      const bool ragged = random_.chance(12);
+      if (ragged) drawn.shares = shares(parts);
+      length = !ragged && length % (parts * drawn.split * drawn.unit) == 0 ? length / parts : 0;
     }
     result.push_back(drawn);
   }

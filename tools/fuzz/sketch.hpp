@@ -44,6 +44,7 @@ class Sketch {
   void add_redistribute();
   void add_roots();
   Placement placement(c10::IntArrayRef sizes, at::ScalarType dtype);
+  const Shares* shares(int64_t parts);
 
   Random random_;
   DrawOptions options_;

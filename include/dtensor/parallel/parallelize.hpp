@@ -20,12 +20,13 @@ namespace dtensor {
 struct PlanEntry {
   std::string pattern;
   std::vector<std::pair<std::string, Placement>> placements;
+  bool may_match_nothing = false;  // else such an entry is a mistake
 };
 using Plan = std::vector<PlanEntry>;
 
 // Re-lays the parameters and buffers of `module` in place, so that every handle the module holds sees it. The module must have been
 // built inside Spmd on `mesh`. What no entry matches stays as it is. From Replicate nothing is communicated. Throws, before anything is
-// changed, for an unknown mesh dimension, an entry that matches nothing, a placement that does not fit a matching tensor,
+// changed, for an unknown mesh dimension, an entry that matches nothing (naming the closest names), a placement that does not fit a matching tensor,
 // or a plain parameter.
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const Plan& plan);
 

@@ -1,0 +1,102 @@
+// The plan of a transformer from its modules.
+#include <dtensor/parallel/plans.hpp>
+
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <optional>
+
+namespace dtensor {
+
+namespace {
+
+struct Layer {
+  std::string name;
+  int64_t in, out;
+  std::optional<ParallelStyle> style{};
+};
+
+bool has_none(const Layer* layer) { return !layer->style; }
+
+// First layers get their style with the inputs of their second one.
+void pair(std::vector<Layer*> first, Layer& second) {
+  if (first.empty()) return;
+  const bool fused = first.size() == 1 && first[0]->out % second.in == 0;
+  for (auto* layer : first) layer->style = ColwiseParallel(fused ? layer->out / second.in : 1);
+  second.style = RowwiseParallel();
+}
+
+// Of the layers that one module holds.
+void pair_up(std::vector<Layer>& layers, int64_t width) {
+  std::vector<Layer*> squares, widen, narrow;
+  for (auto& layer : layers) {
+    if (layer.in == width && layer.out == width) squares.push_back(&layer);
+    if (layer.in == width && layer.out != width) widen.push_back(&layer);
+    if (layer.in != width && layer.out == width) narrow.push_back(&layer);
+  }
+  const auto without_pair = [&](auto&& belongs) {
+    std::vector<Layer*> found;
+    std::copy_if(widen.begin(), widen.end(), std::back_inserter(found), [&](Layer* l) { return has_none(l) && belongs(*l); });
+    return found;
+  };
+  for (auto* second : narrow) {
+    auto first = without_pair([&](const Layer& l) { return l.out == second->in; });
+    if (first.empty()) first = without_pair([&](const Layer& l) { return l.out % second->in == 0; });
+    if (squares.empty() && !first.empty()) {  // grouped keys and values
+      const auto fewer = without_pair([&](const Layer& l) { return l.out < second->in && second->in % l.out == 0; });
+      first.insert(first.end(), fewer.begin(), fewer.end());
+    }
+    pair(std::move(first), *second);
+  }
+  if (squares.empty()) return;
+  auto first = without_pair([](const Layer&) { return true; });
+  first.insert(first.end(), squares.begin(), squares.end() - 1);
+  pair(std::move(first), *squares.back());
+}
+
+void add(Plan& plan, const std::string& name, const ParallelStyle& style, const std::string& mesh_dim) {
+  const auto entries = tensor_parallel({{name, style}}, mesh_dim);
+  plan.insert(plan.end(), entries.begin(), entries.end());
+}
+
+struct Vocabulary {
+  int64_t rows = 0, width = 0;
+};
+
+// That of the first embedding; the width of the first linear layer where there is none.
+Vocabulary vocabulary_of(const torch::nn::Module& module) {
+  for (const auto& child : module.modules(/*include_self=*/false)) {
+    if (const auto* embedding = child->as<torch::nn::Embedding>()) return {embedding->weight.size(0), embedding->weight.size(1)};
+  }
+  for (const auto& child : module.modules(/*include_self=*/false)) {
+    if (const auto* linear = child->as<torch::nn::Linear>()) return {0, linear->weight.size(1)};
+  }
+  return {};
+}
+
+}  // namespace
+
+Plan automatic_plan(const torch::nn::Module& module, const std::string& mesh_dim, bool along_vocabulary) {
+  const auto vocabulary = vocabulary_of(module);
+  Plan plan;
+  const auto visit = [&](const auto& self, const torch::nn::Module& holder, const std::string& prefix) -> void {
+    std::vector<Layer> layers;
+    for (const auto& child : holder.named_children()) {
+      const auto* linear = child.value()->template as<torch::nn::Linear>();
+      if (linear) layers.push_back({prefix + child.key(), linear->weight.size(1), linear->weight.size(0)});
+      const auto* embedding = child.value()->template as<torch::nn::Embedding>();
+      if (embedding && along_vocabulary) add(plan, prefix + child.key(), VocabParallel(), mesh_dim);
+    }
+    pair_up(layers, vocabulary.width);
+    for (const auto& layer : layers) {
+      const bool gives_logits = along_vocabulary && layer.in == vocabulary.width && layer.out == vocabulary.rows;
+      if (layer.style || gives_logits) add(plan, layer.name, layer.style ? *layer.style : VocabParallel(), mesh_dim);
+    }
+    for (const auto& child : holder.named_children()) self(self, *child.value(), prefix + child.key() + ".");
+  };
+  visit(visit, module, "");
+  return plan;
+}
+
+}  // namespace dtensor

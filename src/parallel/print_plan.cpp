@@ -1,0 +1,59 @@
+// What lies where, as a table.
+#include <dtensor/parallel/plans.hpp>
+
+#include "src/parallel/tensors_of.hpp"
+
+#include <dtensor/tensor.hpp>
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <iostream>
+#include <set>
+
+namespace dtensor {
+
+namespace {
+
+std::string readable(int64_t bytes) {
+  constexpr double kKiB = 1024;
+  const auto b = static_cast<double>(bytes);
+  if (b < kKiB) return fmt::format("{} B", bytes);
+  if (b < kKiB * kKiB) return fmt::format("{:.1f} KiB", b / kKiB);
+  return b < kKiB * kKiB * kKiB ? fmt::format("{:.1f} MiB", b / kKiB / kKiB) : fmt::format("{:.2f} GiB", b / kKiB / kKiB / kKiB);
+}
+
+}  // namespace
+
+std::string describe_plan(const torch::nn::Module& module) {
+  std::vector<std::array<std::string, 5>> rows{{"name", "tensor", "placements", "this rank", "whole"}};
+  int64_t here = 0, everywhere = 0;
+  std::set<const c10::TensorImpl*> seen;  // a tied one counts once
+  for (const auto& [name, tensor] : detail::tensors_of(module)) {
+    if (!tensor.defined()) continue;
+    const auto whole = tensor.numel() * static_cast<int64_t>(tensor.element_size());
+    const bool distributed = is_dtensor(tensor), again = !seen.insert(tensor.unsafeGetTensorImpl()).second;
+    const auto own = distributed ? c10::multiply_integers(DTensor(tensor).layout().local_sizes()) * static_cast<int64_t>(tensor.element_size()) : whole;
+    rows.push_back({name, fmt::format("{}[{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", ")),
+                    again ? "(tied)" : distributed ? str(DTensor(tensor).placements()) : "plain", again ? "" : readable(own),
+                    again ? "" : readable(whole)});
+    here += again ? 0 : own;
+    everywhere += again ? 0 : whole;
+  }
+  rows.push_back({"total", "", "", readable(here), readable(everywhere)});
+  std::array<size_t, 5> widths{};
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    text += fmt::format("{:<{}}  {:<{}}  {:<{}}  {:>{}}  {:>{}}\n", row[0], widths[0], row[1], widths[1], row[2], widths[2], row[3], widths[3],
+                        row[4], widths[4]);
+  }
+  return text;
+}
+
+void print_plan(const torch::nn::Module& module, std::ostream& out) { out << describe_plan(module) << std::flush; }
+void print_plan(const torch::nn::Module& module) { print_plan(module, std::cout); }
+
+}  // namespace dtensor
