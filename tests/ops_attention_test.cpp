@@ -122,7 +122,9 @@ void attend_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (!gradient.defined()) gradient = named(op, *stack, "grad_out_");
   const auto q = named(op, *stack, "query"), k = named(op, *stack, "key"), v = named(op, *stack, "value");
   const auto statistics = named(op, *stack, "logsumexp");
-  require(statistics.size(0) == q.size(0) && statistics.size(1) == q.size(1) && statistics.size(2) % 32 == 0, "test",
+  // Where some rank has an empty part the call is rehearsed first, on constants, which are not padded.
+  const bool rehearsed = statistics.numel() > 0 && statistics.min().equal(statistics.max());
+  require(statistics.size(0) == q.size(0) && statistics.size(1) == q.size(1) && (statistics.size(2) % 32 == 0 || rehearsed), "test",
           "the statistics do not fit the queries");
   const auto weights = scores(op, *stack).sub(statistics.narrow(2, 0, q.size(2)).unsqueeze(-1)).exp();
   const auto to_out = gradient.mul(named(op, *stack, "out")).sum(-1, true);
