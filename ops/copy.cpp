@@ -17,7 +17,9 @@ Structure copy(const Call& call) {
   const auto dims = lettered(call.operands[0].sizes());
   const auto from = call.operands[0].layout->dtype();
   const bool converts = call.has("dtype") && !call.arg("dtype").isNone();
-  return {{dims}, {dims}, {}, {kept_by_conversion(from, converts ? call.arg("dtype").toScalarType() : from), {{0}}}};
+  Structure structure{{dims}, {dims}, {}, {kept_by_conversion(from, converts ? call.arg("dtype").toScalarType() : from), {{0}}}};
+  structure.elementwise = true;
+  return structure;
 }
 
 // self.copy_(src): src lies as self does; it may broadcast.
@@ -25,7 +27,9 @@ Structure copy_into(const Call& call) {
   Dims shape;
   auto in = broadcast(call, {0, 1}, shape);
   const auto kept = kept_by_conversion(call.operands[1].layout->dtype(), call.operands[0].layout->dtype());
-  return {std::move(in), {shape}, {}, {kept, {{0, 1}}}};
+  Structure structure{std::move(in), {shape}, {}, {kept, {{0, 1}}}};
+  structure.elementwise = true;
+  return structure;
 }
 
 // A pending reduction of self takes on a whole source too: its parts are made as R -> P makes them. (A norm could not take on a
@@ -63,6 +67,7 @@ class CopyInto final : public Rule {
 RulePtr fill(std::vector<ReduceOp> keeps) {
   return family([keeps = std::move(keeps)](const Call& call) {
     Structure structure{{}, {lettered(call.operands[0].sizes())}, {}, {keeps, {{0}}}};
+    structure.elementwise = true;
     for (const auto& operand : call.operands) {
       structure.in.push_back(structure.in.empty() ? structure.out[0] : without_letters(operand.sizes()));
     }
@@ -74,7 +79,9 @@ RulePtr fill(std::vector<ReduceOp> keeps) {
 Structure masked_fill(const Call& call) {
   Dims shape;
   auto in = broadcast(call, {0, 1}, shape);
-  return {std::move(in), {shape}, {}, {kept_by_number(call.arg("value").toScalar()), {{0}}}};
+  Structure structure{std::move(in), {shape}, {}, {kept_by_number(call.arg("value").toScalar()), {{0}}}};
+  structure.elementwise = true;
+  return structure;
 }
 
 const Register copies("aten::clone aten::_to_copy", family(copy),

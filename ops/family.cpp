@@ -87,6 +87,17 @@ void add_partials(const Call& call, int64_t mesh_dim, const Structure& structure
   }
 }
 
+void add_flat(const Call& call, int64_t mesh_dim, const Structure& structure, Candidates& result) {
+  std::vector<int> members(structure.in.size());
+  std::iota(members.begin(), members.end(), 0);
+  const bool same = structure.lacking.empty();
+  const auto flat = structure.elementwise ? common_flat(call, mesh_dim, members, same ? call.outputs : std::vector<OutputMeta>()) : std::nullopt;
+  if (!flat) return;
+  Candidate candidate{{}, same ? Placements(structure.out.size(), *flat) : structure.lacking};
+  for (const auto& operand : call.operands) candidate.in.push_back(operand.ndim() > 0 ? *flat : replicate());
+  result.push_back(std::move(candidate));
+}
+
 class Family final : public Rule {
  public:
   Family(StructureOf structure, LoweringOf lower, Outputs outputs)
@@ -96,6 +107,7 @@ class Family final : public Rule {
     Candidates result;
     const auto structure = structure_(call);
     for (const int letter : letters_of(structure)) add_cuts(call, mesh_dim, structure, letter, result);
+    add_flat(call, mesh_dim, structure, result);
     add_partials(call, mesh_dim, structure, result);
     for (auto& candidate : result) {
       for (const int i : structure.unread) candidate.in[i] = call.operands[i].placements()[mesh_dim];
@@ -200,7 +212,25 @@ std::vector<Dims> broadcast(const Call& call, c10::ArrayRef<int> operands, Dims&
   return all;
 }
 
+std::optional<Placement> common_flat(const Call& call, int64_t mesh_dim, const std::vector<int>& members, c10::ArrayRef<OutputMeta> outputs) {
+  const Operand* first = nullptr;
+  for (const int i : members) {
+    if (!first && call.operands[i].placements()[mesh_dim].is_flat()) first = &call.operands[i];
+  }
+  if (!first) return {};
+  const auto alike = [&](c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+    return sizes == first->sizes() && strides == first->layout->strides();
+  };
+  const bool fit = std::all_of(members.begin(), members.end(), [&](int i) {
+    const auto& operand = call.operands[i];
+    return operand.ndim() == 0 || alike(operand.sizes(), operand.layout->strides());
+  });
+  const bool follow = std::all_of(outputs.begin(), outputs.end(), [&](const OutputMeta& meta) { return alike(meta.sizes, meta.strides); });
+  return fit && follow ? std::optional(first->placements()[mesh_dim]) : std::nullopt;
+}
+
 bool is_cut(const LayoutPtr& layout, int64_t dim) {
+  if (layout->is_flat()) return true;
   return std::any_of(layout->placements().begin(), layout->placements().end(),
                      [&](const Placement& p) { return p.is_shard(dim); });
 }
@@ -212,14 +242,14 @@ bool is_cut(const LayoutPtr& layout, c10::ArrayRef<int64_t> dims) {
 std::vector<int64_t> cutting(const LayoutPtr& layout) {
   std::vector<int64_t> dims;
   for (int64_t m = 0; m < layout->mesh().ndim(); ++m) {
-    if (layout->placements()[m].is_shard() && layout->mesh().size(m) > 1) dims.push_back(m);
+    if (layout->placements()[m].cuts() && layout->mesh().size(m) > 1) dims.push_back(m);
   }
   return dims;
 }
 
 std::vector<int64_t> cutting(const LayoutPtr& layout, int64_t dim) {
   auto dims = cutting(layout);
-  dims.erase(std::remove_if(dims.begin(), dims.end(), [&](int64_t m) { return layout->placements()[m].dim != dim; }), dims.end());
+  dims.erase(std::remove_if(dims.begin(), dims.end(), [&](int64_t m) { return !layout->placements()[m].is_shard(dim); }), dims.end());
   return dims;
 }
 

@@ -9,6 +9,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <functional>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -38,6 +39,8 @@ struct Structure {
   std::vector<Sizes> strides = {};
   std::vector<int> undefined = {};
   std::vector<int> open = {};  // see OutputMeta
+  // Each element is treated alike: where all operands but single numbers are flat in one way, outputs are too, or `lacking`.
+  bool elementwise = false;
   // Letters whose cut makes the lowering communicate, and how many bytes per rank.
   std::vector<std::pair<int, int64_t>> lowering_bytes = {};
 };
@@ -86,6 +89,10 @@ bool is_cut(const LayoutPtr& layout, c10::ArrayRef<int64_t> dims);
 // The mesh dimensions of more than one rank that cut the dim, or any dim.
 std::vector<int64_t> cutting(const LayoutPtr& layout, int64_t dim);
 std::vector<int64_t> cutting(const LayoutPtr& layout);
+
+// The placement of flat members (indices into call.operands) on a mesh dimension, if all members but single numbers can lie so: it is the
+// first flat one's, and their sizes and strides are equal, as are those of `outputs`.
+std::optional<Placement> common_flat(const Call& call, int64_t mesh_dim, const std::vector<int>& members, c10::ArrayRef<OutputMeta> outputs = {});
 
 // Elements of an operand's largest local part as placements are chosen so far, not counting the cuts of `dim`, and `dim` itself.
 int64_t slices(const Call& call, int operand, int64_t dim);

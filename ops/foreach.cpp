@@ -22,6 +22,7 @@ std::vector<std::vector<int>> groups_of(const Call& call) {
 
 // Where `operand` lies when a tensor of shape `sizes`, against which it broadcasts, lies as `placement`.
 Placement alongside(const Operand& operand, c10::IntArrayRef sizes, const Placement& placement) {
+  if (placement.is_flat() && operand.ndim() == 0) return replicate();
   if (!placement.is_shard()) return placement;
   const auto dim = placement.dim - static_cast<int64_t>(sizes.size()) + operand.ndim();
   if (dim < 0 || operand.sizes()[dim] != sizes[placement.dim]) return replicate();
@@ -68,7 +69,7 @@ class Foreach final : public Rule {
       for (size_t k = 0; k < group.size(); ++k) in[group[k]] = kept->in[k];
       return kept->out[0];
     }
-    if (target.is_partial()) return replicate();
+    if (target.is_partial() || (target.is_flat() && !common_flat(call, mesh_dim, group))) return replicate();
     if (target.is_shard() && stretches(call, group)) return replicate();
     for (const int i : group) in[i] = alongside(call.operands[i], first.sizes(), target);
     return target;
@@ -101,7 +102,7 @@ class Foreach final : public Rule {
     const auto sizes = call.operands[group[0]].sizes();
     for (const int i : group) {
       const auto& now = call.operands[i].placements()[mesh_dim];
-      if (now.is_shard() && call.operands[i].sizes() == sizes) return now;
+      if (now.cuts() && call.operands[i].sizes() == sizes) return now;
     }
     return replicate();
   }
@@ -120,7 +121,7 @@ class ForeachNorm final : public Rule {
     for (size_t i = 0; i < call.operands.size(); ++i) {
       const auto& now = call.operands[i].placements()[mesh_dim];
       const bool passes =
-          combined.is_partial() && (now.is_shard() || (now == combined && now.is_partial(ReduceOp::norm2)));
+          combined.is_partial() && (now.cuts() || (now == combined && now.is_partial(ReduceOp::norm2)));
       candidate.in.push_back(passes ? now : replicate());
       if (passes) candidate.out[i] = combined;
     }

@@ -1,6 +1,8 @@
 // Pointwise operators: every dim may be cut. What differs is which Partial operands they pass through.
 #include "ops/pointwise.hpp"
 
+#include "ops/family.hpp"
+
 #include <dtensor/compat.hpp>
 
 #include <ATen/TensorIterator.h>
@@ -71,6 +73,11 @@ Candidates pointwise_candidates(const Call& call, int64_t mesh_dim, const std::v
       }
       result.push_back(std::move(candidate));
     }
+  }
+  if (const auto flat = common_flat(call, mesh_dim, members, call.outputs)) {
+    Candidate candidate{Placements(call.operands.size(), replicate()), Placements(outputs, *flat)};
+    for (const int i : members) candidate.in[i] = call.operands[i].ndim() > 0 ? *flat : replicate();
+    result.push_back(std::move(candidate));
   }
   Placements now;
   for (const int i : members) now.push_back(call.operands[i].placements()[mesh_dim]);

@@ -63,7 +63,9 @@ Draw integers(int64_t low, int64_t high, const at::TensorOptions& options) {
 // Operands of one shape are cut alike, of which the first is not Partial. Those of other shapes are whole.
 Candidates cut_alike(const Call& call, int64_t mesh_dim, size_t outputs = 1) {
   const auto& now = call.operands[0].placements()[mesh_dim];
-  if (!now.is_shard()) return {};
+  const auto& layout = *call.operands[0].layout;
+  const bool row_major = layout.strides() == c10::IntArrayRef(contiguous_strides(layout.sizes()));
+  if (!now.is_shard() && !(now.is_flat() && row_major)) return {};
   Candidate candidate{{}, Placements(outputs, now)};
   for (const auto& operand : call.operands) {
     candidate.in.push_back(operand.sizes() == call.operands[0].sizes() ? now : replicate());

@@ -30,6 +30,7 @@ Structure reduce(const Call& call, MaybeOp combines, KeepsPartial keeps) {
   Structure structure{{in}, std::vector<Dims>(outputs, out), {}, {}};
   if (outputs == 1) structure.keeps = std::move(keeps);  // of two, one is an index
   if (combines && outputs == 1) structure.lacking = {partial(*combines)};
+  structure.elementwise = !structure.lacking.empty() && static_cast<int64_t>(reduced.size()) == self.ndim();
   return structure;
 }
 

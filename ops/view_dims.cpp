@@ -1,5 +1,7 @@
 #include "ops/view_dims.hpp"
 
+#include "src/core/alias.hpp"
+
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -34,6 +36,12 @@ int64_t blocks_of(int64_t dim, const std::vector<DimMap>& maps) {
     block = std::gcd(std::gcd(block, image.whole), std::gcd(image.begin, image.end));
   }
   return block == 0 ? 1 : whole / block;
+}
+
+// Whether the one output has the elements of the operand in another order of dims at most.
+bool keeps_all(const std::vector<DimMap>& maps, const Call& call) {
+  return maps.size() == 1 && maps[0].size() == call.outputs[0].sizes.size() &&
+         std::all_of(maps[0].begin(), maps[0].end(), [](const Image& image) { return image.dim >= 0 && !image.slices(); });
 }
 
 }  // namespace
@@ -88,6 +96,7 @@ Candidates DimRule::candidates(const Call& call, int64_t mesh_dim) const {
   auto offer = [&](const Placement& p) {
     if (auto candidate = follow(p, maps, parts)) result.push_back(std::move(*candidate));
   };
+  if (now.is_flat() && passes_ == Passes::all && keeps_all(maps, call)) result.push_back({{now}, {now}});
   if (now.is_shard()) offer(now);
   for (int64_t d = 0; d < call.operands[0].ndim(); ++d) {
     if (now != shard(d)) offer(shard(d));
@@ -99,7 +108,17 @@ Candidates DimRule::candidates(const Call& call, int64_t mesh_dim) const {
   return result;
 }
 
+Lowering flat_view(const Call& call, const Resolution& resolution) {
+  const bool copies = call.schema.name().ends_with("_copy");
+  return [copies, sizes = local_output_sizes(call, resolution, 0)](LocalCall& local) {
+    const auto source = local.arg(0).toTensor();
+    auto view = detail::alias(source, sizes, contiguous_strides(sizes), source.storage_offset());
+    local.replace({copies ? view.clone() : view});
+  };
+}
+
 Lowering DimRule::lower(const Call& call, const Resolution& resolution) const {
+  if (resolution.in[0]->is_flat() && passes_ == Passes::all && !call.outputs.empty()) return flat_view(call, resolution);
   return lower_ && !call.outputs.empty() ? lower_(call, resolution) : Lowering();
 }
 

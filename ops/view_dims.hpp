@@ -36,6 +36,9 @@ Lowering with_arguments(Changes changes);
 // This rank's sizes of output `i`.
 Sizes local_output_sizes(const Call& call, const Resolution& resolution, size_t i);
 
+// The local call of a view that keeps all elements, of a flat operand: the same elements as a row.
+Lowering flat_view(const Call& call, const Resolution& resolution);
+
 // Which reductions pass: of all (the elements only move), of sums (they also change sign or regroup), or of none (bits).
 enum class Passes { all, sums, none };
 

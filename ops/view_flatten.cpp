@@ -9,6 +9,8 @@ namespace dtensor::rules {
 
 namespace {
 
+bool in_row_major(const Layout& layout) { return layout.strides() == c10::IntArrayRef(contiguous_strides(layout.sizes())); }
+
 class ReshapeRule : public Rule {
  public:
   explicit ReshapeRule(bool copies) : copies_(copies) {}
@@ -23,6 +25,7 @@ class ReshapeRule : public Rule {
     auto offer = [&](const Placement& p) {
       if (const auto out = follow(reshape, p, parts)) result.push_back({{p}, {*out}});
     };
+    if (now.is_flat() && in_row_major(*call.operands[0].layout)) result.push_back({{now}, {now}});
     if (now.is_shard()) offer(now);
     for (int64_t d = 0; d < call.operands[0].ndim(); ++d) {
       if (now != shard(d)) offer(shard(d));
@@ -37,7 +40,7 @@ class ReshapeRule : public Rule {
   Lowering lower(const Call& call, const Resolution& resolution) const override {
     if (call.outputs.size() != 1) return {};
     const auto& whole = *resolution.in[0];
-    return reshaped(call, resolution, whole.strides() == c10::IntArrayRef(contiguous_strides(whole.sizes())));
+    return whole.is_flat() ? flat_view(call, resolution) : reshaped(call, resolution, in_row_major(whole));
   }
 
  protected:
@@ -83,6 +86,7 @@ class LengthOneRule : public ReshapeRule {
   LengthOneRule(bool drops, bool copies) : ReshapeRule(copies), drops_(drops) {}
 
   Lowering lower(const Call& call, const Resolution& resolution) const override {
+    if (resolution.in[0]->is_flat()) return flat_view(call, resolution);
     const auto global = call.operands[0].sizes(), local = resolution.in[0]->local_sizes();
     for (size_t d = 0; d < global.size(); ++d) {
       const bool other = drops_ && (global[d] == 1) != (local[d] == 1);

@@ -115,7 +115,7 @@ void check_draw(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> argume
     const Placements whole(mesh.ndim(), replicate());
     const auto placements = tensor.defined() ? DTensor(tensor).placements() : PlacementsRef(whole);
     for (int64_t d = 0; d < mesh.ndim(); ++d) {
-      require(placements[d].is_shard() || mesh.size(d) == 1, op.schema().name(),
+      require(placements[d].cuts() || mesh.size(d) == 1, op.schema().name(),
               "a tensor that is {} would get other values on each rank; got placements {} on {}; hint: draw it outside of "
               "dt::rank_local_random",
               placements[d].is_partial() ? "Partial" : "replicated", str(placements), mesh.str());

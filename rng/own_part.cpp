@@ -13,15 +13,23 @@
 #include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace dtensor::rng {
 
 namespace {
 
 // Which elements are a rank's, with the dims in such an order. The whole tensor is seen as rows; a row is the last dim that is cut with
-// all after it.
+// all after it. Of a flat layout some elements at both ends are not the rank's.
 class Rows {
  public:
+  // Consecutive rows of which this rank has the same part, never nothing.
+  struct Block {
+    int64_t first, count;
+    Intervals in_row;
+    int64_t own_row;  // elements of them
+  };
+
   Rows(const Layout& layout, const Sizes& order) {
     for (const auto d : order) {
       lengths_.push_back(layout.sizes()[d]);
@@ -29,6 +37,7 @@ class Rows {
     }
     for (cut_ = layout.ndim() - 1; cut_ > 0 && whole(cut_);) --cut_;
     for (int64_t d = cut_; d < layout.ndim(); ++d) row_ *= lengths_[d];
+    if (layout.is_flat()) own_ = layout.flat_part(layout.mesh().coordinate());
     if (layout.ndim() == 0) return;
     for (const auto& part : held_[cut_]) {
       const int64_t inner = row_ / std::max<int64_t>(lengths_[cut_], 1);
@@ -38,8 +47,6 @@ class Rows {
   }
 
   int64_t length() const { return row_; }              // elements of a row
-  const Intervals& in_row() const { return in_row_; }  // those of them that are this rank's
-  int64_t own_row() const { return own_row_; }         // how many these are
 
   // Whether to draw run by run, and skip what lies between; else row by row.
   bool in_long_runs() const {
@@ -48,13 +55,47 @@ class Rows {
     return row_ > Stream::kWindow || std::all_of(in_row_.begin(), in_row_.end(), is_long);
   }
 
-  // Calls body(first row, rows) for consecutive rows of which this rank has a part, ascending.
+  // Calls body(Block), ascending.
   template <class Body>
   void for_each(const Body& body) const {
-    for_rows(0, 0, body);
+    int64_t before = 0;  // elements that the other placements leave
+    for_rows(0, 0, [&](int64_t first, int64_t count) {
+      for_own(first, count, before, body);
+      before += count * own_row_;
+    });
   }
 
  private:
+  // What is this rank's of such rows: parts of a first and a last one, and the whole ones between.
+  template <class Body>
+  void for_own(int64_t first, int64_t count, int64_t before, const Body& body) const {
+    if (own_row_ == 0) return;
+    const int64_t begin = std::max<int64_t>(own_.begin - before, 0), end = std::min(own_.end - before, count * own_row_);
+    for (int64_t at = begin; at < end;) {
+      const int64_t row = at / own_row_, in_row = at % own_row_, rows = in_row == 0 ? (end - at) / own_row_ : 0;
+      if (rows > 0) {
+        body(Block{first + row, rows, in_row_, own_row_});
+        at += rows * own_row_;
+      } else {
+        const int64_t length = std::min(own_row_ - in_row, end - at);
+        body(Block{first + row, 1, part_of_row({in_row, in_row + length}), length});
+        at += length;
+      }
+    }
+  }
+
+  // `own` counts the elements of a row that the other placements leave.
+  Intervals part_of_row(Interval own) const {
+    Intervals part;
+    int64_t before = 0;
+    for (const auto& run : in_row_) {
+      const Interval next{run.begin + std::max<int64_t>(own.begin - before, 0), run.begin + std::min(own.end - before, run.length())};
+      if (next.length() > 0) part.push_back(next);
+      before += run.length();
+    }
+    return part;
+  }
+
   bool whole(int64_t d) const { return held_[d].size() == 1 && held_[d][0].length() == lengths_[d]; }
 
   template <class Body>
@@ -78,13 +119,14 @@ class Rows {
   Sizes lengths_;
   std::vector<Intervals> held_;
   int64_t cut_ = 0, row_ = 1, own_row_ = 0;
-  Intervals in_row_;
+  Intervals in_row_;  // of the elements of a row, those that are this rank's, but for a flat cut
+  Interval own_{0, std::numeric_limits<int64_t>::max()};
 };
 
-void keep_long_runs(Stream& stream, const Rows& part, int64_t first_row, int64_t rows, at::Tensor to) {
+void keep_long_runs(Stream& stream, const Rows& part, const Rows::Block& block, at::Tensor to) {
   int64_t at = 0;
-  for (int64_t row = first_row; row < first_row + rows; ++row) {
-    for (const auto& run : part.in_row()) {
+  for (int64_t row = block.first; row < block.first + block.count; ++row) {
+    for (const auto& run : block.in_row) {
       for (int64_t begin = run.begin; begin < run.end; begin += Stream::kWindow) {
         const int64_t end = std::min(run.end, begin + Stream::kWindow);
         to.narrow(0, at, end - begin).copy_(stream.window(row * part.length() + begin, row * part.length() + end));
@@ -95,14 +137,14 @@ void keep_long_runs(Stream& stream, const Rows& part, int64_t first_row, int64_t
 }
 
 // As many rows at once as a window takes.
-void keep_short_runs(Stream& stream, const Rows& part, int64_t first_row, int64_t rows, at::Tensor to) {
-  const auto own = to.view({rows, part.own_row()});
+void keep_short_runs(Stream& stream, const Rows& part, const Rows::Block& block, at::Tensor to) {
+  const auto own = to.view({block.count, block.own_row});
   const int64_t step = Stream::kWindow / part.length();
-  for (int64_t begin = 0; begin < rows; begin += step) {
-    const int64_t count = std::min(step, rows - begin);
-    const auto drawn = stream.window((first_row + begin) * part.length(), (first_row + begin + count) * part.length()).view({count, part.length()});
+  for (int64_t begin = 0; begin < block.count; begin += step) {
+    const int64_t count = std::min(step, block.count - begin), first = block.first + begin;
+    const auto drawn = stream.window(first * part.length(), (first + count) * part.length()).view({count, part.length()});
     int64_t at = 0;
-    for (const auto& run : part.in_row()) {
+    for (const auto& run : block.in_row) {
       own.narrow(0, begin, count).narrow(1, at, run.length()).copy_(drawn.narrow(1, run.begin, run.length()));
       at += run.length();
     }
@@ -127,9 +169,9 @@ at::Tensor draw_by_index(const Layout& layout, const Draw& draw, CounterGenerato
   const auto order = memory_order(contiguous_strides(layout.sizes()));
   const Rows part(layout, order);
   const Runs runs = [&](const std::function<void(const Interval&)>& visit) {
-    part.for_each([&](int64_t first, int64_t count) {
-      for (int64_t row = first; row < first + count; ++row) {
-        for (const auto& run : part.in_row()) visit({row * part.length() + run.begin, row * part.length() + run.end});
+    part.for_each([&](const Rows::Block& block) {
+      for (int64_t row = block.first; row < block.first + block.count; ++row) {
+        for (const auto& run : block.in_row) visit({row * part.length() + run.begin, row * part.length() + run.end});
       }
     });
   };
@@ -162,9 +204,10 @@ at::Tensor draw_own_part(const Layout& layout, const Draw& draw, at::Generator g
       const auto own = at::empty({c10::multiply_integers(layout.local_sizes())}, draw.options);
       const auto keep = part.in_long_runs() ? keep_long_runs : keep_short_runs;
       int64_t at = 0;
-      part.for_each([&](int64_t first_row, int64_t rows) {
-        keep(stream, part, first_row, rows, own.narrow(0, at, rows * part.own_row()));
-        at += rows * part.own_row();
+      part.for_each([&](const Rows::Block& block) {
+        const int64_t elements = block.count * block.own_row;
+        keep(stream, part, block, own.narrow(0, at, elements));
+        at += elements;
       });
       stream.finish();
       return in_place(own, layout, order);

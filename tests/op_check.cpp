@@ -72,6 +72,9 @@ void compare(const OpCase& op, const at::Tensor& got, const at::Tensor& expected
           text(plain));
 }
 
+// Pieces that begin and end within rows, in a buffer with room around the elements.
+Placement flat_across(int64_t elements, int64_t ranks) { return flat((elements + 4) / ranks + 1, 3); }
+
 // The placements that every mesh dimension may have for this input.
 std::vector<Placement> choices(const OpCase& op, const at::Tensor& input, const DeviceMesh& mesh) {
   std::vector<Placement> all{replicate()};
@@ -80,6 +83,7 @@ std::vector<Placement> choices(const OpCase& op, const at::Tensor& input, const 
     if (mesh.ndim() == 1) all.push_back(ragged_shard(d, c10::IntArrayRef({2, 0, 1, 3}).slice(0, mesh.size())));
   }
   if (op.partial && input.is_floating_point()) all.push_back(partial());
+  if (mesh.ndim() == 1 && input.dim() > 0) all.push_back(flat_across(input.numel(), mesh.size()));
   return all;
 }
 

@@ -71,6 +71,17 @@ inline at::Tensor local_tensor(at::Tensor whole, const Layout& layout, c10::IntA
     const auto& p = layout.placements()[i];
     if (p.is_partial()) whole = partial_value(whole, p.op, at[i], layout.mesh().size(i));
   }
+  for (int64_t i = 0; i < layout.mesh().ndim(); ++i) {
+    const auto& p = layout.placements()[i];
+    if (!p.is_flat()) continue;
+    auto sizes = std::vector<int64_t>(layout.ndim(), 1);
+    std::vector<int64_t> elements;
+    for (int64_t e = 0; e < whole.numel(); ++e) {
+      if ((p.offset + e) / p.unit == at[i]) elements.push_back(e);
+    }
+    sizes.back() = static_cast<int64_t>(elements.size());
+    whole = whole.reshape({-1}).index_select(0, at::tensor(elements, at::kLong)).view(sizes);
+  }
   return whole;
 }
 

@@ -64,7 +64,9 @@ const std::vector<Placement> kCuts{replicate(),
                                    ragged_shard(0, {3, 0, 1}),
                                    ragged_shard(0, {1, 2, 2}, 2),
                                    ragged_shard(1, {0, 2, 1}),
-                                   ragged_shard(0, {1, 0, 5, 2})};
+                                   ragged_shard(0, {1, 0, 5, 2}),
+                                   flat(40),
+                                   flat(33, 7)};
 
 std::vector<Placement> with(std::vector<Placement> choices, std::initializer_list<ReduceOp> ops) {
   for (auto op : ops) choices.push_back(partial(op));
@@ -105,13 +107,13 @@ TEST_CASE("every pair of placements on a line of ranks", "[redistribute]") {
 TEST_CASE("every pair of placements of a 3-D tensor with its middle dimension cut", "[redistribute]") {
   REQUIRE_NOTHROW(check_all_pairs(
       {3}, {{2, 12, 3}, {4, 6, 1}, {3, 12, 0}}, at::kFloat,
-      {replicate(), shard(0), shard(1), shard(2), strided_shard(1, 2), strided_shard(1, 3, 2), partial(), ragged_shard(1, {1, 0, 2})}));
+      {replicate(), shard(0), shard(1), shard(2), strided_shard(1, 2), strided_shard(1, 3, 2), partial(), ragged_shard(1, {1, 0, 2}), flat(90, 1)}));
 }
 
 TEST_CASE("every pair of placements on a 2-D mesh", "[redistribute]") {
   using enum ReduceOp;
   const std::vector<Placement> choices{replicate(), shard(0), shard(1), strided_shard(0, 3), strided_shard(0, 1, 2),
-                                       partial(),   ragged_shard(0, {1, 3}), ragged_shard(0, {2, 0, 1})};
+                                       partial(),   ragged_shard(0, {1, 3}), ragged_shard(0, {2, 0, 1}), flat(60, 5)};
   REQUIRE_NOTHROW(check_all_pairs({2, 2}, {{12, 3}, {13, 5}}, at::kFloat, choices));
   REQUIRE_NOTHROW(check_all_pairs({2, 3}, {{12, 3}}, at::kLong, choices));
 }

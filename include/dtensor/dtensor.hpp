@@ -9,7 +9,9 @@
 #include <dtensor/deferred_init.hpp>
 #include <dtensor/device_mesh.hpp>
 #include <dtensor/error.hpp>
+#include <dtensor/flat_group.hpp>
 #include <dtensor/layout.hpp>
+#include <dtensor/parallel/fully_shard.hpp>
 #include <dtensor/parallel/parallelize.hpp>
 #include <dtensor/parallel/plans.hpp>
 #include <dtensor/placement.hpp>

@@ -19,7 +19,7 @@ enum class ReduceOp : uint8_t { sum, avg, product, min, max, norm2 };
 
 const char* name(ReduceOp op);
 
-enum class PlacementKind : uint8_t { replicate, shard, partial };
+enum class PlacementKind : uint8_t { replicate, shard, partial, flat };
 
 // A proportion: part i has its number of their sum. Interned, so that equal ones (2:4 is 1:2) are one object; never freed.
 class Shares {
@@ -61,6 +61,9 @@ struct Cut {
 //   StridedShard(d, k)   dim d is seen as (k, n/k) and its inner part is cut (a fused QKV has k = 3)
 //   RaggedShard(d, 3:0:1) dim d is cut in this proportion: of 8 indices the first rank has 6, the second none, the third 2
 //   Partial(op)          the value is `op` over the ranks' local tensors
+//   Flat(n, offset)      the elements, in memory order, lie at `offset` of a buffer that is cut in pieces of n: rank i has those in [i n, (i + 1) n)
+//
+// A Flat cut comes last: it cuts what the placements of all other mesh dimensions leave. Its parts are rows, [1, ..., 1, elements].
 //
 // `unit` closes sharding under views: flattening [b, s] with b cut gives a dim of b*s elements cut in blocks of s. It also keeps blocks
 // whole that belong together (rows of a tile).
@@ -71,6 +74,7 @@ struct Placement {
   int32_t split = 1;
   int64_t unit = 1;
   const Shares* shares = nullptr;
+  int64_t offset = 0;  // of a flat cut, whose pieces are of `unit`
 
   Cut cut() const { return {split, unit, shares}; }
 
@@ -78,11 +82,13 @@ struct Placement {
   bool is_shard() const { return kind == PlacementKind::shard; }
   bool is_shard(int64_t d) const { return is_shard() && dim == d; }
   bool is_partial() const { return kind == PlacementKind::partial; }
+  bool is_flat() const { return kind == PlacementKind::flat; }
+  bool cuts() const { return is_shard() || is_flat(); }  // every element is one rank's
   bool is_partial(ReduceOp o) const { return is_partial() && op == o; }
 
   bool operator==(const Placement&) const = default;
 
-  // "R", "S(0)", "S(0, split=3)", "S(0, unit=4)", "Ragged(0, 3:0:1)", "P(sum)"
+  // "R", "S(0)", "S(0, split=3)", "S(0, unit=4)", "Ragged(0, 3:0:1)", "P(sum)", "Flat(4096, at 512)"
   std::string str() const;
 };
 
@@ -110,6 +116,8 @@ inline Placement ragged_shard(int64_t dim, c10::ArrayRef<int64_t> shares, int64_
   return shard(dim, Cut{1, unit, Shares::of(shares)});
 }
 inline Placement partial(ReduceOp op = ReduceOp::sum) { return {PlacementKind::partial, op}; }
+// `piece` elements of the buffer are one rank's. Only one mesh dimension of a layout may be flat, and only dense tensors with dims.
+inline Placement flat(int64_t piece, int64_t offset = 0) { return {PlacementKind::flat, ReduceOp::sum, 0, 1, piece, nullptr, offset}; }
 
 // PyTorch's spelling of the same constructors.
 inline Placement Replicate() { return replicate(); }
@@ -117,6 +125,7 @@ inline Placement Shard(int64_t dim) { return shard(dim); }
 inline Placement StridedShard(int64_t dim, int64_t split) { return strided_shard(dim, split); }
 inline Placement RaggedShard(int64_t dim, c10::ArrayRef<int64_t> shares, int64_t unit = 1) { return ragged_shard(dim, shares, unit); }
 inline Placement Partial(ReduceOp op = ReduceOp::sum) { return partial(op); }
+inline Placement Flat(int64_t piece, int64_t offset = 0) { return flat(piece, offset); }
 
 // One placement per mesh dimension. They apply left to right: each cuts what the one before left.
 using Placements = c10::SmallVector<Placement, 4>;
@@ -143,5 +152,8 @@ Intervals cut(int64_t length, const Placement& placement, int64_t parts, int64_t
 // The number of elements of cut(...), and of the longest of all parts.
 int64_t cut_length(int64_t length, const Placement& placement, int64_t parts, int64_t index);
 int64_t longest_cut(int64_t length, const Placement& placement, int64_t parts);
+
+// The elements that part `index` holds of a tensor of `numel` elements under a flat `placement`.
+Interval flat_part(int64_t numel, const Placement& placement, int64_t index);
 
 }  // namespace dtensor

@@ -2,11 +2,22 @@
 
 #include <dtensor/layout.hpp>
 
+#include <c10/util/accumulate.h>
+
 namespace dtensor::rng::cuda {
 
 std::optional<PartIndex> part_index(const Layout& layout, const int64_t* order) {
   PartIndex index;
   int pieces = 0;
+  if (layout.is_flat()) {
+    const auto begin = layout.flat_part(layout.mesh().coordinate()).begin, elements = c10::multiply_integers(layout.sizes());
+    const bool alone = c10::multiply_integers(layout.local_sizes_before(layout.mesh().ndim(), layout.mesh().coordinate())) == elements;
+    if (!alone) return std::nullopt;
+    index.axes = 1;
+    index.axis[0] = {c10::multiply_integers(layout.local_sizes()), elements, 0, 1};
+    index.piece[0] = {0, begin};
+    return index;
+  }
   for (int64_t i = 0; i < layout.ndim(); ++i) {
     const int64_t d = order[i], global = layout.sizes()[d], local = layout.local_sizes()[d];
     const auto held = layout.intervals(d, layout.mesh().coordinate());

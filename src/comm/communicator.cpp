@@ -38,9 +38,20 @@ void check_total(Collective kind, Counts counts, int64_t numel, const char* what
           what, fmt::join(counts, ", "), total(counts), numel);
 }
 
+// Where `count` elements are to go.
+at::Tensor result_in(Collective kind, const at::Tensor& input, int64_t count, at::Tensor into) {
+  if (!into.defined()) return empty({count}, input.scalar_type());
+  require(into.dim() == 1 && into.numel() == count && into.is_contiguous() && into.scalar_type() == input.scalar_type() &&
+              into.device() == input.device(),
+          name(kind), "the result does not fit into the tensor given for it; got {} [{}] on {}; expected {} [{}] on {}, contiguous",
+          c10::toString(into.scalar_type()), fmt::join(into.sizes(), ", "), into.device().str(), c10::toString(input.scalar_type()), count,
+          input.device().str());
+  return into;
+}
+
 // In a group of one nothing is communicated: the result is the input's copy.
-Async copy_of(const at::Tensor& input, c10::IntArrayRef sizes) {
-  at::Tensor result = empty(sizes, input.scalar_type());
+Async copy_of(const at::Tensor& input, c10::IntArrayRef sizes, at::Tensor result = {}) {
+  if (!result.defined()) result = empty(sizes, input.scalar_type());
   if (input.numel() > 0) std::memcpy(result.data_ptr(), input.data_ptr(), input.nbytes());
   return {result, {}};
 }
@@ -99,24 +110,26 @@ Async Communicator::all_reduce(const at::Tensor& input, ReduceOp op) {
   return do_all_reduce(call, input);
 }
 
-Async Communicator::all_gather(const at::Tensor& input, Counts counts) {
+Async Communicator::all_gather(const at::Tensor& input, Counts counts, at::Tensor into) {
   check_input(Collective::all_gather, input);
   check_counts(Collective::all_gather, counts, ranks_.size(), "counts");
   require(counts[rank_] == input.numel(), "all_gather", "this rank's count is not its input's; got counts [{}] at position {}; expected {}",
           fmt::join(counts, ", "), rank_, input.numel());
-  if (size() == 1) return copy_of(input, {input.numel()});
-  return do_all_gather(begin(Collective::all_gather, input), input, counts);
+  auto result = result_in(Collective::all_gather, input, total(counts), std::move(into));
+  if (size() == 1) return copy_of(input, {input.numel()}, std::move(result));
+  return do_all_gather(begin(Collective::all_gather, input), input, counts, std::move(result));
 }
 
-Async Communicator::reduce_scatter(const at::Tensor& input, Counts counts, ReduceOp op) {
+Async Communicator::reduce_scatter(const at::Tensor& input, Counts counts, ReduceOp op, at::Tensor into) {
   check_input(Collective::reduce_scatter, input);
   check_reducible("reduce_scatter", input.scalar_type(), op);
   check_counts(Collective::reduce_scatter, counts, ranks_.size(), "counts");
   check_total(Collective::reduce_scatter, counts, input.numel(), "counts");
-  if (size() == 1) return copy_of(input, {input.numel()});
+  auto result = result_in(Collective::reduce_scatter, input, counts[rank_], std::move(into));
+  if (size() == 1) return copy_of(input, {input.numel()}, std::move(result));
   Call call = begin(Collective::reduce_scatter, input);
   call.op = op;
-  return do_reduce_scatter(call, input, counts);
+  return do_reduce_scatter(call, input, counts, std::move(result));
 }
 
 Async Communicator::all_to_all(const at::Tensor& input, Counts send, Counts recv) {

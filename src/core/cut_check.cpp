@@ -55,15 +55,37 @@ std::string explain(const Misfit& misfit, const Placement& p, c10::IntArrayRef s
       return fmt::format("shard dim {} is out of range for {} dimensions; expected {} to {}", p.dim, sizes.size(),
                          -static_cast<int64_t>(sizes.size()), static_cast<int64_t>(sizes.size()) - 1);
     case Misfit::factors:
+      if (p.is_flat()) return fmt::format("got pieces of {} and an offset of {}; expected at least 1 and 0", p.unit, p.offset);
       return fmt::format("got split {} and unit {}; expected both to be at least 1", p.split, p.unit);
     case Misfit::length:
       return fmt::format("split*unit = {} does not divide the length {} of dim {}; hint: choose a split that does",
                          p.split * p.unit, misfit.got, p.dim);
     case Misfit::shares:
       return fmt::format("got {} shares; expected one per rank of the mesh dimension", p.shares->parts().size());
+    case Misfit::second_flat: return "another mesh dimension is flat already; hint: flatten the two mesh dimensions into one";
+    case Misfit::no_dims: return "a single number has no elements to deal out";
+    case Misfit::short_buffer:
+      return fmt::format("pieces of {} do not reach {}, where the tensor's elements end; expected larger pieces", p.unit, misfit.got);
     case Misfit::none: break;
   }
   return {};
+}
+
+// A flat cut, of what all others leave.
+Misfit check_flat(c10::ArrayRef<int64_t> mesh_sizes, const Placements& placements, int64_t mesh_dim, c10::IntArrayRef sizes) {
+  const auto& p = placements[mesh_dim];
+  if (sizes.empty()) return {Misfit::no_dims, mesh_dim};
+  if (p.unit < 1 || p.offset < 0) return {Misfit::factors, mesh_dim};
+  for (int64_t i = 0; i < mesh_dim; ++i) {
+    if (placements[i].is_flat()) return {Misfit::second_flat, mesh_dim};
+  }
+  int64_t elements = 1;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    const auto lengths = lengths_before(mesh_sizes, placements, static_cast<int64_t>(placements.size()), static_cast<int64_t>(d), sizes[d]);
+    elements *= *std::max_element(lengths.begin(), lengths.end());
+  }
+  const int64_t end = p.offset + elements, needed = (end + mesh_sizes[mesh_dim] - 1) / mesh_sizes[mesh_dim];
+  return p.unit < needed ? Misfit{Misfit::short_buffer, mesh_dim, end} : Misfit{};
 }
 
 }  // namespace
@@ -73,7 +95,7 @@ Misfit normalize(c10::ArrayRef<int64_t> mesh_sizes, Placements& placements, c10:
   for (int64_t i = 0; i < static_cast<int64_t>(placements.size()); ++i) {
     auto& p = placements[i];
     if (!p.is_shard()) {
-      p = p.is_partial() ? partial(p.op) : replicate();
+      p = p.is_partial() ? partial(p.op) : p.is_flat() ? flat(p.unit, p.offset) : replicate();
       continue;
     }
     p.op = ReduceOp::sum;
@@ -90,6 +112,10 @@ Misfit normalize(c10::ArrayRef<int64_t> mesh_sizes, Placements& placements, c10:
     const bool even = lengths.size() == 1 && lengths[0] / block % mesh_sizes[i] == 0;
     if (even && p.shares && p.shares->are_equal()) p.shares = nullptr;
     if (even && !p.shares) p.unit = 1;
+  }
+  for (int64_t i = 0; i < static_cast<int64_t>(placements.size()); ++i) {
+    if (!placements[i].is_flat()) continue;
+    if (const auto misfit = check_flat(mesh_sizes, placements, i, sizes); misfit.kind != Misfit::none) return misfit;
   }
   return {};
 }

@@ -7,9 +7,9 @@
 namespace dtensor::detail {
 
 struct Misfit {
-  enum Kind { none, dim_range, factors, length, shares } kind = none;
+  enum Kind { none, dim_range, factors, length, shares, second_flat, no_dims, short_buffer } kind = none;
   int64_t mesh_dim = 0;
-  int64_t got = 0;  // length: the length that split*unit does not divide
+  int64_t got = 0;  // length: the length that split*unit does not divide; short_buffer: the elements that it should hold
 };
 
 // Turns negative dims into positive ones and drops units and shares without effect. Returns the first placement that cannot be

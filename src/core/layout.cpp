@@ -5,9 +5,11 @@
 #include "src/core/cut_check.hpp"
 #include "src/core/world_state.hpp"
 
+#include <c10/util/accumulate.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <numeric>
 
 namespace dtensor {
 
@@ -23,6 +25,7 @@ size_t hash_of(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRe
                          static_cast<uint64_t>(p.split) << 32);
     if (p.unit != 1) hash = mix(hash, static_cast<uint64_t>(p.unit));
     if (p.shares) hash = mix(hash, reinterpret_cast<size_t>(p.shares));
+    if (p.offset != 0) hash = mix(hash, static_cast<uint64_t>(p.offset));
   }
   hash = mix(hash, sizes.size());
   for (int64_t n : sizes) hash = mix(hash, static_cast<uint64_t>(n));
@@ -67,12 +70,72 @@ Intervals compose(const Intervals& held, const Intervals& local) {
   return result;
 }
 
+// Whether every element of the memory between the first and the last is one of the tensor's, and only once.
+bool is_dense(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  int64_t expected = 1;
+  const auto order = memory_order(strides);
+  for (size_t i = order.size(); i-- > 0;) {
+    if (sizes[order[i]] == 1) continue;
+    if (strides[order[i]] != expected) return sizes[order[i]] == 0;
+    expected *= sizes[order[i]];
+  }
+  return true;
+}
+
+// Boxes that make up the elements [part.begin, part.end) of a row-major tensor of `sizes`, in order: the end of a first row, whole rows
+// and the beginning of a last one, in each dim.
+void add_boxes(c10::IntArrayRef sizes, Interval part, std::vector<Interval>& outer, std::vector<std::vector<Interval>>& boxes) {
+  if (part.length() == 0) return;
+  if (outer.size() == sizes.size()) return boxes.push_back(outer);
+  const int64_t inner = c10::multiply_integers(sizes.slice(outer.size() + 1));
+  const auto add = [&](Interval rows, Interval rest) {
+    outer.push_back(rows);
+    add_boxes(sizes, rest, outer, boxes);
+    outer.pop_back();
+  };
+  const int64_t first = part.begin / inner, last = part.end / inner;
+  if (first == last) return add({first, first + 1}, {part.begin - first * inner, part.end - first * inner});
+  const int64_t begin = part.begin % inner == 0 ? first : first + 1;
+  if (begin > first) add({first, first + 1}, {part.begin - first * inner, inner});
+  if (begin < last) {
+    auto rows = outer;
+    rows.push_back({begin, last});
+    for (size_t d = rows.size(); d < sizes.size(); ++d) rows.push_back({0, sizes[d]});
+    boxes.push_back(std::move(rows));
+  }
+  if (part.end % inner != 0) add({last, last + 1}, {0, part.end - last * inner});
+}
+
 void append_run(std::vector<Interval>& runs, Interval run) {
   if (!runs.empty() && runs.back().end == run.begin) {
     runs.back().end = run.end;
   } else {
     runs.push_back(run);
   }
+}
+
+// The runs of the row-major index where each dim is in its intervals.
+std::vector<Interval> runs_of(c10::IntArrayRef sizes, const std::vector<Intervals>& held) {
+  // From the innermost dim out: the runs of one index of dim d, repeated at every index that this rank holds.
+  std::vector<Interval> runs{{0, 1}};
+  int64_t inner = 1;  // elements per index of the dim
+  for (size_t d = sizes.size(); d-- > 0;) {
+    const bool whole = runs.size() == 1 && runs[0] == Interval{0, inner};
+    std::vector<Interval> longer;
+    for (const auto& part : held[d]) {
+      if (whole) {
+        append_run(longer, {part.begin * inner, part.end * inner});
+        continue;
+      }
+      for (int64_t index = part.begin; index < part.end; ++index) {
+        for (const auto& run : runs) append_run(longer, {index * inner + run.begin, index * inner + run.end});
+      }
+    }
+    runs = std::move(longer);
+    inner *= sizes[d];
+    if (runs.empty()) break;
+  }
+  return runs;
 }
 
 }  // namespace
@@ -117,6 +180,11 @@ Layout::Layout(DeviceMesh mesh, Placements placements, Sizes sizes, Sizes stride
       partial_(std::any_of(placements_.begin(), placements_.end(), [](const auto& p) { return p.is_partial(); })),
       deferred_(deferred) {
   local_sizes_ = local_sizes_before(mesh_.ndim(), mesh_.coordinate());
+  for (int64_t m = 0; m < mesh_.ndim(); ++m) flat_dim_ = placements_[m].is_flat() ? m : flat_dim_;
+  if (!is_flat()) return;
+  const auto part = flat_part(mesh_.coordinate());
+  std::fill(local_sizes_.begin(), local_sizes_.end(), 1);
+  local_sizes_.back() = part.length();
 }
 
 void Layout::release_resources() {
@@ -130,6 +198,10 @@ LayoutPtr Layout::get(const DeviceMesh& mesh, PlacementsRef requested, c10::IntA
   }
   Placements placements(requested.begin(), requested.end());
   detail::check_and_normalize(mesh, placements, sizes);
+  if (std::any_of(placements.begin(), placements.end(), [](const auto& p) { return p.is_flat(); }) && !is_dense(sizes, strides)) {
+    fail("Layout", "{} needs a tensor without gaps or repetitions; got sizes [{}] and strides [{}]", dtensor::str(placements),
+         fmt::join(sizes, ", "), fmt::join(strides, ", "));
+  }
   const auto hash = hash_of(mesh, placements, sizes, strides, dtype, deferred);
   const auto& table = mesh.state_->layouts;
   std::lock_guard<std::mutex> lock(table->mutex);
@@ -166,44 +238,68 @@ Intervals Layout::intervals(int64_t dim, c10::IntArrayRef coordinate) const {
   return held;
 }
 
+Interval Layout::flat_part(c10::IntArrayRef coordinate) const {
+  const auto elements = c10::multiply_integers(local_sizes_before(mesh_.ndim(), coordinate));
+  return dtensor::flat_part(elements, placements_[flat_dim_], coordinate[flat_dim_]);
+}
+
 std::vector<std::vector<Interval>> Layout::boxes(c10::IntArrayRef coordinate) const {
-  std::vector<std::vector<Interval>> boxes(1);
+  std::vector<std::vector<Interval>> local;  // in positions of the dims' intervals
+  if (is_flat()) {
+    const auto order = memory_order(strides_);
+    const auto sizes = local_sizes_before(mesh_.ndim(), coordinate);
+    Sizes in_order;
+    for (const auto d : order) in_order.push_back(sizes[d]);
+    std::vector<Interval> outer;
+    add_boxes(in_order, flat_part(coordinate), outer, local);
+    for (auto& box : local) {
+      const auto ordered = box;
+      for (size_t i = 0; i < order.size(); ++i) box[order[i]] = ordered[i];
+    }
+  } else {
+    local.emplace_back();
+    for (const auto size : local_sizes_before(mesh_.ndim(), coordinate)) local[0].push_back({0, size});
+  }
+  std::vector<std::vector<Interval>> boxes;
+  for (const auto& positions : local) add_products(positions, coordinate, boxes);
+  return boxes;
+}
+
+// The global boxes of a local one.
+void Layout::add_products(const std::vector<Interval>& positions, c10::IntArrayRef coordinate,
+                          std::vector<std::vector<Interval>>& boxes) const {
+  std::vector<std::vector<Interval>> products(1);
   for (int64_t d = 0; d < ndim(); ++d) {
-    const auto parts = intervals(d, coordinate);
+    const auto parts = compose(intervals(d, coordinate), {positions[d]});
     std::vector<std::vector<Interval>> longer;
-    longer.reserve(boxes.size() * parts.size());
-    for (const auto& box : boxes) {
+    longer.reserve(products.size() * parts.size());
+    for (const auto& box : products) {
       for (const auto& part : parts) {
         longer.push_back(box);
         longer.back().push_back(part);
       }
     }
-    boxes = std::move(longer);
+    products = std::move(longer);
   }
-  return boxes;
+  boxes.insert(boxes.end(), products.begin(), products.end());
 }
 
 std::vector<Interval> Layout::runs(c10::IntArrayRef coordinate) const {
-  // From the innermost dim out: the runs of one index of dim d, repeated at every index that this rank holds.
-  std::vector<Interval> runs{{0, 1}};
-  int64_t inner = 1;  // elements per index of the dim
-  for (int64_t d = ndim(); d-- > 0;) {
-    const bool whole = runs.size() == 1 && runs[0] == Interval{0, inner};
-    std::vector<Interval> longer;
-    for (const auto& part : intervals(d, coordinate)) {
-      if (whole) {
-        append_run(longer, {part.begin * inner, part.end * inner});
-        continue;
-      }
-      for (int64_t index = part.begin; index < part.end; ++index) {
-        for (const auto& run : runs) append_run(longer, {index * inner + run.begin, index * inner + run.end});
-      }
+  if (is_flat()) {
+    std::vector<Interval> all;
+    for (const auto& box : boxes(coordinate)) {
+      std::vector<Intervals> held;
+      for (const auto& part : box) held.push_back({part});
+      for (const auto& run : runs_of(sizes_, held)) all.push_back(run);
     }
-    runs = std::move(longer);
-    inner *= sizes_[d];
-    if (runs.empty()) break;
+    std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+    std::vector<Interval> joined;
+    for (const auto& run : all) append_run(joined, run);
+    return joined;
   }
-  return runs;
+  std::vector<Intervals> held;
+  for (int64_t d = 0; d < ndim(); ++d) held.push_back(intervals(d, coordinate));
+  return runs_of(sizes_, held);
 }
 
 Sizes Layout::local_sizes_before(int64_t mesh_dim, c10::IntArrayRef coordinate) const {
@@ -222,6 +318,13 @@ std::string Layout::str() const {
   }
   return fmt::format("{}[{}] {} on ({}){}", short_name(dtype_), fmt::join(sizes_, ", "), dtensor::str(placements_), dims,
                      deferred_ ? ", deferred" : "");
+}
+
+Sizes memory_order(c10::IntArrayRef strides) {
+  Sizes order(strides.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
+  return order;
 }
 
 Sizes contiguous_strides(c10::IntArrayRef sizes) {

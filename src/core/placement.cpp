@@ -52,6 +52,7 @@ const char* name(ReduceOp op) {
 std::string Placement::str() const {
   if (is_replicate()) return "R";
   if (is_partial()) return fmt::format("P({})", name(op));
+  if (is_flat()) return offset == 0 ? fmt::format("Flat({})", unit) : fmt::format("Flat({}, at {})", unit, offset);
   std::string text = fmt::format("S({}", dim);
   if (shares) text = fmt::format("Ragged({}, {}", dim, shares->str());
   if (split != 1) text += fmt::format(", split={}", split);
@@ -95,6 +96,11 @@ int64_t longest_cut(int64_t length, const Placement& placement, int64_t parts) {
   int64_t longest = 0;
   for (int64_t i = 0; i < parts; ++i) longest = std::max(longest, cut_length(length, placement, parts, i));
   return longest;
+}
+
+Interval flat_part(int64_t numel, const Placement& placement, int64_t index) {
+  const auto bound = [&](int64_t piece) { return std::clamp<int64_t>(piece * placement.unit - placement.offset, 0, numel); };
+  return {bound(index), bound(index + 1)};
 }
 
 // -- Shares --------------------------------------------------------------------------------------------------------------------

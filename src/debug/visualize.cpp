@@ -6,6 +6,7 @@
 #include <dtensor/tensor.hpp>
 
 #include <fmt/format.h>
+#include <c10/util/accumulate.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -179,6 +180,52 @@ std::string list(const Layout& layout) {
   return text;
 }
 
+// One line per part, and the ranks that hold it.
+std::string list_flat(const Layout& layout) {
+  Table table{{"elements", "of", "ranks"}};
+  std::map<std::vector<std::string>, Ranks> parts;
+  std::vector<std::vector<std::string>> order;
+  for (const auto r : everyone(layout)) {
+    const auto coordinate = layout.mesh().coordinate_of(r);
+    const auto part = layout.flat_part(coordinate);
+    if (part.length() == 0) continue;
+    std::vector<std::string> rest;
+    for (int64_t d = 0; d < layout.ndim(); ++d) {
+      const auto held = layout.intervals(d, coordinate);
+      std::vector<std::string> pieces;
+      for (const auto& interval : held) pieces.push_back(text_of(interval));
+      rest.push_back(fmt::format("{}", fmt::join(pieces, " ")));
+    }
+    std::vector<std::string> line{text_of(part), fmt::format("[{}]", fmt::join(rest, ", "))};
+    auto& holders = parts[line];
+    if (holders.empty()) order.push_back(line);
+    holders.push_back(r);
+  }
+  for (size_t i = 0; i < order.size() && i < kMostLines; ++i) {
+    table.push_back(order[i]);
+    table.back().push_back(names_of(layout, parts[order[i]]));
+  }
+  auto text = aligned(table);
+  if (order.size() > kMostLines) text += fmt::format("... {} more parts\n", order.size() - kMostLines);
+  return text;
+}
+
+// A flat tensor as one row of elements.
+LayoutPtr as_row(const Layout& layout) {
+  const auto elements = c10::multiply_integers(layout.sizes());
+  auto coordinate = layout.mesh().coordinate().vec();
+  const auto m = layout.flat_dim();
+  std::vector<int64_t> lengths;
+  for (coordinate[m] = 0; coordinate[m] < layout.mesh().size(m); ++coordinate[m]) lengths.push_back(layout.flat_part(coordinate).length());
+  Placements placements(layout.placements().begin(), layout.placements().end());
+  placements[m] = elements == 0 ? replicate() : ragged_shard(0, lengths);
+  for (const auto& p : placements) {
+    require(!p.is_shard() || p == placements[m], "visualize_svg", "cannot draw {}, which is flat over cuts; hint: visualize() lists its parts",
+            layout.str());
+  }
+  return Layout::get(layout.mesh(), placements, {elements}, layout.dtype());
+}
+
 // The whole as one cell: for dims that there are not.
 Axis single(const Layout& layout) { return {{{0, 1}}, {everyone(layout)}}; }
 
@@ -220,6 +267,7 @@ std::vector<double> positions(const Axis& axis, double length) {
 
 std::string visualize(const Layout& layout) {
   auto text = layout.str() + "\n";
+  if (layout.is_flat()) return text + list_flat(layout) + notes(layout);
   if (layout.ndim() <= 2) {
     const auto down = layout.ndim() < 2 ? single(layout) : axis_of(layout, 0);
     const auto across = layout.ndim() < 1 ? single(layout) : axis_of(layout, layout.ndim() - 1);
@@ -230,7 +278,9 @@ std::string visualize(const Layout& layout) {
 
 std::string visualize(const at::Tensor& tensor) { return visualize(layout_of("visualize", tensor)); }
 
-void visualize_svg(const Layout& layout, const std::string& path) {
+void visualize_svg(const Layout& whole, const std::string& path) {
+  const auto in_a_row = whole.is_flat() ? as_row(whole) : LayoutPtr();
+  const auto& layout = in_a_row ? *in_a_row : whole;
   const auto [dim_down, dim_across] = drawn_dims(layout);
   const auto down = dim_down < 0 ? single(layout) : axis_of(layout, dim_down);
   const auto across = dim_across < 0 ? single(layout) : axis_of(layout, dim_across);

@@ -92,7 +92,7 @@ bool communicates(const LayoutPtr& from, const LayoutPtr& to) {
   });
 }
 
-std::vector<Move> moves_for(const rules::Call& call, const rules::Resolution& resolution) {
+std::vector<Move> moves_for(const OpInfo& info, const rules::Call& call, const rules::Resolution& resolution) {
   std::vector<Move> moves;
   for (size_t i = 0; i < call.operands.size(); ++i) {
     const auto& operand = call.operands[i];
@@ -101,7 +101,7 @@ std::vector<Move> moves_for(const rules::Call& call, const rules::Resolution& re
     // Autograd writes a gradient through as_strided: where the tensor itself becomes whole, that is no write to a copy.
     const bool settles = (operand.layout->has_partial() && !to->has_partial()) || call.schema.name() == "aten::as_strided";
     moves.push_back({operand.argument, operand.element, operand.layout, to, communicates(operand.layout, to), settles,
-                     to->strides() == c10::IntArrayRef(contiguous_strides(to->sizes()))});
+                     to->strides() == c10::IntArrayRef(contiguous_strides(to->sizes())), info.is_view});
   }
   return moves;
 }
@@ -141,6 +141,7 @@ bool set_outputs(Decision& decision, const rules::Call& call, const rules::Resol
 // Whether some rank may have an empty part of an operand, where kernels refuse less than with a full one. (Of a dim of at least p * p
 // elements every one of p ranks has some.)
 bool may_be_empty(const Layout& layout) {
+  if (layout.is_flat()) return true;
   for (int64_t d = 0; d < layout.ndim(); ++d) {
     int64_t parts = 1, blocks = 1;
     for (int64_t m = 0; m < layout.mesh().ndim(); ++m) {
@@ -196,7 +197,7 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
 
   auto decision = std::make_shared<Decision>(Decision{&info, call.mesh});
   const auto resolution = resolve(call, info, rule, trace);
-  decision->moves = moves_for(call, resolution);
+  decision->moves = moves_for(info, call, resolution);
   decision->write_backs = write_backs_for(info, call, resolution);
   decision->outputs_known = rule && info.makes_results && set_outputs(*decision, call, resolution);
   if (rule) decision->lowering = rule->lower(call, resolution);
@@ -208,6 +209,9 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   }
   // What kernels refuse, as dtypes, is refused on every rank, and before anything is moved.
   if (!rehearsed && (moves || empty || decision->lowering || !decision->write_backs.empty())) rehearse(op, call);
+  const auto is_flat = [](const LayoutPtr& layout) { return layout->is_flat(); };
+  decision->casts = call.schema.name() == "aten::_to_copy" && decision->outputs.size() == 1 && is_flat(decision->outputs[0]->layout()) &&
+                    is_flat(call.operands[0].layout);
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
   decision->once = !Spmd::current() && in_backward() && has_plain_operand(call);
   decision->simple = !info.has_tensor_list && info.returns_tensors_only && (decision->outputs_known || !info.makes_results) &&

@@ -18,6 +18,7 @@ struct Move {
   bool communicates = false;
   bool settles = false;    // a pending reduction is done
   bool row_major = false;  // the operand is, as a whole
+  bool for_view = false;   // the result is a view of it, and goes on living
 };
 
 // A written operand that lies otherwise while the operator runs: what was written is brought back to where it lies.
@@ -40,6 +41,7 @@ struct Decision {
   bool from_memory = false;         // offsets count from where the memory begins, not from the base (as_strided)
   bool outputs_known = false;       // false: replicated outputs whose sizes only the local call tells
   bool simple = false;              // tensors in, tensors out, no lists: the short ways apply
+  bool casts = false;               // one flat tensor
   bool once = false;                // holds where it was made only: in a backward, where plain tensors count as replicated
   bool reads_numbers = false;       // no decision: it differs with the call's floating-point arguments, see Key::add_numbers
   std::vector<LayoutPtr> pinned = {};    // layouts that the key names by address

@@ -96,6 +96,15 @@ void DTensorImpl::relay(at::Tensor local, LayoutPtr layout, comm::WorkPtr work) 
   local_ = std::move(local);
   layout_ = std::move(layout);
   work_ = std::move(work);
+  note_written();
+}
+
+at::Tensor DTensorImpl::detached() const {
+  auto impl = c10::make_intrusive<DTensorImpl>(local_, *this);
+  impl->work_ = work_;
+  impl->member_ = member_;
+  if (storage_offset() != 0) impl->set_storage_offset(storage_offset());
+  return at::Tensor(std::move(impl));
 }
 
 void DTensorImpl::finish() {
@@ -126,6 +135,7 @@ template <class Version>
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool allow_metadata_change) const {
   auto impl = c10::make_intrusive<DTensorImpl>(local_, layout_);
   impl->work_ = work_;
+  impl->member_ = member_;
   if (layout_->is_deferred()) impl->deferred().add_handle(*impl);
   impl->set_storage_offset(storage_offset());
   impl->set_version_counter(std::forward<Version>(version));
@@ -149,6 +159,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& o
   local_ = source->local_;
   layout_ = source->layout_;
   work_ = source->work_;
+  note_written();
   if (layout_->is_deferred()) deferred().add_handle(*this);
   data_type_ = source->data_type_;
   adopt_metadata();
@@ -160,6 +171,7 @@ void DTensorImpl::release_resources() {
   local_.reset();
   layout_.reset();
   work_.reset();
+  member_.reset();
 }
 
 at::Tensor in_own_memory(at::Tensor part) {

@@ -3,6 +3,7 @@
 
 #include <dtensor/comm/work.hpp>
 #include <dtensor/compat.hpp>
+#include <dtensor/flat_group.hpp>
 #include <dtensor/layout.hpp>
 
 #include <ATen/core/Tensor.h>
@@ -15,6 +16,16 @@ namespace dtensor {
 namespace dispatch {
 class Deferred;
 }
+
+// Which member of which group a tensor is, or a view or cast of.
+struct FlatMember : c10::intrusive_ptr_target {
+  FlatMember(c10::intrusive_ptr<FlatGroup> of, int64_t i, int64_t made) : group(std::move(of)), index(i), generation(made) {}
+  void release_resources() override { group.reset(); }
+  c10::intrusive_ptr<FlatGroup> group;
+  int64_t index;
+  int64_t generation;  // of the group when the copy was made; -1: the member's own memory
+};
+using FlatMemberPtr = c10::intrusive_ptr<FlatMember>;
 
 // sizes(), strides() and storage_offset() are those that the plain tensor would have; autograd addresses the gradient of a base by
 // a view's strides and offset when the view was written in place.
@@ -37,6 +48,16 @@ class DTensorImpl final : public c10::TensorImpl {
 
   // Where the part will be; may still be under way.
   void set_pending(comm::WorkPtr work) { work_ = std::move(work); }
+  const at::Tensor& local_under_way() const { return local_; }
+
+  const FlatMemberPtr& member() const { return member_; }
+  void set_member(FlatMemberPtr member) { member_ = std::move(member); }
+  void note_written() const {
+    if (member_) [[unlikely]]
+      member_->group->written(member_->index);
+  }
+  // The same tensor without a gradient, also under way.
+  at::Tensor detached() const;
 
   // Replaces part and layout. The global metadata must stay the same, placements apart.
   void relay(at::Tensor local, LayoutPtr layout, comm::WorkPtr work = {});
@@ -77,6 +98,7 @@ class DTensorImpl final : public c10::TensorImpl {
   at::Tensor local_;
   LayoutPtr layout_;
   comm::WorkPtr work_;
+  FlatMemberPtr member_;
 };
 
 inline bool is_dtensor_impl(const c10::TensorImpl* impl) { return impl->key_set().has(kDTensorKey); }

@@ -261,8 +261,52 @@ at::Tensor in_reported_order(at::Tensor local, const Layout& layout) {
   return local.clone(at::MemoryFormat::Contiguous);
 }
 
+// The value that a member's group has at hand; undefined where it has none.
+static at::Tensor gathered_by_group(DTensorImpl& impl, const Move& move) {
+  const auto& layout = impl.layout();
+  const auto m = layout->flat_dim();
+  const auto& member = *impl.member();
+  if (m < 0 || move.to->placements()[m].is_flat()) return {};
+  const bool changed = member.generation >= 0 && impl.version_counter().current_version() > 0;
+  const auto elements = changed ? at::Tensor() : member.group->gather(member.index, layout->dtype(), member.generation);
+  if (!elements.defined()) return {};
+  Placements whole(layout->placements().begin(), layout->placements().end());
+  whole[m] = replicate();
+  auto part = from_elements(elements, *layout);
+  if (move.to->placements() != PlacementsRef(whole)) part = move_local(part, layout->with(whole), move.to).get();
+  return move.for_view ? part.clone() : part;
+}
+
+void join_member(const Decision& decision, const c10::IValue& operand, const c10::IValue& results) {
+  if (!operand.isTensor()) return;
+  const auto* impl = as_dtensor(operand.toTensor());
+  if (!impl || !impl->member()) [[likely]] return;
+  const auto& member = *impl->member();
+  if (decision.casts && member.generation < 0) {
+    return as_dtensor(results.toTensor())->set_member(c10::make_intrusive<FlatMember>(member.group, member.index, member.group->generation()));
+  }
+  if (results.isTensor()) return join_member(*impl, results.toTensor());
+  if (!results.isTensorList()) return;
+  for (const auto& element : results.toListRef()) join_member(*impl, element.toTensor());
+}
+
+void note_written(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  const auto note = [](const c10::IValue& value) {
+    if (!value.isTensor()) return;
+    if (auto* impl = as_dtensor(value.toTensor())) impl->note_written();
+  };
+  for (const int w : info.written) {
+    note(arguments[w]);
+    if (!arguments[w].isTensorList()) continue;
+    for (const auto& element : arguments[w].toListRef()) note(element);
+  }
+}
+
 at::Tensor moved(const at::Tensor& tensor, const Move& move, bool may_settle) {
   auto* impl = as_dtensor(tensor);
+  if (impl && impl->member()) [[unlikely]] {
+    if (auto part = gathered_by_group(*impl, move); part.defined()) return part;
+  }
   const bool keep = may_settle && impl && move.settles && is_alone(*impl);
   auto part = move_local(impl ? impl->local() : tensor, move.from, move.to).get();
   // Kernels read saved state (the statistics of a norm) as contiguous where one device would have it so; a chunk may be a view.
@@ -334,6 +378,7 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
   if (lists && writes_twice(decision, stack, begin)) return run_one_by_one(op, info, stack, begin);
   std::vector<c10::IValue> originals(stack.begin() + begin, stack.end());
   const auto written = info.written.empty() ? std::vector<Written>() : written_beside(info, stack, begin);
+  if (!info.written.empty()) note_written(info, originals);
   if (!decision.moves.empty() || !decision.write_backs.empty()) check_explicit(decision);
   {
     comm::Cause cause(info.name, true);
@@ -352,6 +397,7 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
   }
   bump_versions(op, info, originals);
   wrap_results(stack, begin, decision, originals);
+  if (info.is_view || decision.casts) join_member(decision, originals[0], stack[begin]);
 }
 
 bool is_factory(const OpInfo& info) {

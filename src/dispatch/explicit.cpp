@@ -30,7 +30,8 @@ void check_explicit(const OpInfo& info, int argument, int element, std::string_v
 void check_explicit(const Decision& decision) {
   if (explicit_depth == 0) return;
   for (const auto& move : decision.moves) {
-    if (move.communicates) check_explicit(*decision.info, move.argument, move.element, "moved", *move.from, *move.to);
+    const bool of_unit = move.from->is_flat() && !move.to->is_flat();  // it was asked for with fully_shard
+    if (move.communicates && !of_unit) check_explicit(*decision.info, move.argument, move.element, "moved", *move.from, *move.to);
   }
   for (const auto& back : decision.write_backs) {
     if (back.communicates) check_explicit(*decision.info, back.argument, back.element, "brought back", *back.written, *back.home);

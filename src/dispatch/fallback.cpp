@@ -47,10 +47,15 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
   c10::SmallVector<c10::IValue, 6> originals;
   c10::IValue self;
   const int64_t base_bytes = info.is_view && stack[begin].isTensor() ? offset_in_bytes(*stack[begin].unsafeToTensorImpl()) : 0;
-  if (decision.lowering) originals.append(stack.begin() + static_cast<int64_t>(begin), stack.end());
+  FlatMemberPtr member;
+  if (info.is_view && stack[begin].isTensor()) {
+    if (const auto* base = as_dtensor(stack[begin].toTensor())) member = base->member();
+  }
+  if (decision.lowering || decision.casts) originals.append(stack.begin() + static_cast<int64_t>(begin), stack.end());
   std::vector<Written> written;
   if (!info.written.empty()) {
     written = written_beside(info, stack, begin);
+    note_written(info, c10::ArrayRef<c10::IValue>(stack).slice(begin));
     self = stack[begin + info.written[0]];
   }
   for (size_t i = begin; i < stack.size(); ++i) {
@@ -89,7 +94,9 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     if (info.is_view) {
       set_view_offset(decision, i, base_bytes / static_cast<int64_t>(result.dtype().itemsize()), result);
       if (decision.lowering) part_copied_view(decision, originals[0], result);
+      as_dtensor(result)->set_member(member);
     }
+    if (decision.casts) join_member(decision, originals[0], result);
     stack[begin + i] = std::move(result);
   }
 }

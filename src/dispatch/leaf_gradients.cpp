@@ -35,8 +35,12 @@ at::Tensor in_layout(const at::Tensor& gradient, const LayoutPtr& like, LastMove
 // Runs before the engine accumulates `gradient` into the leaf.
 at::Tensor on_gradient(const c10::weak_intrusive_ptr<c10::TensorImpl>& weak_leaf, const at::Tensor& gradient, LastMove& last) {
   auto leaf_impl = weak_leaf.lock();
-  if (!leaf_impl || no_sync_depth > 0 || !gradient.defined() || !as_dtensor(gradient)) return at::Tensor();
+  if (!leaf_impl || !gradient.defined() || !as_dtensor(gradient)) return at::Tensor();
   const at::Tensor leaf(std::move(leaf_impl));
+  const auto& member = as_dtensor(leaf)->member();
+  const bool has_graph = gradient.requires_grad() && c10::GradMode::is_enabled();
+  if (member && !has_graph) return member->group->reduce(member->index, leaf, gradient, no_sync_depth > 0);
+  if (no_sync_depth > 0) return at::Tensor();
   const auto layout = as_dtensor(leaf)->layout();
   auto& accumulated = leaf.mutable_grad();
   if (accumulated.defined() && as_dtensor(accumulated) && as_dtensor(accumulated)->layout()->has_partial()) {

@@ -87,7 +87,7 @@ Price price_of(const Call& call, const OpInfo& info, const Candidate& candidate,
   }
   const auto parts = call.mesh.size(mesh_dim);
   for (size_t i = 0; i < candidate.out.size() && i < call.outputs.size(); ++i) {
-    memory += elements(call.outputs[i].sizes) / (candidate.out[i].is_shard() ? parts : 1);
+    memory += elements(call.outputs[i].sizes) / (candidate.out[i].cuts() ? parts : 1);
   }
   return {seconds, moves, memory};
 }
@@ -112,6 +112,15 @@ size_t output_count(const Call& call, const OpInfo& info) {
   return call.outputs.empty() ? info.schema->returns().size() : call.outputs.size();
 }
 
+// A flat operand stays so or becomes whole: one all_gather, for which a unit of parameters may have the value at hand.
+bool cuts_flat(const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
+  for (size_t i = 0; i < now.size(); ++i) {
+    const auto& next = candidate.in[i];
+    if (now[i]->placements()[mesh_dim].is_flat() && !next.is_flat() && !next.is_replicate()) return true;
+  }
+  return false;
+}
+
 // Whether a candidate leaves all operands as they are.
 bool moves_nothing(const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
   for (size_t i = 0; i < now.size(); ++i) {
@@ -131,7 +140,9 @@ const Candidate* cheapest(const Call& call, const OpInfo& info, const Candidates
     if (moving && best && std::get<0>(lowest) == 0 && !trace) break;
     for (const auto& candidate : candidates) {
       if (moves_nothing(candidate, mesh_dim, now) == moving) continue;
-      const char* dropped = fits(call, candidate, mesh_dim) ? nullptr : "does not fit the sizes";
+      const char* dropped = !fits(call, candidate, mesh_dim)              ? "does not fit the sizes"
+                            : cuts_flat(candidate, mesh_dim, now) ? "would cut a flat operand anew"
+                                                                  : nullptr;
       const auto price =
           dropped ? Price() : price_of(call, info, candidate, mesh_dim, now, best && !trace ? std::get<0>(lowest) : kForever);
       if (trace) trace->back()[&candidate - candidates.data()] = option_of(candidate, price, dropped);

@@ -1,6 +1,8 @@
 // The DTensor handle and what makes and opens one, with gradients.
 #include <dtensor/tensor.hpp>
 
+#include <dtensor/flat_group.hpp>
+
 #include "src/core/world_state.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/guard.hpp"
@@ -79,6 +81,7 @@ at::Tensor from_part(const at::Tensor& gradient, const LayoutPtr& layout);
 struct ToLocal : Function<ToLocal> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const LayoutPtr& gradient) {
     save(context, gradient);
+    as_dtensor(tensor)->note_written();  // it may be
     dispatch::LocalMode local_mode;
     return local_of(tensor).alias();
   }
@@ -208,6 +211,42 @@ DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, std::initial
   return from_local(local, mesh, PlacementsRef(placements));
 }
 
+void join_group(const at::Tensor& tensor, c10::intrusive_ptr<FlatGroup> group, int64_t index) {
+  layout_of("join_group", tensor);
+  as_dtensor(tensor)->set_member(group ? c10::make_intrusive<FlatMember>(std::move(group), index, -1) : FlatMemberPtr());
+}
+
+FlatGroup* group_of(const at::Tensor& tensor) {
+  auto* impl = tensor.defined() ? as_dtensor(tensor) : nullptr;
+  return impl && impl->member() ? impl->member()->group.get() : nullptr;
+}
+
+at::Tensor make_part(at::Tensor local, LayoutPtr layout, comm::WorkPtr work) {
+  auto result = wrap(std::move(local), std::move(layout));
+  as_dtensor(result)->set_pending(std::move(work));
+  return result;
+}
+
+const at::Tensor& part_of(const at::Tensor& tensor) {
+  layout_of("part_of", tensor);
+  return as_dtensor(tensor)->local();
+}
+
+const at::Tensor& part_under_way(const at::Tensor& tensor) {
+  layout_of("part_under_way", tensor);
+  return as_dtensor(tensor)->local_under_way();
+}
+
+const LayoutPtr& layout_of(const at::Tensor& tensor) { return layout_of("layout_of", tensor); }
+
+void move_part(const at::Tensor& tensor, at::Tensor local) {
+  auto& impl = *as_dtensor(tensor);
+  const auto member = impl.member();
+  impl.set_member({});
+  impl.relay(std::move(local), layout_of("move_part", tensor));
+  impl.set_member(member);
+}
+
 std::ostream& operator<<(std::ostream& out, const DTensor& tensor) { return out << tensor.layout().str() << '\n' << tensor.full_tensor(); }
 
 void redistribute_(const at::Tensor& tensor, PlacementsRef placements) {
@@ -216,6 +255,8 @@ void redistribute_(const at::Tensor& tensor, PlacementsRef placements) {
   const auto target = from->with(placements);
   if (target == from) return;
   auto* impl = as_dtensor(tensor);
+  require(!impl->member(), "redistribute_", "the tensor lies in the flat buffer of a unit; got {}; hint: parallelize_module lays out such "
+          "parameters, and keeps them in their unit", from->str());
   if (from->is_deferred()) return impl->lay_out_deferred(target);
   dispatch::LocalMode local_mode;
   impl->relay(in_own_memory(move_local(impl->local(), from, target).get()), target);

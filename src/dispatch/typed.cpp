@@ -130,11 +130,15 @@ struct Typed<Op, Result(Args...)> {
     const auto base_offset = impl->storage_offset();
     if constexpr (in_place) {
       before_write(impl->local());
+      impl->note_written();
       call_local(decision, args...);
       return self;
     } else {
       auto result = wrap(call_local(decision, args...), *decision.outputs[0]);
-      if (decision.info->is_view) set_view_offset(decision, 0, base_offset, result);
+      if (decision.info->is_view) {
+        set_view_offset(decision, 0, base_offset, result);
+        join_member(*impl, result);
+      }
       return result;
     }
   }
@@ -185,11 +189,19 @@ void add_kernels(torch::Library& library) {
   (add(static_cast<Ops*>(nullptr)), ...);
 }
 
+// What is under way stays so: a gradient that nobody has read yet is accumulated without waiting for it.
+at::Tensor detach(const at::Tensor& self) {
+  auto* impl = as_dtensor(self);
+  if (impl && !impl->layout()->is_deferred()) [[likely]] return impl->detached();
+  return Typed<at::_ops::detach>::run(self);
+}
+
 TORCH_LIBRARY_IMPL(aten, Fake, library) {
   namespace o = at::_ops;
+  library.impl("detach", TORCH_FN(detach));
   add_kernels<o::add_Tensor, o::add__Tensor, o::sub_Tensor, o::mul_Tensor, o::mul__Tensor, o::mul_Scalar, o::mul__Scalar, o::div_Tensor,
               o::div__Tensor, o::div_Scalar, o::addcmul_, o::addcdiv_, o::sqrt, o::zero_,
-              o::mm, o::bmm, o::addmm, o::t, o::transpose_int, o::expand, o::detach, o::ones_like,
+              o::mm, o::bmm, o::addmm, o::t, o::transpose_int, o::expand, o::ones_like,
               o::relu, o::threshold_backward, o::gelu, o::gelu_backward, o::silu, o::_softmax,
               o::sum, o::sum_dim_IntList>(library);
 }

@@ -70,6 +70,10 @@ at::Tensor places(const Layout& layout, int64_t offset, at::Device device) {
     }
     places = places.unsqueeze(-1).add(along, layout.strides()[d]);
   }
+  if (layout.is_flat()) {
+    const auto part = layout.flat_part(layout.mesh().coordinate());
+    places = places.permute(memory_order(layout.strides())).reshape({-1}).narrow(0, part.begin, part.length()).view(layout.local_sizes());
+  }
   return at::isComplexType(layout.dtype()) ? places.mul(2).unsqueeze(-1).add(at::arange(2, longs)) : places;
 }
 

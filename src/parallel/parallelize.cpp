@@ -1,34 +1,18 @@
 #include <dtensor/parallel/parallelize.hpp>
 
 #include <dtensor/error.hpp>
+#include <dtensor/flat_group.hpp>
 #include <dtensor/tensor.hpp>
 
+#include "src/parallel/patterns.hpp"
 #include "src/parallel/tensors_of.hpp"
 
 #include <algorithm>
-#include <numeric>
+#include <set>
 
 namespace dtensor {
 
 namespace {
-
-bool matches_one(std::string_view pattern, std::string_view name) {
-  if (pattern.empty()) return name.empty();
-  if (pattern[0] == '*') {
-    for (size_t skip = 0; skip <= name.size(); ++skip) {
-      if (matches_one(pattern.substr(1), name.substr(skip))) return true;
-    }
-    return false;
-  }
-  return !name.empty() && (pattern[0] == '?' || pattern[0] == name[0]) && matches_one(pattern.substr(1), name.substr(1));
-}
-
-bool matches(std::string_view pattern, std::string_view name) {
-  for (size_t bar; (bar = pattern.find('|')) != std::string_view::npos; pattern.remove_prefix(bar + 1)) {
-    if (matches_one(pattern.substr(0, bar), name)) return true;
-  }
-  return matches_one(pattern, name);
-}
 
 Placements placements_of(const PlanEntry& entry, const DeviceMesh& mesh) {
   Placements placements(mesh.ndim(), replicate());
@@ -41,31 +25,6 @@ struct Change {
   at::Tensor tensor;
   Placements placements;
 };
-
-// How many letters to change, add or leave out between two names (Levenshtein, 1966).
-size_t distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i + 1);
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t changed = diagonal + (a[i] != b[j]);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({changed, row[j] + 1, diagonal + 1});
-    }
-  }
-  return row.back();
-}
-
-// The three names that are most like a pattern.
-std::string closest(const std::string& pattern, const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
-  std::vector<std::pair<size_t, std::string>> names;
-  for (const auto& item : tensors) names.emplace_back(distance(pattern, item.first), item.first);
-  std::stable_sort(names.begin(), names.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::string text;
-  for (size_t i = 0; i < std::min<size_t>(names.size(), 3); ++i) text += (i ? ", '" : "'") + names[i].second + "'";
-  return names.empty() ? "(the module has none)" : text;
-}
 
 // Checks the whole plan, so that a bad one changes nothing.
 std::vector<Change> changes_of(torch::nn::Module& module, const DeviceMesh& mesh, const Plan& plan) {
@@ -81,7 +40,7 @@ std::vector<Change> changes_of(torch::nn::Module& module, const DeviceMesh& mesh
     require(DTensor(tensor).mesh() == mesh, "parallelize_module", "'{}' lies on another mesh; got {}; expected {}", name,
             DTensor(tensor).mesh().str(), mesh.str());
     for (size_t i = 0; i < plan.size(); ++i) {
-      if (!matches(plan[i].pattern, name)) continue;
+      if (!detail::matches(plan[i].pattern, name)) continue;
       used[i] = true;
       auto placements = placements_of(plan[i], mesh);
       try {
@@ -99,7 +58,7 @@ std::vector<Change> changes_of(torch::nn::Module& module, const DeviceMesh& mesh
     for (size_t j = 0; j < i && !used[i]; ++j) hidden |= plan[j].pattern == plan[i].pattern;
     require(used[i] || hidden || plan[i].may_match_nothing, "parallelize_module",
             "no parameter or buffer is decided by entry '{}'; hint: names are fully qualified; the closest are {}", plan[i].pattern,
-            closest(plan[i].pattern, tensors));
+            detail::closest(plan[i].pattern, detail::names_of(tensors)));
   }
   return changes;
 }
@@ -107,7 +66,16 @@ std::vector<Change> changes_of(torch::nn::Module& module, const DeviceMesh& mesh
 }  // namespace
 
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const Plan& plan) {
-  for (const auto& change : changes_of(module, mesh, plan)) redistribute_(change.tensor, change.placements);
+  const auto changes = changes_of(module, mesh, plan);
+  std::vector<c10::intrusive_ptr<FlatGroup>> units;  // parameters in a flat buffer are laid out anew, and put back
+  for (const auto& change : changes) {
+    auto* unit = group_of(change.tensor);
+    const bool known = std::any_of(units.begin(), units.end(), [&](const auto& other) { return other.get() == unit; });
+    if (unit && !known) units.push_back(c10::intrusive_ptr<FlatGroup>::reclaim_copy(unit));
+  }
+  for (const auto& unit : units) unit->dissolve();
+  for (const auto& change : changes) redistribute_(change.tensor, change.placements);
+  for (const auto& unit : units) unit->restore();
 }
 
 }  // namespace dtensor

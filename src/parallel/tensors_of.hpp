@@ -16,4 +16,10 @@ inline std::vector<std::pair<std::string, at::Tensor>> tensors_of(const torch::n
   return all;
 }
 
+inline std::vector<std::string> names_of(const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+  std::vector<std::string> names;
+  for (const auto& entry : tensors) names.push_back(entry.first);
+  return names;
+}
+
 }  // namespace dtensor::detail

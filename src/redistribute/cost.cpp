@@ -104,6 +104,9 @@ double CostModel::largest_bytes(PlacementsRef placements) const {
   }
   double bytes = static_cast<double>(element_size);
   for (int64_t n : local) bytes *= static_cast<double>(n);
+  for (const auto& p : placements) {
+    if (p.is_flat()) bytes = std::min(bytes, static_cast<double>(p.unit * element_size));
+  }
   return bytes;
 }
 
@@ -128,10 +131,13 @@ int64_t CostModel::step(PlacementsRef before, c10::IntArrayRef mesh_dims, const 
   };
   const auto copy = [&](double bytes) { return picoseconds(bytes / cost.copy_bandwidth); };
   switch (transition(from, to)) {
-    case Transition::all_gather: return collective(after_bytes, 1);
-    case Transition::reduce_scatter: return collective(before_bytes, 1);
+    case Transition::all_gather:
+    case Transition::flat_all_gather: return collective(after_bytes, 1);
+    case Transition::reduce_scatter:
+    case Transition::flat_reduce_scatter: return collective(before_bytes, 1);
     case Transition::all_reduce: return collective(before_bytes, 2);
     case Transition::all_to_all: return collective(before_bytes, 1) + copy(after_bytes);
+    case Transition::flat_chunk:
     case Transition::chunk: return to.split > 1 ? copy(after_bytes) : 0;
     case Transition::to_partial: {
       const bool keeps = to.op == ReduceOp::avg || to.op == ReduceOp::min || to.op == ReduceOp::max;

@@ -49,14 +49,20 @@ bool communicates(const Step& step) {
 }
 
 comm::Async run(const at::Tensor& local, const Step& step) {
-  if (!communicates(step)) return {local, {}};
-  switch (redistribute::transition(step.from, step.to)) {
+  const auto transition = redistribute::transition(step.from, step.to);
+  if (!communicates(step)) {
+    return step.from.is_flat() || step.to.is_flat() ? redistribute::flat_of_one(local, step) : comm::Async{local, {}};
+  }
+  switch (transition) {
     case Transition::all_gather: return redistribute::all_gather(local, step);
     case Transition::reduce_scatter: return redistribute::reduce_scatter(local, step);
     case Transition::all_reduce: return redistribute::all_reduce(local, step);
     case Transition::all_to_all: return redistribute::all_to_all(local, step);
     case Transition::chunk: return redistribute::chunk(local, step);
     case Transition::to_partial: return redistribute::to_partial(local, step);
+    case Transition::flat_all_gather: return redistribute::flat_all_gather(local, step);
+    case Transition::flat_reduce_scatter: return redistribute::flat_reduce_scatter(local, step);
+    case Transition::flat_chunk: return redistribute::flat_chunk(local, step);
     case Transition::none:
     case Transition::impossible: break;
   }
@@ -114,6 +120,9 @@ const char* name(Transition transition) {
     case Transition::all_to_all: return "all_to_all";
     case Transition::chunk: return "chunk";
     case Transition::to_partial: return "to_partial";
+    case Transition::flat_all_gather: return "all_gather";
+    case Transition::flat_reduce_scatter: return "reduce_scatter";
+    case Transition::flat_chunk: return "chunk";
     case Transition::impossible: return "impossible";
   }
   return "?";
@@ -122,12 +131,15 @@ const char* name(Transition transition) {
 Transition transition(const Placement& from, const Placement& to) {
   if (from == to) return Transition::none;
   switch (from.kind) {
-    case PlacementKind::replicate: return to.is_shard() ? Transition::chunk : Transition::to_partial;
+    case PlacementKind::replicate:
+      return to.is_shard() ? Transition::chunk : to.is_flat() ? Transition::flat_chunk : Transition::to_partial;
+    case PlacementKind::flat: return to.is_replicate() ? Transition::flat_all_gather : Transition::impossible;
     case PlacementKind::shard:
-      if (to.is_partial()) return Transition::impossible;
+      if (to.is_partial() || to.is_flat()) return Transition::impossible;
       return to.is_replicate() ? Transition::all_gather : Transition::all_to_all;
     case PlacementKind::partial:
       if (to.is_partial()) return Transition::impossible;
+      if (to.is_flat()) return Transition::flat_reduce_scatter;
       return to.is_replicate() ? Transition::all_reduce : Transition::reduce_scatter;
   }
   return Transition::impossible;

@@ -2,7 +2,7 @@
 //
 // A step may change mesh dimension i only if what later mesh dimensions did on top of it stays in place: none of them
 // cuts a tensor dim that the step cuts or joins, and none is partial in an operation that does not commute with the
-// step's. Plans depend on metadata and costs alone, and ties are broken by fewest steps, then by the order of
+// step's. A flat cut is on top of all others. Plans depend on metadata and costs alone, and ties are broken by fewest steps, then by the order of
 // placements: all ranks agree.
 #include "src/core/cut_check.hpp"
 #include "src/redistribute/transition.hpp"
@@ -20,7 +20,7 @@ namespace {
 
 using MeshDims = c10::SmallVector<int64_t, 4>;
 
-auto order_key(const Placement& p) { return std::make_tuple(p.kind, p.op, p.dim, p.cut()); }
+auto order_key(const Placement& p) { return std::make_tuple(p.kind, p.op, p.dim, p.cut(), p.offset); }
 
 // Averages and sums commute; everything else only with itself.
 bool commute(ReduceOp a, ReduceOp b) {
@@ -93,6 +93,8 @@ Placements Search::placements_of(Node node) const {
 
 bool Search::may_change(PlacementsRef now, c10::IntArrayRef mesh_dims, const Placement& to) const {
   const auto& from = now[mesh_dims.front()];
+  const bool flat = std::any_of(now.begin(), now.end(), [](const Placement& p) { return p.is_flat(); });
+  if (flat && model_.mesh_sizes[mesh_dims.front()] > 1 && (from.is_shard() || to.is_shard())) return false;
   for (int64_t j = mesh_dims.front() + 1; j < static_cast<int64_t>(now.size()); ++j) {
     if (model_.mesh_sizes[j] == 1 || std::find(mesh_dims.begin(), mesh_dims.end(), j) != mesh_dims.end()) continue;
     const auto& later = now[j];

@@ -15,6 +15,9 @@ enum class Transition : uint8_t {
   all_to_all,
   chunk,
   to_partial,
+  flat_all_gather,
+  flat_reduce_scatter,
+  flat_chunk,
   impossible
 };
 const char* name(Transition transition);
@@ -29,6 +32,10 @@ comm::Async all_reduce(const at::Tensor& local, const Step& step);      // P -> 
 comm::Async all_to_all(const at::Tensor& local, const Step& step);      // S -> S'
 comm::Async chunk(const at::Tensor& local, const Step& step);           // R -> S
 comm::Async to_partial(const at::Tensor& local, const Step& step);      // R -> P
+comm::Async flat_all_gather(const at::Tensor& local, const Step& step);      // Flat -> R
+comm::Async flat_reduce_scatter(const at::Tensor& local, const Step& step);  // P -> Flat
+comm::Async flat_chunk(const at::Tensor& local, const Step& step);           // R -> Flat
+comm::Async flat_of_one(const at::Tensor& local, const Step& step);          // from or to Flat, on a mesh dimension of one rank
 
 // The ranks that a step communicates among.
 inline comm::Communicator& group_of(const Step& step) { return step.before->mesh().communicator(step.mesh_dims); }

@@ -2,7 +2,7 @@
 //
 // Tensors are contiguous and on the mesh's device; they are read as flat lists of elements in memory order.
 // Counts are numbers of elements, one per rank of the group, any of them 0: nothing is padded. Results are new
-// tensors. Reductions add in rank order on every transport, so that a run gives the same bits on all of them.
+// tensors, or `into`, which has their size and dtype and shares no memory with the input. Reductions add in rank order on every transport, so that a run gives the same bits on all of them.
 // An input must not be written until the work is done; it is kept alive by the work.
 #pragma once
 
@@ -37,10 +37,10 @@ class Communicator {
   Async all_reduce(const at::Tensor& input, ReduceOp op);
 
   // The ranks' inputs, one after the other. Rank r gives counts[r] elements. Result: [sum(counts)].
-  Async all_gather(const at::Tensor& input, Counts counts);
+  Async all_gather(const at::Tensor& input, Counts counts, at::Tensor into = {});
 
   // Every rank gives sum(counts) elements; rank r gets the reduction of the r-th piece. Result: [counts[rank]].
-  Async reduce_scatter(const at::Tensor& input, Counts counts, ReduceOp op);
+  Async reduce_scatter(const at::Tensor& input, Counts counts, ReduceOp op, at::Tensor into = {});
 
   // Piece r of `input` (send[r] elements) goes to rank r; piece r of the result came from rank r. Result: [sum(recv)].
   Async all_to_all(const at::Tensor& input, Counts send, Counts recv);
@@ -66,8 +66,8 @@ class Communicator {
     int tag = 0;
   };
   virtual Async do_all_reduce(const Call&, const at::Tensor& input) = 0;
-  virtual Async do_all_gather(const Call&, const at::Tensor& input, Counts counts) = 0;
-  virtual Async do_reduce_scatter(const Call&, const at::Tensor& input, Counts counts) = 0;
+  virtual Async do_all_gather(const Call&, const at::Tensor& input, Counts counts, at::Tensor result) = 0;
+  virtual Async do_reduce_scatter(const Call&, const at::Tensor& input, Counts counts, at::Tensor result) = 0;
   virtual Async do_all_to_all(const Call&, const at::Tensor& input, Counts send, Counts recv) = 0;
   virtual Async do_broadcast(const Call&, const at::Tensor& input) = 0;
   virtual Async do_send(const Call&, const at::Tensor& input) = 0;

@@ -54,15 +54,15 @@ class FakeCommunicator final : public Communicator {
 
  private:
   Async do_all_reduce(const Call& call, const at::Tensor& input) override {
-    return reduced(call, input, 0, input.numel(), input.sizes());
+    return reduced(call, input, 0, input.numel(), empty(input.sizes(), input.scalar_type()));
   }
 
-  Async do_reduce_scatter(const Call& call, const at::Tensor& input, Counts counts) override {
-    return reduced(call, input, offset(counts, rank()), counts[rank()], {counts[rank()]});
+  Async do_reduce_scatter(const Call& call, const at::Tensor& input, Counts counts, at::Tensor result) override {
+    return reduced(call, input, offset(counts, rank()), counts[rank()], std::move(result));
   }
 
-  Async do_all_gather(const Call& call, const at::Tensor& input, Counts counts) override {
-    at::Tensor result = empty({offset(counts, size())}, checked(call, input).scalar_type());
+  Async do_all_gather(const Call& call, const at::Tensor& input, Counts counts, at::Tensor result) override {
+    checked(call, input);
     const auto element = static_cast<int64_t>(input.element_size());
     char* out = static_cast<char*>(result.data_ptr());
     for (int64_t count : counts) {
@@ -89,8 +89,8 @@ class FakeCommunicator final : public Communicator {
   Async do_recv(const Call& call, const at::Tensor& like) override { return {copy(call, like), {}}; }
   void do_barrier(const Call&) override {}
 
-  Async reduced(const Call& call, const at::Tensor& input, int64_t begin, int64_t count, c10::IntArrayRef sizes) const {
-    at::Tensor result = empty(sizes, checked(call, input).scalar_type());
+  Async reduced(const Call& call, const at::Tensor& input, int64_t begin, int64_t count, at::Tensor result) const {
+    checked(call, input);
     const auto element = static_cast<int64_t>(input.element_size());
     const char* in = static_cast<const char*>(input.data_ptr()) + begin * element;
     reduce_equal(input.scalar_type(), call.op, result.data_ptr(), in, count, count * element, size());

@@ -49,8 +49,7 @@ class GlooCommunicator final : public Communicator {
     return reduce_pieces(call, input, counts, result, part_of(result, offset(counts, rank()), counts[rank()]), true);
   }
 
-  Async do_reduce_scatter(const Call& call, const at::Tensor& input, Counts counts) override {
-    at::Tensor result = empty({counts[rank()]}, input.scalar_type());
+  Async do_reduce_scatter(const Call& call, const at::Tensor& input, Counts counts, at::Tensor result) override {
     return reduce_pieces(call, input, counts, result, part_of(result, 0, counts[rank()]), false);
   }
 
@@ -76,8 +75,7 @@ class GlooCommunicator final : public Communicator {
     return finish(std::move(job), result, collectives_, share);
   }
 
-  Async do_all_gather(const Call& call, const at::Tensor& input, Counts counts) override {
-    at::Tensor result = empty({offset(counts, size())}, input.scalar_type());
+  Async do_all_gather(const Call& call, const at::Tensor& input, Counts counts, at::Tensor result) override {
     auto job = start(call, input, hash_counts(counts));
     const Bytes mine = part_of(input, 0, input.numel());
     for (int member = 0; member < size(); ++member) {

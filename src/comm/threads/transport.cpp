@@ -48,12 +48,12 @@ class ThreadsCommunicator final : public Communicator {
     return meet(call, input, empty(input.sizes(), input.scalar_type()), {}, {});
   }
 
-  Async do_all_gather(const Call& call, const at::Tensor& input, Counts counts) override {
-    return meet(call, input, empty({sum(counts)}, input.scalar_type()), counts, {});
+  Async do_all_gather(const Call& call, const at::Tensor& input, Counts counts, at::Tensor result) override {
+    return meet(call, input, std::move(result), counts, {});
   }
 
-  Async do_reduce_scatter(const Call& call, const at::Tensor& input, Counts counts) override {
-    return meet(call, input, empty({counts[rank()]}, input.scalar_type()), counts, {});
+  Async do_reduce_scatter(const Call& call, const at::Tensor& input, Counts counts, at::Tensor result) override {
+    return meet(call, input, std::move(result), counts, {});
   }
 
   Async do_all_to_all(const Call& call, const at::Tensor& input, Counts send, Counts recv) override {

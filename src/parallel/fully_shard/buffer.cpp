@@ -1,0 +1,86 @@
+#include "src/parallel/fully_shard/buffer.hpp"
+
+#include "src/core/alias.hpp"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/accumulate.h>
+
+#include <numeric>
+
+namespace dtensor::fsdp {
+
+namespace {
+
+int64_t round_up(int64_t number, int64_t to) { return (number + to - 1) / to * to; }
+
+BufferPlan plan_with(const std::vector<int64_t>& elements, int64_t ranks, int64_t unit) {
+  BufferPlan plan;
+  int64_t end = 0;
+  for (const auto count : elements) {
+    plan.offsets.push_back(end);
+    end = round_up(end + count, unit);
+  }
+  plan.piece = std::max(unit, round_up((end + ranks - 1) / ranks, unit));
+  return plan;
+}
+
+// A storage over memory that something else keeps.
+template <class Keeper>
+c10::Storage storage_over(void* memory, int64_t bytes, c10::Device device, Keeper keeper) {
+  auto* held = new Keeper(std::move(keeper));
+  return {c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes),
+          c10::DataPtr(memory, held, [](void* context) { delete static_cast<Keeper*>(context); }, device), nullptr, false};
+}
+
+at::Tensor over(const at::Tensor& buffer, c10::Storage storage, c10::IntArrayRef sizes) {
+  return dtensor::detail::alias(std::move(storage), buffer.key_set(), buffer.dtype(), sizes, contiguous_strides(sizes), 0);
+}
+
+void* address(const at::Tensor& buffer, int64_t element) {
+  auto* memory = static_cast<char*>(buffer.data_ptr());
+  return memory ? memory + element * static_cast<int64_t>(buffer.element_size()) : nullptr;
+}
+
+// Keeps memory, and counts its bytes.
+struct Counted {
+  Counted(at::Tensor m, std::shared_ptr<Counter> c) : memory(std::move(m)), counter(std::move(c)) { counter->add(bytes()); }
+  Counted(Counted&& other) noexcept = default;
+  ~Counted() {
+    if (counter) counter->add(-bytes());
+  }
+  int64_t bytes() const { return memory.numel() * static_cast<int64_t>(memory.element_size()); }
+  at::Tensor memory;
+  std::shared_ptr<Counter> counter;
+};
+
+}  // namespace
+
+BufferPlan plan_buffer(const std::vector<int64_t>& elements, int64_t ranks, int64_t block, int64_t element_size) {
+  constexpr int64_t kLine = 64;  // bytes
+  const auto exact = plan_with(elements, ranks, block);
+  const auto aligned = plan_with(elements, ranks, std::lcm(block, kLine / std::gcd(kLine, element_size)));
+  return (aligned.piece - exact.piece) * 100 <= exact.piece ? aligned : exact;
+}
+
+int64_t most_elements(const Layout& layout, int64_t cut) {
+  const auto& mesh = layout.mesh();
+  Sizes most(layout.sizes().begin(), layout.sizes().end());
+  for (int64_t m = 0; m < mesh.ndim(); ++m) {
+    const auto& p = layout.placements()[m];
+    if (m != cut && p.is_shard()) most[p.dim] = longest_cut(most[p.dim], p, mesh.size(m));
+  }
+  return c10::multiply_integers(most);
+}
+
+at::Tensor part_of_buffer(const at::Tensor& buffer, int64_t begin, c10::IntArrayRef sizes) {
+  const auto bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(buffer.element_size());
+  return over(buffer, storage_over(address(buffer, begin), bytes, buffer.device(), at::Tensor(buffer)), sizes);
+}
+
+at::Tensor counted_empty(int64_t elements, const at::TensorOptions& options, const std::shared_ptr<Counter>& counter) {
+  const auto memory = at::empty({elements}, options);
+  const auto bytes = static_cast<int64_t>(memory.nbytes());
+  return over(memory, storage_over(memory.data_ptr(), bytes, memory.device(), Counted(memory, counter)), {elements});
+}
+
+}  // namespace dtensor::fsdp

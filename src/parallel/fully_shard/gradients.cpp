@@ -1,0 +1,202 @@
+// Gradients of a unit: they land in a whole flat buffer, which one reduce_scatter brings to where the parameters are.
+#include "src/parallel/fully_shard/buffer.hpp"
+#include "src/parallel/fully_shard/local.hpp"
+#include "src/parallel/fully_shard/unit.hpp"
+
+#include <dtensor/comm/record.hpp>
+#include <dtensor/redistribute.hpp>
+#include <dtensor/tensor.hpp>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+
+#include <set>
+
+namespace dtensor::fsdp {
+
+namespace {
+
+// What is still to be done until the gradients of a round can be read.
+class Reduction final : public comm::Work {
+ public:
+  Reduction(c10::intrusive_ptr<Unit> unit, int64_t round) : unit_(std::move(unit)), round_(round) {}
+  void wait() override {
+    if (const auto unit = std::exchange(unit_, {})) unit->finish(round_);
+  }
+  bool done() override { return !unit_ || (unit_->is_finished(round_) && (unit_.reset(), true)); }
+  void release_resources() override { unit_.reset(); }
+
+ private:
+  c10::intrusive_ptr<Unit> unit_;
+  const int64_t round_;
+};
+
+std::vector<int64_t> dims_of(uint64_t bits) {
+  std::vector<int64_t> dims;
+  for (int64_t m = 0; bits >> m; ++m) {
+    if (bits >> m & 1) dims.push_back(m);
+  }
+  return dims;
+}
+
+}  // namespace
+
+at::Tensor Unit::reduce(int64_t index, const at::Tensor& leaf, const at::Tensor& gradient, bool defer) {
+  BelowDispatch below;
+  comm::Cause cause("dtensor::fully_shard", false);
+  auto& member = members_[index];
+  schedule_->begin_backward();
+  defers_ = defer || options_.reduce_at_read;
+  if (state_ == Round::reducing) finish_reduction();
+  if (state_ == Round::none) begin_round();
+  auto result = gradient_of(member, leaf);
+  land(member, gradient);
+  member.arrived = true;
+  if (!all_arrived()) return result;
+  if (!defers_) start_reduction();
+  free_whole();
+  return result;
+}
+
+bool Unit::all_arrived() const {
+  return std::all_of(members_.begin(), members_.end(), [](const Member& member) {
+    const auto parameter = member.arrived ? c10::intrusive_ptr<c10::TensorImpl>() : member.parameter.lock();
+    return !parameter || !parameter->requires_grad();
+  });
+}
+
+// Whether a gradient is the one that was reduced into the buffer.
+bool Unit::is_own(const at::Tensor& gradient, const Member& member) const {
+  if (!gradient.defined() || !is_dtensor(gradient) || !gradient_.defined()) return false;
+  if (DTensor(gradient).layout().placements() != member.layout->placements()) return false;
+  const auto* memory = static_cast<const char*>(gradient_.data_ptr()) + member.part * static_cast<int64_t>(gradient_.element_size());
+  return member.part_elements == 0 || part_under_way(gradient).data_ptr() == memory;
+}
+
+void Unit::begin_round() {
+  state_ = Round::open;
+  overwrites_ = true;
+  for (auto& member : members_) {
+    member.landed = member.arrived = member.accumulates = false;
+    const auto impl = member.parameter.lock();
+    if (impl && is_own(at::Tensor(impl).grad(), member)) overwrites_ = false;
+  }
+  const auto options = at::TensorOptions(mesh_.device_type());
+  const bool kept = gradient_.defined() && gradient_.use_count() > 1;  // by somebody who took it out of grad()
+  if (!gradient_.defined() || (overwrites_ && kept)) gradient_ = at::empty({piece_}, options.dtype(dtype_));
+  whole_gradient_ = at::empty({piece_ * mesh_.size(cut_)}, options.dtype(options_.reduce_dtype.value_or(dtype_)));
+}
+
+// What will be accumulated in the leaf's grad(), in place of what is there.
+at::Tensor Unit::gradient_of(Member& member, const at::Tensor& leaf) {
+  const auto earlier = std::exchange(leaf.mutable_grad(), at::Tensor());
+  if (!earlier.defined()) member.landed = member.accumulates = false;  // what landed was thrown away
+  auto place = part_of_buffer(gradient_, member.part, member.layout->local_sizes());
+  if (earlier.defined() && !member.landed) {
+    member.accumulates = true;
+    if (!is_own(earlier, member)) {
+      place.copy_(move_local(part_of(earlier), layout_of(earlier), member.layout).get());
+      overwrites_ = false;
+    }
+  }
+  return make_part(std::move(place), member.layout, c10::make_intrusive<Reduction>(c10::intrusive_ptr<Unit>::reclaim_copy(this), round_));
+}
+
+void Unit::land(Member& member, const at::Tensor& gradient) {
+  const auto& from = layout_of(gradient);
+  const auto wanted = member.layout->placements();
+  Placements placements(wanted.begin(), wanted.end());
+  placements[cut_] = replicate();
+  uint64_t pending = 0;
+  bool counts = true;  // what is the same on several ranks is one rank's part of the sum
+  for (int64_t m = 0; m < mesh_.ndim(); ++m) {
+    if (!placements[m].is_replicate()) continue;
+    const bool sums = from->placements()[m].is_partial(ReduceOp::sum) && (m == cut_ || !member.landed || member.pending >> m & 1);
+    if (sums) placements[m] = partial();
+    const bool adds_up = m == cut_ || (sums || (member.landed && member.pending >> m & 1));
+    if (adds_up && !sums && mesh_.coordinate(m) != 0) counts = false;
+    if (adds_up && m != cut_ && mesh_.size(m) > 1) pending |= uint64_t{1} << m;
+  }
+  const auto source = move_local(part_of(gradient), from, from->with(placements)).get();
+  const auto place = from_elements(whole_gradient_.narrow(0, member.offset, member.elements), *member.layout);
+  if (member.landed) {
+    if (counts) place.add_(source);
+  } else {
+    counts ? place.copy_(source) : place.zero_();
+  }
+  member.landed = true;
+  member.pending = pending;
+}
+
+void Unit::start_reduction() {
+  state_ = Round::reducing;
+  int64_t end = 0;  // of what has values
+  for (const auto& member : members_) {
+    if (!member.landed) continue;
+    whole_gradient_.narrow(0, end, member.offset - end).zero_();
+    end = member.offset + member.elements;
+  }
+  whole_gradient_.narrow(0, end, whole_gradient_.numel() - end).zero_();
+  if (options_.gradient_divide_factor != 1) whole_gradient_.div_(options_.gradient_divide_factor);
+  const bool in_place = overwrites_ && whole_gradient_.scalar_type() == dtype_;
+  reducing_ = group().reduce_scatter(whole_gradient_, counts(), ReduceOp::sum, in_place ? gradient_ : at::Tensor());
+  schedule_->reducing(*this);
+}
+
+void Unit::finish_reduction() {
+  if (state_ == Round::none) return;
+  BelowDispatch below;
+  comm::Cause cause("dtensor::fully_shard", false);
+  if (state_ == Round::open) start_reduction();
+  if (state_ == Round::none) return;
+  state_ = Round::none;
+  ++round_;
+  if (reducing_.work) reducing_.work->wait();
+  auto reduced = std::exchange(reducing_, {}).tensor;
+  reduce_pending(reduced);
+  whole_gradient_.reset();
+  if (reduced.data_ptr() == gradient_.data_ptr()) return;
+  for (const auto& member : members_) {
+    if (!member.landed || member.part_elements == 0) continue;
+    auto place = gradient_.narrow(0, member.part, member.part_elements);
+    const auto values = reduced.narrow(0, member.part, member.part_elements);
+    member.accumulates ? place.add_(values) : place.copy_(values);
+  }
+}
+
+// Other mesh dimensions that replicate, along which gradients are still sums (HSDP, or a sequence that is cut): one all_reduce for all that
+// are pending along the same.
+void Unit::reduce_pending(at::Tensor& reduced) {
+  std::set<uint64_t> kinds;
+  for (const auto& member : members_) {
+    if (member.landed) kinds.insert(member.pending);
+  }
+  for (const auto pending : kinds) {
+    if (pending == 0) continue;
+    auto& group = mesh_.communicator(dims_of(pending));
+    if (kinds.size() == 1) {
+      reduced.copy_(group.all_reduce(reduced, ReduceOp::sum).get());
+      return;
+    }
+    std::vector<at::Tensor> parts;
+    for (const auto& member : members_) {
+      if (member.landed && member.pending == pending) parts.push_back(reduced.narrow(0, member.part, member.part_elements));
+    }
+    const auto together = group.all_reduce(at::cat(parts), ReduceOp::sum).get();
+    int64_t begin = 0;
+    for (const auto& part : parts) {
+      part.copy_(together.narrow(0, begin, part.numel()));
+      begin += part.numel();
+    }
+  }
+}
+
+void Unit::end_backward() {
+  for (auto& member : members_) member.arrived = false;
+  if (state_ != Round::open || defers_) return;
+  BelowDispatch below;
+  comm::Cause cause("dtensor::fully_shard", false);
+  start_reduction();
+}
+
+}  // namespace dtensor::fsdp

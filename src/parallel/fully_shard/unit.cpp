@@ -1,0 +1,174 @@
+// Parameters of a unit: laying them out in the flat buffer, and gathering it.
+#include "src/parallel/fully_shard/unit.hpp"
+
+#include "src/parallel/fully_shard/buffer.hpp"
+#include "src/parallel/fully_shard/local.hpp"
+
+#include <dtensor/comm/record.hpp>
+#include <dtensor/error.hpp>
+#include <dtensor/tensor.hpp>
+
+#include <ATen/ops/zeros.h>
+#include <c10/util/accumulate.h>
+
+#include <numeric>
+
+namespace dtensor::fsdp {
+
+namespace {
+
+Placements with(const Layout& layout, int64_t mesh_dim, const Placement& placement) {
+  Placements placements(layout.placements().begin(), layout.placements().end());
+  placements[mesh_dim] = placement;
+  return placements;
+}
+
+void lay_out_alone(const at::Tensor& parameter, int64_t mesh_dim, const Placement& placement) {
+  redistribute_(parameter, with(DTensor(parameter).layout(), mesh_dim, placement));
+}
+
+}  // namespace
+
+Unit::Unit(std::string name, DeviceMesh mesh, int64_t cut, const FullyShardOptions& options, std::shared_ptr<Schedule> schedule)
+    : name_(std::move(name)), mesh_(std::move(mesh)), cut_(cut), options_(options), schedule_(std::move(schedule)) {
+  schedule_->add(this);
+}
+
+Unit::~Unit() = default;
+
+void Unit::release_resources() {
+  schedule_->remove(this);
+  members_.clear();
+  for (auto* tensor : {&buffer_, &whole_, &whole_gradient_, &gradient_}) tensor->reset();
+  gathering_.reset();
+  reducing_ = {};
+}
+
+c10::intrusive_ptr<Unit> Unit::make(std::string name, const Parameters& parameters, int64_t cut, const FullyShardOptions& options,
+                                    std::shared_ptr<Schedule> schedule) {
+  auto unit = c10::make_intrusive<Unit>(std::move(name), DTensor(parameters[0].second).mesh(), cut, options, std::move(schedule));
+  unit->lay_out(parameters);
+  return unit;
+}
+
+void Unit::set_schedule(const std::shared_ptr<Schedule>& schedule) {
+  if (schedule_ == schedule) return;
+  schedule_->remove(this);
+  schedule_ = schedule;
+  schedule_->add(this);
+}
+
+void Unit::lay_out(const Parameters& parameters) {
+  dtype_ = parameters[0].second.scalar_type();
+  std::vector<int64_t> most;
+  for (const auto& [name, parameter] : parameters) most.push_back(most_elements(DTensor(parameter).layout(), cut_));
+  const auto plan = plan_buffer(most, mesh_.size(cut_), options_.block, static_cast<int64_t>(c10::elementSize(dtype_)));
+  piece_ = plan.piece;
+  elements_ = std::accumulate(most.begin(), most.end(), int64_t{0});
+  members_.clear();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& [name, parameter] = parameters[i];
+    lay_out_alone(parameter, cut_, flat(piece_, plan.offsets[i]));
+    const auto layout = layout_of(parameter)->present();
+    const auto part = layout->flat_part(mesh_.coordinate());
+    Member member{name, c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()), layout};
+    member.offset = plan.offsets[i];
+    member.elements = c10::multiply_integers(layout->local_sizes_before(mesh_.ndim(), mesh_.coordinate()));
+    member.part_elements = part.length();
+    if (part.length() > 0) member.part = member.offset + part.begin - mesh_.coordinate(cut_) * piece_;
+    members_.push_back(std::move(member));
+    join_group(parameter, c10::intrusive_ptr<FlatGroup>::reclaim_copy(this), static_cast<int64_t>(i));
+  }
+  buffer_.reset();
+  fits_ = false;
+  if (!DTensor(parameters[0].second).layout().is_deferred()) fill_buffer();
+}
+
+// What was laid out before it had values, or was laid out anew, has other memory.
+void Unit::fill_buffer() {
+  if (fits_) return;
+  BelowDispatch below;
+  for (const auto& member : members_) {
+    const auto impl = member.parameter.lock();
+    if (!impl || member.part_elements == 0) continue;
+    const at::Tensor parameter(impl);
+    const auto part = part_of(parameter);
+    if (!buffer_.defined()) buffer_ = at::zeros({piece_}, part.options());
+    const auto place = part_of_buffer(buffer_, member.part, member.layout->local_sizes());
+    if (part.storage().data() == place.storage().data() && !part.is_meta()) continue;
+    place.copy_(part);
+    move_part(parameter, place);
+  }
+  if (!buffer_.defined()) buffer_ = at::zeros({piece_}, at::TensorOptions(mesh_.device_type()).dtype(dtype_));
+  fits_ = true;
+}
+
+comm::Communicator& Unit::group() const { return mesh_.communicator(cut_); }
+
+std::vector<int64_t> Unit::counts() const { return std::vector<int64_t>(mesh_.size(cut_), piece_); }
+
+at::Tensor Unit::gather(int64_t index, at::ScalarType dtype, int64_t generation) {
+  if (dtype != options_.param_dtype.value_or(dtype_) || (generation >= 0 && generation != generation_)) return {};
+  schedule_->use(*this);
+  if (const auto gathering = std::exchange(gathering_, {})) gathering->wait();
+  BelowDispatch below;
+  const auto& member = members_[index];
+  return whole_.narrow(0, member.offset, member.elements);
+}
+
+void Unit::start_gather() {
+  fill_buffer();
+  BelowDispatch below;
+  comm::Cause cause("dtensor::fully_shard", false);
+  ++schedule_->gathers;
+  const auto own = options_.param_dtype ? buffer_.to(*options_.param_dtype) : buffer_;
+  if (mesh_.size(cut_) == 1) {
+    whole_ = own;
+    return;
+  }
+  auto gathered = group().all_gather(own, counts(), counted_empty(piece_ * mesh_.size(cut_), own.options(), schedule_->whole_bytes));
+  whole_ = std::move(gathered.tensor);
+  gathering_ = std::move(gathered.work);
+}
+
+void Unit::free_whole() {
+  if (const auto gathering = std::exchange(gathering_, {})) gathering->wait();  // the others read this rank's part
+  whole_.reset();
+}
+
+void Unit::written(int64_t) {
+  ++generation_;
+  fits_ = false;
+  free_whole();
+}
+
+void Unit::dissolve() {
+  finish_reduction();
+  free_whole();
+  dissolved_.clear();
+  for (const auto& member : members_) {
+    const auto impl = member.parameter.lock();
+    if (!impl) continue;
+    const at::Tensor parameter(impl);
+    require(!parameter.grad().defined(), "parallelize_module", "'{}' has a gradient, which would be left as it was laid out; hint: zero_grad() first",
+            member.name);
+    join_group(parameter, {}, 0);
+    lay_out_alone(parameter, cut_, replicate());
+    dissolved_.emplace_back(member.name, parameter);
+  }
+}
+
+void Unit::restore() {
+  ++generation_;
+  if (!dissolved_.empty()) lay_out(std::exchange(dissolved_, {}));
+}
+
+FullyShard::Unit Unit::describe() const {
+  FullyShard::Unit unit{name_, {}, dtype_, elements_, piece_, 0};
+  for (const auto& member : members_) unit.parameters.push_back(member.name);
+  const auto all = static_cast<double>(piece_ * mesh_.size(cut_));
+  unit.padding = (all - static_cast<double>(elements_)) / all;
+  return unit;
+}
+
+}  // namespace dtensor::fsdp
