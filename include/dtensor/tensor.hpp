@@ -84,6 +84,10 @@ DTensor arange(const at::Scalar& end, const DeviceMesh& mesh, PlacementsRef plac
 // in a graph (not a leaf). Communicates as planned.
 void redistribute_(const at::Tensor& tensor, PlacementsRef placements);
 
+// Pins a tensor, its views and what detach gives to the mesh dimensions that cut it: where another way is legal, no operator moves it
+// along them, also where that would cost less. parallelize_module pins what its plan cuts, so that activations move and weights do not.
+void pin(const at::Tensor& tensor, bool pinned = true);
+
 // While it lives, gradients of leaves accumulate without communication (they may be left Partial); the next backward outside
 // of it reduces them once. Thread-local.
 class NoSync {

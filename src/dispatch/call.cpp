@@ -16,7 +16,7 @@ void add_operand(Call& call, const c10::IValue& value, int argument, int element
   const auto tensor = value.toTensor();
   if (!tensor.defined()) return;
   if (auto* impl = as_dtensor(tensor)) {
-    call.operands.push_back({impl->layout(), argument, element, false});
+    call.operands.push_back({impl->layout(), argument, element, false, impl->pinned});
     return;
   }
   const Placements replicated(call.mesh.ndim(), replicate());

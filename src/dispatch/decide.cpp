@@ -209,9 +209,7 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   }
   // What kernels refuse, as dtypes, is refused on every rank, and before anything is moved.
   if (!rehearsed && (moves || empty || decision->lowering || !decision->write_backs.empty())) rehearse(op, call);
-  const auto is_flat = [](const LayoutPtr& layout) { return layout->is_flat(); };
-  decision->casts = call.schema.name() == "aten::_to_copy" && decision->outputs.size() == 1 && is_flat(decision->outputs[0]->layout()) &&
-                    is_flat(call.operands[0].layout);
+  decision->casts = call.schema.name() == "aten::_to_copy" && decision->outputs.size() == 1;
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
   decision->once = !Spmd::current() && in_backward() && has_plain_operand(call);
   decision->simple = !info.has_tensor_list && info.returns_tensors_only && (decision->outputs_known || !info.makes_results) &&

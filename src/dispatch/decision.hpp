@@ -41,7 +41,7 @@ struct Decision {
   bool from_memory = false;         // offsets count from where the memory begins, not from the base (as_strided)
   bool outputs_known = false;       // false: replicated outputs whose sizes only the local call tells
   bool simple = false;              // tensors in, tensors out, no lists: the short ways apply
-  bool casts = false;               // one flat tensor
+  bool casts = false;
   bool once = false;                // holds where it was made only: in a backward, where plain tensors count as replicated
   bool reads_numbers = false;       // no decision: it differs with the call's floating-point arguments, see Key::add_numbers
   std::vector<LayoutPtr> pinned = {};    // layouts that the key names by address

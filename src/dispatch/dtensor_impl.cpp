@@ -103,6 +103,7 @@ at::Tensor DTensorImpl::detached() const {
   auto impl = c10::make_intrusive<DTensorImpl>(local_, *this);
   impl->work_ = work_;
   impl->member_ = member_;
+  impl->pinned = pinned;
   if (storage_offset() != 0) impl->set_storage_offset(storage_offset());
   return at::Tensor(std::move(impl));
 }
@@ -136,6 +137,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
   auto impl = c10::make_intrusive<DTensorImpl>(local_, layout_);
   impl->work_ = work_;
   impl->member_ = member_;
+  impl->pinned = pinned;
   if (layout_->is_deferred()) impl->deferred().add_handle(*impl);
   impl->set_storage_offset(storage_offset());
   impl->set_version_counter(std::forward<Version>(version));

@@ -75,6 +75,7 @@ class DTensorImpl final : public c10::TensorImpl {
   bool has_storage() const override;
 
   bool leaf_checked = false;  // see leaf_gradients.cpp
+  bool pinned = false;        // see dtensor::pin
 
   // Every operator makes one: the memory of those that are gone is kept for the next, a little per thread.
   static void* operator new(size_t size);

@@ -277,17 +277,21 @@ static at::Tensor gathered_by_group(DTensorImpl& impl, const Move& move) {
   return move.for_view ? part.clone() : part;
 }
 
-void join_member(const Decision& decision, const c10::IValue& operand, const c10::IValue& results) {
-  if (!operand.isTensor()) return;
-  const auto* impl = as_dtensor(operand.toTensor());
-  if (!impl || !impl->member()) [[likely]] return;
-  const auto& member = *impl->member();
-  if (decision.casts && member.generation < 0) {
-    return as_dtensor(results.toTensor())->set_member(c10::make_intrusive<FlatMember>(member.group, member.index, member.group->generation()));
+void inherit(const Decision& decision, const c10::IValue& operand, const c10::IValue& results) {
+  const auto* impl = operand.isTensor() ? as_dtensor(operand.toTensor()) : nullptr;
+  if (!impl || (!impl->member() && !impl->pinned)) [[likely]] return;
+  const auto& member = impl->member();
+  if (decision.casts) {
+    auto& cast = *as_dtensor(results.toTensor());
+    cast.pinned = impl->pinned;
+    if (!member || !impl->layout()->is_flat() || !cast.layout()->is_flat()) return;
+    const auto made = member->generation < 0 ? member->group->generation() : member->generation;
+    cast.set_member(c10::make_intrusive<FlatMember>(member->group, member->index, made));
+  } else if (results.isTensor()) {
+    inherit(*impl, *as_dtensor(results.toTensor()));
+  } else if (results.isTensorList()) {
+    for (const auto& element : results.toListRef()) inherit(*impl, *as_dtensor(element.toTensor()));
   }
-  if (results.isTensor()) return join_member(*impl, results.toTensor());
-  if (!results.isTensorList()) return;
-  for (const auto& element : results.toListRef()) join_member(*impl, element.toTensor());
 }
 
 void note_written(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
@@ -397,7 +401,7 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
   }
   bump_versions(op, info, originals);
   wrap_results(stack, begin, decision, originals);
-  if (info.is_view || decision.casts) join_member(decision, originals[0], stack[begin]);
+  if (info.is_view || decision.casts) inherit(decision, originals[0], stack[begin]);
 }
 
 bool is_factory(const OpInfo& info) {

@@ -42,11 +42,13 @@ inline bool overlap(const at::Tensor& a, const at::Tensor& b) {
 // Whether the operator makes tensors from nothing.
 bool is_factory(const OpInfo& info);
 
-// Views of a group's member are the member too, whose group learns what is written to them. So are flat casts.
-inline void join_member(const DTensorImpl& operand, const at::Tensor& result) {
-  if (operand.member()) [[unlikely]] as_dtensor(result)->set_member(operand.member());
+// Views are pinned as their operand is, and of a group's member they are the member too, whose group learns what is written to them. So are
+// flat casts.
+inline void inherit(const DTensorImpl& operand, DTensorImpl& result) {
+  if (operand.member()) [[unlikely]] result.set_member(operand.member());
+  result.pinned = operand.pinned;
 }
-void join_member(const Decision& decision, const c10::IValue& operand, const c10::IValue& results);
+void inherit(const Decision& decision, const c10::IValue& operand, const c10::IValue& results);
 
 // Groups learn what is written.
 void note_written(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);

@@ -48,8 +48,9 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
   c10::IValue self;
   const int64_t base_bytes = info.is_view && stack[begin].isTensor() ? offset_in_bytes(*stack[begin].unsafeToTensorImpl()) : 0;
   FlatMemberPtr member;
+  bool pinned = false;
   if (info.is_view && stack[begin].isTensor()) {
-    if (const auto* base = as_dtensor(stack[begin].toTensor())) member = base->member();
+    if (const auto* base = as_dtensor(stack[begin].toTensor())) member = base->member(), pinned = base->pinned;
   }
   if (decision.lowering || decision.casts) originals.append(stack.begin() + static_cast<int64_t>(begin), stack.end());
   std::vector<Written> written;
@@ -95,8 +96,9 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
       set_view_offset(decision, i, base_bytes / static_cast<int64_t>(result.dtype().itemsize()), result);
       if (decision.lowering) part_copied_view(decision, originals[0], result);
       as_dtensor(result)->set_member(member);
+      as_dtensor(result)->pinned = pinned;
     }
-    if (decision.casts) join_member(decision, originals[0], result);
+    if (decision.casts) inherit(decision, originals[0], result);
     stack[begin + i] = std::move(result);
   }
 }

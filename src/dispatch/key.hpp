@@ -40,6 +40,7 @@ class Key {
  private:
   // Marks what follows, so that no two different argument lists give the same words. Odd, unlike the address of a layout, which
   // stands for a distributed tensor.
+  static constexpr uint64_t kPinned = 2;
   enum Tag : uint64_t { kPlain = 1, kUndefined = 3, kNone = 5, kNumber = 7, kList = 9, kText = 11, kOpaque = 13 };
 
   void push_plain(const at::Tensor& tensor);
@@ -56,7 +57,7 @@ inline void Key::push(const at::Tensor& tensor) {
   auto* distributed = as_dtensor(tensor);
   if (!distributed) return push_plain(tensor);
   if (!distributed->leaf_checked && distributed->autograd_meta()) check_leaf(distributed);
-  push(distributed->layout().get());
+  push(reinterpret_cast<uint64_t>(distributed->layout().get()) | (distributed->pinned ? kPinned : 0));
 }
 
 inline void Key::push(c10::IntArrayRef numbers) {

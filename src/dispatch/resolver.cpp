@@ -121,6 +121,14 @@ bool cuts_flat(const Candidate& candidate, int64_t mesh_dim, const std::vector<L
   return false;
 }
 
+bool moves_pinned(const Call& call, const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
+  for (size_t i = 0; i < now.size(); ++i) {
+    const auto& p = now[i]->placements()[mesh_dim];
+    if (call.operands[i].pinned && p.is_shard() && candidate.in[i] != p) return true;
+  }
+  return false;
+}
+
 // Whether a candidate leaves all operands as they are.
 bool moves_nothing(const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
   for (size_t i = 0; i < now.size(); ++i) {
@@ -136,13 +144,17 @@ const Candidate* cheapest(const Call& call, const OpInfo& info, const Candidates
   const Candidate* best = nullptr;
   Price lowest;
   if (trace) trace->emplace_back(candidates.size());
+  const bool may_stay = std::any_of(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
+    return !moves_pinned(call, candidate, mesh_dim, now) && fits(call, candidate, mesh_dim) && !cuts_flat(candidate, mesh_dim, now);
+  });
   for (const bool moving : {false, true}) {
     if (moving && best && std::get<0>(lowest) == 0 && !trace) break;
     for (const auto& candidate : candidates) {
       if (moves_nothing(candidate, mesh_dim, now) == moving) continue;
-      const char* dropped = !fits(call, candidate, mesh_dim)              ? "does not fit the sizes"
-                            : cuts_flat(candidate, mesh_dim, now) ? "would cut a flat operand anew"
-                                                                  : nullptr;
+      const char* dropped = !fits(call, candidate, mesh_dim)                                ? "does not fit the sizes"
+                            : cuts_flat(candidate, mesh_dim, now)                           ? "would cut a flat operand anew"
+                            : may_stay && moves_pinned(call, candidate, mesh_dim, now) ? "would move a pinned operand"
+                                                                                            : nullptr;
       const auto price =
           dropped ? Price() : price_of(call, info, candidate, mesh_dim, now, best && !trace ? std::get<0>(lowest) : kForever);
       if (trace) trace->back()[&candidate - candidates.data()] = option_of(candidate, price, dropped);

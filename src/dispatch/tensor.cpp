@@ -221,6 +221,11 @@ FlatGroup* group_of(const at::Tensor& tensor) {
   return impl && impl->member() ? impl->member()->group.get() : nullptr;
 }
 
+void pin(const at::Tensor& tensor, bool pinned) {
+  layout_of("pin", tensor);
+  as_dtensor(tensor)->pinned = pinned;
+}
+
 at::Tensor make_part(at::Tensor local, LayoutPtr layout, comm::WorkPtr work) {
   auto result = wrap(std::move(local), std::move(layout));
   as_dtensor(result)->set_pending(std::move(work));

@@ -137,7 +137,7 @@ struct Typed<Op, Result(Args...)> {
       auto result = wrap(call_local(decision, args...), *decision.outputs[0]);
       if (decision.info->is_view) {
         set_view_offset(decision, 0, base_offset, result);
-        join_member(*impl, result);
+        inherit(*impl, *as_dtensor(result));
       }
       return result;
     }

@@ -74,7 +74,10 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
     if (unit && !known) units.push_back(c10::intrusive_ptr<FlatGroup>::reclaim_copy(unit));
   }
   for (const auto& unit : units) unit->dissolve();
-  for (const auto& change : changes) redistribute_(change.tensor, change.placements);
+  for (const auto& change : changes) {
+    redistribute_(change.tensor, change.placements);
+    pin(change.tensor);
+  }
   for (const auto& unit : units) unit->restore();
 }
 

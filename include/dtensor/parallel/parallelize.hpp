@@ -24,7 +24,7 @@ struct PlanEntry {
 };
 using Plan = std::vector<PlanEntry>;
 
-// Re-lays the parameters and buffers of `module` in place, so that every handle the module holds sees it. The module must have been
+// Re-lays the parameters and buffers of `module` in place, so that every handle the module holds sees it, and pins them (dtensor::pin). The module must have been
 // built inside Spmd on `mesh`. What no entry matches stays as it is. From Replicate nothing is communicated. Throws, before anything is
 // changed, for an unknown mesh dimension, an entry that matches nothing (naming the closest names), a placement that does not fit a matching tensor,
 // or a plain parameter.

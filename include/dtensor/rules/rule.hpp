@@ -25,6 +25,7 @@ struct Operand {
   int argument = 0;   // position in the operator's schema
   int element = -1;   // position in a tensor list, or -1
   bool plain = false; // not a DTensor
+  bool pinned = false; // see dtensor::pin
 
   c10::IntArrayRef sizes() const { return layout->sizes(); }
   int64_t ndim() const { return layout->ndim(); }
