@@ -1,0 +1,22 @@
+// Images as sequences of patches (Dosovitskiy et al., "An Image is Worth 16x16 Words", 2020).
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/pimpl.h>
+
+namespace dtensor::nn {
+
+class PatchEmbeddingImpl : public torch::nn::Module {
+ public:
+  PatchEmbeddingImpl(int64_t channels, int64_t patch, int64_t dim);
+
+  // A linear map of each patch, row by row: images [batch, channels, height, width] -> [batch, height / patch * width / patch, dim]. What
+  // is left of height and width beyond whole patches is not read.
+  torch::Tensor forward(const torch::Tensor& images);
+
+  torch::nn::Conv2d proj{nullptr};
+};
+TORCH_MODULE(PatchEmbedding);
+
+}  // namespace dtensor::nn

@@ -1,0 +1,24 @@
+// Normalization by the root of the mean square (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019).
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+namespace dtensor::nn {
+
+class RMSNormImpl : public torch::nn::Module {
+ public:
+  explicit RMSNormImpl(int64_t dim, double eps = 1e-5);
+
+  // weight * x / sqrt(mean(x^2) + eps), over the last dim: [..., dim] -> [..., dim] in the dtype of x, which is normalized in float32
+  // when that is shorter. A cut of any dim but the last communicates nothing.
+  torch::Tensor forward(const torch::Tensor& x);
+
+  torch::Tensor weight;  // [dim], ones at first
+
+ private:
+  double eps_;
+};
+TORCH_MODULE(RMSNorm);
+
+}  // namespace dtensor::nn
