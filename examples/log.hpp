@@ -14,13 +14,14 @@ struct StepRecord {
   int64_t step = 0;
   double loss = 0, grad_norm = 0, lr = 0;
   double ms = 0;  // wall time of the step
-  double tokens_per_s = 0;
+  double per_s = 0;  // tokens or images
 };
 
 class StepLog {
  public:
-  // `path`: the file for JSON lines, or empty. Throws std::runtime_error when it cannot be written.
-  explicit StepLog(const std::string& path) {
+  // `path`: the file for JSON lines, or empty. `item`: what a step has so many of. Throws std::runtime_error when the file cannot be
+  // written.
+  explicit StepLog(const std::string& path, const std::string& item = "tokens") : item_(item) {
     if (path.empty()) return;
     file_.open(path);
     if (!file_) throw std::runtime_error("cannot write '" + path + "'; hint: --log needs a folder that exists");
@@ -43,13 +44,13 @@ class StepLog {
 
   void add(const StepRecord& r) {
     elapsed_ms_ += r.ms;
-    fmt::print("{}step {:5} | loss {:9.6f} | grad norm {:7.4f} | lr {:.2e} | {:7.1f} ms | {:8.0f} tokens/s\n",
-               terminal_ ? "\r\033[K" : "", r.step, r.loss, r.grad_norm, r.lr, r.ms, r.tokens_per_s);
+    fmt::print("{}step {:5} | loss {:9.6f} | grad norm {:7.4f} | lr {:.2e} | {:7.1f} ms | {:8.0f} {}/s\n",
+               terminal_ ? "\r\033[K" : "", r.step, r.loss, r.grad_norm, r.lr, r.ms, r.per_s, item_);
     if (terminal_) draw_bar(r.step + 1);
     std::fflush(stdout);
     if (!file_.is_open()) return;
     nlohmann::ordered_json line = {{"mesh", mesh_}, {"step", r.step}, {"loss", r.loss}, {"grad_norm", r.grad_norm},
-                                   {"lr", r.lr},    {"ms", r.ms},     {"tokens_per_s", r.tokens_per_s}};
+                                   {"lr", r.lr},    {"ms", r.ms},     {item_ + "_per_s", r.per_s}};
     file_ << line.dump() << std::endl;  // flushed, so that the file can be followed
     if (!file_) throw std::runtime_error("cannot write the --log file; hint: is the disk full?");
   }
@@ -64,7 +65,7 @@ class StepLog {
   }
 
   std::ofstream file_;
-  std::string mesh_;
+  std::string item_, mesh_;
   int64_t steps_ = 0;
   double elapsed_ms_ = 0;
   const bool terminal_ = isatty(STDOUT_FILENO) != 0;

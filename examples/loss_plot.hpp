@@ -126,7 +126,7 @@ inline std::string legend(const Panel& p, const std::vector<Curve>& curves, cons
   return out;
 }
 
-inline std::string loss_panel(Panel p, const std::vector<Curve>& curves, const Curve* reference) {
+inline std::string loss_panel(Panel p, const std::vector<Curve>& curves, const Curve* reference, const std::string& unit) {
   p.y0 = std::numeric_limits<double>::infinity();
   p.y1 = -p.y0;
   for (const auto& curve : curves)
@@ -136,7 +136,7 @@ inline std::string loss_panel(Panel p, const std::vector<Curve>& curves, const C
   const double margin = 0.05 * (p.y1 - p.y0) + 1e-6;
   p.y0 -= margin, p.y1 += margin;
   auto out = axes(
-      p, ticks(p.y0, p.y1, 6), [](double v) { return fmt::format("{:.4g}", v); }, "loss (nats a byte)");
+      p, ticks(p.y0, p.y1, 6), [](double v) { return fmt::format("{:.4g}", v); }, "loss (" + unit + ")");
   if (reference) out += polyline(p, reference->loss, stroke(0, true));
   for (size_t i = 0; i < curves.size(); ++i)
     if (&curves[i] != reference) out += polyline(p, curves[i].loss, stroke(i, false));
@@ -181,11 +181,12 @@ inline std::string difference_panel(Panel p, const std::vector<Curve>& curves, c
 
 // Writes a picture of the curves, and below it, when there is a reference (one of the curves), of how far the others
 // are from it. Throws std::runtime_error when the file cannot be written.
-inline void write_loss_plot(const std::string& path, const std::vector<Curve>& curves, const Curve* reference) {
+inline void write_loss_plot(const std::string& path, const std::vector<Curve>& curves, const Curve* reference,
+                            const std::string& unit = "nats a byte") {
   size_t steps = 2;
   for (const auto& curve : curves) steps = std::max(steps, curve.loss.size());
   plot::Panel panel{80, 40, 850, 330, 0, static_cast<double>(steps - 1), 0, 1};
-  auto body = plot::loss_panel(panel, curves, reference);
+  auto body = plot::loss_panel(panel, curves, reference, unit);
   if (reference) {
     panel.top = 460, panel.height = 170;
     body += plot::difference_panel(panel, curves, *reference);

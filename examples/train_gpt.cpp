@@ -3,10 +3,8 @@
 //   train_gpt --ranks 4 --mesh dp=2,tp=2 --compare
 //   dtensor-run -n 4 train_gpt --mesh dp=4 --log run.jsonl
 #include "gpt.hpp"
-#include "log.hpp"
-#include "loss_plot.hpp"
 #include "text_data.hpp"
-#include "train_options.hpp"
+#include "training.hpp"
 
 #include <dtensor/dtensor.hpp>
 #include <torch/nn/utils/clip_grad.h>
@@ -14,10 +12,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numbers>
 #include <optional>
 
 namespace dt = dtensor;
+
+struct TrainOptions : RunOptions {
+  int64_t layers = 2, dim = 128, heads = 4;
+  double dropout = 0;
+};
 
 // Tensor parallelism as in Megatron: the first linear of a pair is cut along its outputs (heads, hidden units), the
 // second along its inputs. All other parameters stay replicated.
@@ -32,31 +34,6 @@ static dt::Placements batch_placements(const dt::DeviceMesh& mesh) {
   dt::Placements placements;
   for (const auto& name : mesh.names()) placements.push_back(name == "dp" ? dt::shard(0) : name == "sp" ? dt::shard(1) : dt::replicate());
   return placements;
-}
-
-// Linear warm-up over the first tenth, then a cosine down to a tenth of the largest rate.
-static double learning_rate(const TrainOptions& o, int64_t step) {
-  const double warmup = std::max<int64_t>(1, o.steps / 10), s = static_cast<double>(step);
-  if (s < warmup) return o.lr * (s + 1) / warmup;
-  const double progress = (s - warmup) / std::max(1.0, static_cast<double>(o.steps) - warmup);
-  return o.lr * (0.55 + 0.45 * std::cos(std::numbers::pi * progress));
-}
-
-// Elements of the parameters: all, and those that this rank holds.
-static std::pair<int64_t, int64_t> count_parameters(const torch::nn::Module& model) {
-  int64_t all = 0, here = 0;
-  for (const auto& p : model.parameters()) {
-    all += p.numel();
-    here += dt::is_dtensor(p) ? dt::DTensor(p).to_local().numel() : p.numel();
-  }
-  return {all, here};
-}
-
-static std::vector<torch::Tensor> whole_parameters(const torch::nn::Module& model) {
-  torch::NoGradGuard no_grad;
-  std::vector<torch::Tensor> whole;
-  for (const auto& p : model.parameters()) whole.push_back(dt::full_tensor(p).clone());
-  return whole;
 }
 
 // Trains from the seed and returns the losses. Without a mesh this is plain libtorch on one device; a mesh adds the
@@ -104,21 +81,20 @@ static Curve train(const TrainOptions& o, const TextData& text, const std::optio
   return curve;
 }
 
-// Compares the runs with one device's, the last of `curves`. Returns the exit status.
-static int report_parity(const TrainOptions& o, const std::vector<Curve>& curves) {
-  double largest = 0;
-  bool same_start = true;
-  std::string names;
-  const auto equal = [](const torch::Tensor& a, const torch::Tensor& b) { return a.equal(b); };
-  for (size_t i = 0; i + 1 < curves.size(); ++i) {
-    same_start &=
-        std::equal(curves[i].initial.begin(), curves[i].initial.end(), curves.back().initial.begin(), curves.back().initial.end(), equal);
-    largest = std::max(largest, relative_difference(curves[i], curves.back()));
-    names += (i ? " | " : "") + curves[i].name;
-  }
-  fmt::print("initial parameters: {} bit for bit those of one device\n", same_start ? "are" : "are NOT");
-  fmt::print("parity: max relative loss difference {:.2e} over {} steps (meshes: {})\n", largest, o.steps, names);
-  return same_start && largest <= o.tolerance ? 0 : 1;
+// Declares the options and reads them. Throws CLI::ParseError, which CLI::App::exit turns into a message and a status.
+static TrainOptions parse_options(CLI::App& app, int argc, char** argv) {
+  TrainOptions o;
+  add_run_options(app, o);
+  app.add_option("--layers", o.layers, "blocks")->check(positive);
+  app.add_option("--dim", o.dim, "width")->check(positive);
+  app.add_option("--heads", o.heads, "attention heads")->check(positive);
+  app.add_option("--dropout", o.dropout, "dropout probability, below 1")->check(CLI::Range(0.0, 0.999));
+  for (auto* option : app.get_options()) option->capture_default_str();
+  app.parse(argc, argv);
+  if (o.dim % o.heads != 0)
+    throw CLI::ValidationError("--dim must be a multiple of --heads; got " + std::to_string(o.dim) + " and " +
+                                   std::to_string(o.heads), CLI::ExitCodes::ValidationError);
+  return o;
 }
 
 int main(int argc, char** argv) try {
@@ -129,27 +105,9 @@ int main(int argc, char** argv) try {
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
   }
-
-  std::vector<Curve> curves;  // rank 0's
-  std::optional<StepLog> log;
-  const int status = dt::launch(argc, argv, [&](dt::World& world) {
-    const TextData text(o.data);
-    const bool first = world.rank() == 0;
-    if (first) log.emplace(o.log);
-    auto meshes = o.meshes;
-    if (meshes.empty()) meshes.push_back(parse_mesh(fmt::format("dp={}", world.size()), kMeshNames));
-    for (const auto& option : meshes) {
-      const auto mesh = dt::init_device_mesh(torch::kCPU, option.sizes, option.names);
-      auto curve = train(o, text, mesh, option.text, first ? &*log : nullptr);
-      if (first) curves.push_back(std::move(curve));
-    }
+  return train_on_meshes(argc, argv, o, [&o]() -> Train {
+    return [&o, text = TextData(o.data)](const auto& mesh, const std::string& name, StepLog* log) { return train(o, text, mesh, name, log); };
   });
-  if (status != 0 || curves.empty()) return status;
-
-  // One device, last: the other ranks have nothing left to wait for.
-  if (o.compare) curves.push_back(train(o, TextData(o.data), std::nullopt, "one device", &*log));
-  if (!o.svg.empty()) write_loss_plot(o.svg, curves, o.compare ? &curves.back() : nullptr);
-  return o.compare ? report_parity(o, curves) : 0;
 } catch (const std::exception& error) {
   fmt::print(stderr, "train_gpt: {}\n", error.what());
   return 1;

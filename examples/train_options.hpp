@@ -1,4 +1,4 @@
-// The command line of train_gpt.
+// The part of the command line that all training programs have.
 #pragma once
 
 #include "mesh_option.hpp"
@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-struct TrainOptions {
+struct RunOptions {
   std::vector<MeshOption> meshes;  // empty: data parallel over all ranks
   std::string dtype = "float32", data, log, svg;
-  int64_t layers = 2, dim = 128, heads = 4, seq = 64, batch = 16, steps = 100;
-  double lr = 3e-3, clip = 1, dropout = 0;
+  int64_t seq = 64, batch = 16, steps = 100;
+  double lr = 3e-3, clip = 1;
   double tolerance = std::numeric_limits<double>::infinity();
   uint64_t seed = 0;
   bool compare = false;
@@ -36,9 +36,7 @@ inline std::string in_a_folder(const std::string& path) {
   return std::filesystem::is_directory(folder) ? "" : "there is no folder " + folder.string() + " to write it in";
 }
 
-// Declares the options and reads them. Throws CLI::ParseError, which CLI::App::exit turns into a message and a status.
-inline TrainOptions parse_options(CLI::App& app, int argc, char** argv) {
-  TrainOptions o;
+inline void add_mesh_options(CLI::App& app, RunOptions& o) {
   auto meshes = [&o](const std::string& text) {
     try {
       o.meshes = parse_meshes(text, kMeshNames);
@@ -46,36 +44,35 @@ inline TrainOptions parse_options(CLI::App& app, int argc, char** argv) {
       throw CLI::ValidationError(error.what(), CLI::ExitCodes::ValidationError);
     }
   };
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // so that a script's can be overridden
   auto* mesh = app.add_option_function<std::string>("--mesh", meshes, "the mesh, e.g. dp=2,tp=2 (default: dp=RANKS)");
   app.add_option_function<std::string>("--meshes", meshes, "several, one run each: \"dp=4;dp=2,tp=2\"")->excludes(mesh);
-  app.add_flag("--compare", o.compare, "run one device too, and print the largest relative loss difference");
-  app.add_option("--tolerance", o.tolerance, "with --compare: exit with 1 when it is larger")->check(not_negative);
-  app.add_option("--data", o.data, "a text file or a folder of them (default: the C++ headers of libtorch)");
-  app.add_option("--dtype", o.dtype, "of the parameters")->check(CLI::IsMember({"float32", "float64"}));
-  app.add_option("--log", o.log, "write a JSON object per step to this file")->check(in_a_folder);
-  app.add_option("--svg", o.svg, "write a picture of the loss curves to this file")->check(in_a_folder);
-  app.add_option("--layers", o.layers, "blocks")->check(positive);
-  app.add_option("--dim", o.dim, "width")->check(positive);
-  app.add_option("--heads", o.heads, "attention heads")->check(positive);
-  app.add_option("--seq", o.seq, "bytes in a sequence")->check(positive);
-  app.add_option("--batch", o.batch, "sequences in a step, over all ranks")->check(positive);
-  app.add_option("--steps", o.steps, "optimizer steps")->check(positive);
-  app.add_option("--lr", o.lr, "largest learning rate")->check(positive);
-  app.add_option("--clip", o.clip, "largest gradient norm; 0: do not clip")->check(not_negative);
-  app.add_option("--dropout", o.dropout, "dropout probability, below 1")->check(CLI::Range(0.0, 0.999));
-  app.add_option("--seed", o.seed, "of the parameters, the batches and dropout");
-  // dtensor::launch reads these; here they are declared and checked.
+}
+
+// dtensor::launch reads these; here they are declared and checked.
+inline void add_launch_options(CLI::App& app) {
   static int ranks = 1;
   static double deadline = 300;
   static std::string transport;
   app.add_option("--ranks", ranks, "ranks, as threads of this process, without a launcher")->check(positive);
   app.add_option("--deadline", deadline, "seconds that a rank waits for the others")->check(positive);
   app.add_option("--transport", transport, "threads or gloo (default: gloo under a launcher)");
-  for (auto* option : app.get_options()) option->capture_default_str();
-  app.parse(argc, argv);
-  if (o.dim % o.heads != 0)
-    throw CLI::ValidationError("--dim must be a multiple of --heads; got " + std::to_string(o.dim) + " and " +
-                                   std::to_string(o.heads), CLI::ExitCodes::ValidationError);
-  return o;
+}
+
+// Declares the options. CLI::App::parse fills `o`.
+inline void add_run_options(CLI::App& app, RunOptions& o) {
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // so that a script's can be overridden
+  add_mesh_options(app, o);
+  app.add_flag("--compare", o.compare, "run one device too, and print the largest relative loss difference");
+  app.add_option("--tolerance", o.tolerance, "with --compare: exit with 1 when it is larger")->check(not_negative);
+  app.add_option("--data", o.data, "a text file or a folder of them (default: the C++ headers of libtorch)");
+  app.add_option("--dtype", o.dtype, "of the parameters")->check(CLI::IsMember({"float32", "float64"}));
+  app.add_option("--log", o.log, "write a JSON object per step to this file")->check(in_a_folder);
+  app.add_option("--svg", o.svg, "write a picture of the loss curves to this file")->check(in_a_folder);
+  app.add_option("--seq", o.seq, "bytes in a sequence")->check(positive);
+  app.add_option("--batch", o.batch, "sequences or images in a step, over all ranks")->check(positive);
+  app.add_option("--steps", o.steps, "optimizer steps")->check(positive);
+  app.add_option("--lr", o.lr, "largest learning rate")->check(positive);
+  app.add_option("--clip", o.clip, "largest gradient norm; 0: do not clip")->check(not_negative);
+  app.add_option("--seed", o.seed, "of the parameters, the batches and dropout");
+  add_launch_options(app);
 }

@@ -1,0 +1,74 @@
+#include "training.hpp"
+
+#include <ATen/ATen.h>
+#include <dtensor/dtensor.hpp>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace dt = dtensor;
+
+double learning_rate(const RunOptions& o, int64_t step) {
+  const double warmup = std::max<int64_t>(1, o.steps / 10), s = static_cast<double>(step);
+  if (s < warmup) return o.lr * (s + 1) / warmup;
+  const double progress = (s - warmup) / std::max(1.0, static_cast<double>(o.steps) - warmup);
+  return o.lr * (0.55 + 0.45 * std::cos(std::numbers::pi * progress));
+}
+
+std::pair<int64_t, int64_t> count_parameters(const torch::nn::Module& model) {
+  int64_t all = 0, here = 0;
+  for (const auto& p : model.parameters()) {
+    all += p.numel();
+    here += dt::is_dtensor(p) ? dt::DTensor(p).to_local().numel() : p.numel();
+  }
+  return {all, here};
+}
+
+std::vector<at::Tensor> whole_parameters(const torch::nn::Module& model) {
+  at::NoGradGuard no_grad;
+  std::vector<at::Tensor> whole;
+  for (const auto& p : model.parameters()) whole.push_back(dt::full_tensor(p).clone());
+  return whole;
+}
+
+// Compares the runs with one device's, the last of `curves`. Returns the exit status.
+static int report_parity(const RunOptions& o, const std::vector<Curve>& curves) {
+  double largest = 0;
+  bool same_start = true;
+  std::string names;
+  const auto equal = [](const at::Tensor& a, const at::Tensor& b) { return a.equal(b); };
+  for (size_t i = 0; i + 1 < curves.size(); ++i) {
+    same_start &=
+        std::equal(curves[i].initial.begin(), curves[i].initial.end(), curves.back().initial.begin(), curves.back().initial.end(), equal);
+    largest = std::max(largest, relative_difference(curves[i], curves.back()));
+    names += (i ? " | " : "") + curves[i].name;
+  }
+  fmt::print("initial parameters: {} bit for bit those of one device\n", same_start ? "are" : "are NOT");
+  fmt::print("parity: max relative loss difference {:.2e} over {} steps (meshes: {})\n", largest, o.steps, names);
+  return same_start && largest <= o.tolerance ? 0 : 1;
+}
+
+int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::function<Train()>& load, const Units& units) {
+  std::vector<Curve> curves;  // rank 0's
+  std::optional<StepLog> log;
+  const int status = dt::launch(argc, argv, [&](dt::World& world) {
+    const auto train = load();
+    const bool first = world.rank() == 0;
+    if (first) log.emplace(o.log, units.item);
+    auto meshes = o.meshes;
+    if (meshes.empty()) meshes.push_back(parse_mesh(fmt::format("dp={}", world.size()), kMeshNames));
+    for (const auto& option : meshes) {
+      const auto mesh = dt::init_device_mesh(at::kCPU, option.sizes, option.names);
+      auto curve = train(mesh, option.text, first ? &*log : nullptr);
+      if (first) curves.push_back(std::move(curve));
+    }
+  });
+  if (status != 0 || curves.empty()) return status;
+
+  // One device, last: the other ranks have nothing left to wait for.
+  if (o.compare) curves.push_back(load()(std::nullopt, "one device", &*log));
+  if (!o.svg.empty()) write_loss_plot(o.svg, curves, o.compare ? &curves.back() : nullptr, units.loss);
+  return o.compare ? report_parity(o, curves) : 0;
+}

@@ -1,0 +1,39 @@
+// What the training programs share around their loops.
+#pragma once
+
+#include "log.hpp"
+#include "loss_plot.hpp"
+#include "train_options.hpp"
+
+#include <dtensor/device_mesh.hpp>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+// Linear warm-up over the first tenth, then a cosine down to a tenth of the largest rate.
+double learning_rate(const RunOptions& o, int64_t step);
+
+// Elements of the parameters: all, and those that this rank holds.
+std::pair<int64_t, int64_t> count_parameters(const torch::nn::Module& model);
+
+// Copies of the parameters, gathered.
+std::vector<at::Tensor> whole_parameters(const torch::nn::Module& model);
+
+// Trains from the seed on the mesh or, without one, on one device, and returns the losses. The log is rank 0's; others have none.
+using Train = std::function<Curve(const std::optional<dtensor::DeviceMesh>& mesh, const std::string& name, StepLog* log)>;
+
+// What a step has so many of ("tokens"), and what a loss is in.
+struct Units {
+  std::string item = "tokens", loss = "nats a byte";
+};
+
+// Launches the ranks and trains on the meshes of the options, one after the other, and for --compare on one device. `load` is called on
+// every rank, and once more for one device. Returns the exit status: 1 when a difference is above --tolerance.
+int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::function<Train()>& load, const Units& units = {});
