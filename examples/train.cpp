@@ -1,0 +1,146 @@
+// Trains a model of the zoo on real data over a mesh of ranks, and shows that the losses are those of one device.
+//
+//   train --ranks 4 --model llama3-debug --mesh dp=2,tp=2 --sp --compare
+//   dtensor-run -n 4 train --model vit-debug --mesh dp=4 --log run.jsonl
+#include "text_data.hpp"
+#include "training.hpp"
+#include "zoo/digits.hpp"
+#include "zoo/zoo.hpp"
+
+#include <dtensor/dtensor.hpp>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+namespace dt = dtensor;
+
+namespace {
+
+struct ZooOptions : RunOptions {
+  std::string model = "llama3-debug";
+  bool sp = false, traffic = false;
+};
+
+// Inputs and targets of a step, plain tensors.
+using Batches = std::function<std::pair<torch::Tensor, torch::Tensor>(int64_t step)>;
+
+Batches batches(const ZooOptions& o, const zoo::Entry& entry) {
+  if (entry.is_text()) {
+    return [&o, text = TextData(o.data)](int64_t step) { return text.batch(o.seed, static_cast<uint64_t>(step), o.batch, o.seq); };
+  }
+  return [&o, &entry, digits = zoo::Digits(o.data)](int64_t step) {
+    auto [images, labels] = digits.batch(o.seed, static_cast<uint64_t>(step), o.batch, entry.channels, entry.image);
+    return std::pair(o.dtype == "float64" ? images.to(torch::kFloat64) : images, labels);
+  };
+}
+
+// Of a mesh's dimensions, dp cuts the batch; sp, and with --sp tp too, cuts positions of text or rows of images.
+dt::Placements placements(const dt::DeviceMesh& mesh, std::optional<int64_t> along, bool over_tp) {
+  dt::Placements result;
+  for (const auto& name : mesh.names()) {
+    const bool cuts = along && (name == "sp" || (name == "tp" && over_tp));
+    result.push_back(name == "dp" ? dt::shard(0) : cuts ? dt::shard(*along) : dt::replicate());
+  }
+  return result;
+}
+
+// ResNeSt has convolutions for linear layers: a block's first two are cut along their outputs, with the norms behind them, and the third along its
+// inputs. The groups of the second lie where its inputs do.
+dt::Plan resnest_plan() {
+  const auto cut = [](const std::string& pattern, int64_t dim) { return dt::PlanEntry{pattern, {{"tp", dt::shard(dim)}}}; };
+  dt::Plan plan = {{"*.num_batches_tracked|*.conv2.bn1.*", {}}, cut("layer*.conv1.weight|layer*.conv2.conv.weight", 0), cut("layer*.conv3.weight", 1)};
+  plan.push_back(cut("layer*.bn1.*|layer*.bn0.*", 0));
+  return plan;
+}
+
+dt::Plan parameter_plan(const torch::nn::Module& model, const zoo::Entry& entry, const dt::DeviceMesh& mesh) {
+  const auto& names = mesh.names();
+  if (std::find(names.begin(), names.end(), "tp") == names.end()) return {};
+  return entry.name.rfind("resnest", 0) == 0 ? resnest_plan() : dt::automatic_plan(model);
+}
+
+// Trains from the seed and returns the losses. Without a mesh this is plain libtorch on one device; a mesh adds the
+// lines that begin with "if (mesh)", and nothing else.
+Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, const std::optional<dt::DeviceMesh>& mesh,
+            const std::string& name, StepLog* log) {
+  Curve curve{name, {}};
+  std::optional<dt::Spmd> spmd;
+  if (mesh) spmd.emplace(*mesh);
+
+  torch::manual_seed(o.seed);
+  std::optional<dt::DeferredInit> deferred;
+  if (mesh) deferred.emplace(*mesh);
+  const auto model = entry.make();
+  model->to(o.dtype == "float64" ? torch::kFloat64 : torch::kFloat32);
+  if (mesh) deferred.reset();
+  if (mesh) dt::parallelize_module(*model, *mesh, parameter_plan(*model, entry, *mesh));
+  if (mesh) dt::materialize(*model);
+  if (o.compare) curve.initial = whole_parameters(*model);
+
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(o.lr).betas({0.9, 0.95}));
+  const auto [parameters, parameters_here] = count_parameters(*model);
+  const std::optional<int64_t> along = entry.is_text() ? 1 : 2, labels_along = entry.is_text() ? std::optional(1) : std::nullopt;
+  if (log) log->begin(name, o.steps);
+  dt::CommDebugMode traffic;
+  for (int64_t step = 0; step < o.steps; ++step) {
+    const auto start = std::chrono::steady_clock::now();
+    auto [input, target] = batch(step);
+    const auto items = static_cast<double>(target.numel());
+    if (mesh) input = dt::distribute_tensor(input, *mesh, placements(*mesh, along, o.sp));
+    if (mesh) target = dt::distribute_tensor(target, *mesh, placements(*mesh, labels_along, o.sp));
+
+    auto loss = zoo::loss(model->forward(input), target);
+    optimizer.zero_grad();
+    loss.backward();
+    const double limit = o.clip > 0 ? o.clip : std::numeric_limits<double>::infinity();
+    const double norm = torch::nn::utils::clip_grad_norm_(model->parameters(), limit);
+    for (auto& group : optimizer.param_groups()) static_cast<torch::optim::AdamWOptions&>(group.options()).lr(learning_rate(o, step));
+    optimizer.step();
+
+    curve.loss.push_back(loss.item<double>());
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    if (log) log->add({step, curve.loss.back(), norm, learning_rate(o, step), took.count() * 1e3, items / took.count()});
+  }
+  if (log) log->end(parameters, parameters_here, traffic.count(), traffic.bytes());
+  if (log && mesh && o.traffic) fmt::print("{}\n", traffic.str());
+  return curve;
+}
+
+// Declares the options and reads them. Throws CLI::ParseError, which CLI::App::exit turns into a message and a status.
+ZooOptions parse_options(CLI::App& app, int argc, char** argv) {
+  ZooOptions o;
+  add_run_options(app, o);
+  std::vector<std::string> names;
+  for (const auto& entry : zoo::models()) names.push_back(entry.name);
+  app.add_option("--model", o.model, "which")->check(CLI::IsMember(names));
+  app.add_flag("--sp", o.sp, "sequence parallelism: tp cuts the positions of text, or the rows of images, too");
+  app.add_flag("--traffic", o.traffic, "print what the ranks sent, by collective and operator");
+  for (auto* option : app.get_options()) option->capture_default_str();
+  app.parse(argc, argv);
+  return o;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  CLI::App app("Trains a model of the zoo over a mesh of ranks: text on bytes, images on handwritten digits.");
+  ZooOptions o;
+  try {
+    o = parse_options(app, argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error);
+  }
+  const auto& entry = zoo::find(o.model);
+  const auto load = [&]() -> Train {
+    return [&o, &entry, batch = batches(o, entry)](const auto& mesh, const std::string& name, StepLog* log) {
+      return train(o, entry, batch, mesh, name, log);
+    };
+  };
+  return train_on_meshes(argc, argv, o, load, entry.is_text() ? Units{} : Units{"images", "nats"});
+} catch (const std::exception& error) {
+  fmt::print(stderr, "train: {}\n", error.what());
+  return 1;
+}

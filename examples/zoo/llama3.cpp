@@ -1,0 +1,41 @@
+// The model of llama3.hpp.
+#include "llama3.hpp"
+
+#include <torch/nn/init.h>
+
+namespace zoo {
+
+Llama3BlockImpl::Llama3BlockImpl(const Llama3Options& o)
+    : attention_(register_module("attention", dtensor::nn::GroupedQueryAttention(
+                                                  dtensor::nn::GroupedQueryAttentionOptions{o.dim, o.heads, o.kv_heads}))),
+      feed_forward_(register_module("feed_forward", dtensor::nn::SwiGLU(o.dim, o.hidden))),
+      attention_norm_(register_module("attention_norm", dtensor::nn::RMSNorm(o.dim, o.eps))),
+      ffn_norm_(register_module("ffn_norm", dtensor::nn::RMSNorm(o.dim, o.eps))) {}
+
+torch::Tensor Llama3BlockImpl::forward(torch::Tensor x, const dtensor::nn::RotaryTable& table) {
+  x = x + attention_(attention_norm_(x), table);
+  return x + feed_forward_(ffn_norm_(x));
+}
+
+Llama3Impl::Llama3Impl(const Llama3Options& options)
+    : tok_embeddings(register_module("tok_embeddings", torch::nn::Embedding(options.vocabulary, options.dim))), options_(options) {
+  for (int64_t i = 0; i < options.layers; ++i) layers_->push_back(Llama3Block(options));
+  register_module("layers", layers_);
+  norm_ = register_module("norm", dtensor::nn::RMSNorm(options.dim, options.eps));
+  if (!options.tied) {
+    output_ = register_module("output", torch::nn::Linear(torch::nn::LinearOptions(options.dim, options.vocabulary).bias(false)));
+  }
+  for (auto& parameter : parameters()) {  // what the checkpoints' configuration says: initializer_range
+    if (parameter.dim() == 2) torch::nn::init::normal_(parameter, 0, 0.02);
+  }
+}
+
+torch::Tensor Llama3Impl::forward(const torch::Tensor& ids) {
+  auto x = tok_embeddings(ids);
+  const auto table = dtensor::nn::rotary_table(ids.size(1), options_.dim / options_.heads, options_.rotary, x);
+  for (const auto& layer : *layers_) x = layer->as<Llama3Block>()->forward(x, table);
+  x = norm_(x);
+  return options_.tied ? at::linear(x, tok_embeddings->weight) : output_(x);
+}
+
+}  // namespace zoo

@@ -1,0 +1,51 @@
+// Llama 3 (Dubey et al., "The Llama 3 Herd of Models", 2024), in plain libtorch, for one device. Its modules are named as in Meta's
+// checkpoints. Shapes: b batch, t length, d width.
+#pragma once
+
+#include "model.hpp"
+
+#include <dtensor/nn/grouped_query_attention.hpp>
+#include <dtensor/nn/rms_norm.hpp>
+#include <dtensor/nn/swiglu.hpp>
+
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+
+namespace zoo {
+
+struct Llama3Options {
+  int64_t vocabulary = 128256;
+  int64_t layers = 32, dim = 4096, heads = 32, kv_heads = 8;
+  int64_t hidden = 14336;  // of the feed-forward layers
+  double eps = 1e-5;
+  bool tied = false;  // the embeddings are the head too
+  dtensor::nn::RotaryOptions rotary = {500000, dtensor::nn::RotaryScaling{}};
+};
+
+class Llama3BlockImpl : public torch::nn::Module {
+ public:
+  explicit Llama3BlockImpl(const Llama3Options& options);
+  torch::Tensor forward(torch::Tensor x, const dtensor::nn::RotaryTable& table);  // [b, t, d] -> [b, t, d]
+
+ private:
+  dtensor::nn::GroupedQueryAttention attention_{nullptr};
+  dtensor::nn::SwiGLU feed_forward_{nullptr};
+  dtensor::nn::RMSNorm attention_norm_{nullptr}, ffn_norm_{nullptr};
+};
+TORCH_MODULE(Llama3Block);
+
+class Llama3Impl : public Model {
+ public:
+  explicit Llama3Impl(const Llama3Options& options);
+  torch::Tensor forward(const torch::Tensor& ids) override;
+  torch::nn::Embedding tok_embeddings{nullptr};
+
+ private:
+  Llama3Options options_;
+  torch::nn::ModuleList layers_;
+  dtensor::nn::RMSNorm norm_{nullptr};
+  torch::nn::Linear output_{nullptr};  // empty when tied
+};
+TORCH_MODULE(Llama3);
+
+}  // namespace zoo
