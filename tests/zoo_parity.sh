@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# The zoo's models of debug size train on every mesh with the losses of one device, and learn.
+set -euo pipefail
+train() {
+  local status=0
+  timeout 600 "$DTENSOR_BUILD/examples/train" --compare "$@" >"$TMPDIR/out" || status=$?
+  [ $status = 0 ] || cat "$TMPDIR/out"
+  echo "$* | $(tail -n 1 "$TMPDIR/out")"
+  grep -Fq 'initial parameters: are bit for bit those of one device' "$TMPDIR/out" && return $status
+}
+
+# learns FACTOR: one device's loss falls by that.
+learns() {
+  python3 - "$TMPDIR/run.jsonl" "$1" <<'PY'
+import json, sys
+losses = [r["loss"] for r in map(json.loads, open(sys.argv[1])) if r["mesh"] == "one device"]
+first, last = losses[0], sum(losses[-5:]) / 5
+print(f"one device: loss {first:.4f} -> {last:.4f}")
+assert last < float(sys.argv[2]) * first
+PY
+}
+
+four='dp=4;tp=4;dp=2,tp=2'
+for model in gpt2 llama3; do
+  train --model $model-debug --ranks 2 --meshes 'dp=2;tp=2' --steps 60 --tolerance 1e-4 --log "$TMPDIR/run.jsonl"
+  learns 0.75
+  train --model $model-debug --ranks 4 --meshes "$four;dp=2,sp=2" --steps 5 --dtype float64 --tolerance 1e-9
+  train --model $model-debug --ranks 4 --meshes 'tp=4;dp=2,tp=2' --sp --steps 5 --dtype float64 --tolerance 1e-9
+  train --model $model-debug --ranks 3 --meshes 'dp=3;tp=3;sp=3' --steps 5 --dtype float64 --tolerance 1e-9
+done
+train --model vit-debug --ranks 2 --meshes 'dp=2;tp=2' --steps 100 --tolerance 1e-4 --log "$TMPDIR/run.jsonl"
+learns 0.75
+# Where a ReLU's input is within rounding of zero, float32 on one device and on a mesh part by more than rounding, and the sooner the larger steps are.
+train --model resnest-debug --ranks 2 --meshes 'dp=2;tp=2' --steps 5 --lr 3e-4 --tolerance 1e-4
+train --model resnest-debug --ranks 2 --meshes 'dp=2;tp=2' --steps 40 --dtype float64 --tolerance 1e-9 --log "$TMPDIR/run.jsonl"
+learns 0.5
+for model in vit resnest; do
+  train --model $model-debug --ranks 4 --meshes "$four;dp=2,sp=2" --steps 5 --dtype float64 --tolerance 1e-9
+  train --model $model-debug --ranks 4 --mesh dp=2,tp=2 --sp --steps 5 --dtype float64 --tolerance 1e-9
+  train --model $model-debug --ranks 3 --meshes 'dp=3;tp=3;sp=3' --steps 5 --dtype float64 --tolerance 1e-9
+done
+
+# A name that is none is answered with those that are.
+if "$DTENSOR_BUILD/examples/train" --model gpt3 >"$TMPDIR/out" 2>&1; then exit 1; fi
+grep -q llama3-405b "$TMPDIR/out"
