@@ -44,8 +44,8 @@ class StepLog {
 
   void add(const StepRecord& r) {
     elapsed_ms_ += r.ms;
-    fmt::print("{}step {:5} | loss {:9.6f} | grad norm {:7.4f} | lr {:.2e} | {:7.1f} ms | {:8.0f} {}/s\n",
-               terminal_ ? "\r\033[K" : "", r.step, r.loss, r.grad_norm, r.lr, r.ms, r.per_s, item_);
+    fmt::print("{}step {:5} | loss {:9.6f} | grad norm {:7.4f} | lr {:.2e} | {:7.1f} ms | {:8.{}f} {}/s\n",
+               terminal_ ? "\r\033[K" : "", r.step, r.loss, r.grad_norm, r.lr, r.ms, r.per_s, r.per_s < 10 ? 2 : 0, item_);
     if (terminal_) draw_bar(r.step + 1);
     std::fflush(stdout);
     if (!file_.is_open()) return;
