@@ -1,0 +1,296 @@
+// A frame remembers how to run a checkpointed function again; the tensors that the function saved for backward are numbered slots of it,
+// empty until one is asked for. Then the function runs again, and what it saves fills the slots in the same order.
+//
+// A checkpoint within another one saves its inputs as everything else is saved, in slots of the outer frame.
+#include <dtensor/training/checkpoint.hpp>
+
+#include "src/training/kept_calls.hpp"
+#include "src/training/operator_mode.hpp"
+#include "src/training/saved_tensors.hpp"
+
+#include <dtensor/error.hpp>
+#include <dtensor/spmd.hpp>
+#include <dtensor/tensor.hpp>
+#include <dtensor/world.hpp>
+
+#include <ATen/ThreadLocalState.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <deque>
+#include <mutex>
+#include <optional>
+
+namespace dtensor::detail {
+
+namespace {
+
+using torch::autograd::SavedVariable;
+using torch::autograd::SavedVariableHooks;
+
+constexpr const char* kTag = "checkpoint";
+
+std::string describe(at::ScalarType dtype, c10::IntArrayRef sizes) { return fmt::format("{}[{}]", c10::toString(dtype), fmt::join(sizes, ", ")); }
+
+// Thrown out of the function when it has saved all again.
+struct Enough {};
+
+struct Slot {
+  at::ScalarType dtype;
+  std::vector<int64_t> sizes;
+  bool stays = false;  // the value is kept from the forward on
+  at::Tensor value{};
+  int64_t version = 0;
+};
+
+std::vector<c10::Device> devices_of(const Tensors& tensors) {
+  std::vector<c10::Device> devices;
+  for (const auto& tensor : tensors) {
+    if (!tensor.defined() || tensor.device().is_cpu()) continue;
+    if (std::find(devices.begin(), devices.end(), tensor.device()) == devices.end()) devices.push_back(tensor.device());
+  }
+  return devices;
+}
+
+// Where the function ran: this thread's modes, its rank, its region.
+class Surroundings {
+ public:
+  Surroundings() : world_(&World::current()) {
+    if (Spmd::current()) mesh_ = *Spmd::current();
+  }
+
+  class Again {
+   public:
+    explicit Again(const Surroundings& as) : modes_(as.modes_) {
+      if (&World::current() != as.world_) world_.emplace(*as.world_);
+      as.mesh_ ? void(spmd_.emplace(*as.mesh_)) : void(no_spmd_.emplace());
+    }
+
+   private:
+    at::ThreadLocalStateGuard modes_;
+    std::optional<World::Use> world_;
+    std::optional<Spmd> spmd_;
+    std::optional<NoSpmd> no_spmd_;
+  };
+
+ private:
+  at::ThreadLocalState modes_;
+  World* world_;
+  std::optional<DeviceMesh> mesh_;
+};
+
+class Frame {
+ public:
+  Frame(const Tensors& inputs, CheckpointRegion::Function again, const CheckpointOptions& options)
+      : again_(std::move(again)), kept_(options.save), devices_(devices_of(inputs)) {
+    for (const auto& input : inputs) {
+      if (input.defined() && input.requires_grad() && input.is_leaf()) accumulators_.push_back(torch::autograd::impl::grad_accumulator(input));
+      inputs_.emplace_back(input, /*is_output=*/false);
+      require_grad_.push_back(input.defined() && input.requires_grad());
+    }
+    if (options.preserve_random) random_ = RandomState::now(devices_);
+  }
+
+  size_t add(const at::Tensor& tensor) {
+    slots_.push_back({tensor.scalar_type(), tensor.sizes().vec()});
+    needed_ = slots_.size();
+    return slots_.size() - 1;
+  }
+
+  // The value of a slot, once: asked for again, it is computed again.
+  at::Tensor take(size_t index) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto& slot = slots_[index];
+    if (slot.stays) return slot.value;
+    if (!slot.value.defined()) fill_slots();
+    require(slot.value.defined(), kTag, "the function did not do the same again: it saved {} of {} tensors for backward", next_, slots_.size());
+    require(slot.value._version() == slot.version, kTag,
+            "a tensor {} that is needed for backward has been modified by an in-place operation; hint: write to a copy",
+            describe(slot.dtype, slot.sizes));
+    return std::exchange(slot.value, {}).tensor_data();
+  }
+
+  // The next slot's value. Throws Enough after the last.
+  void fill(const at::Tensor& tensor) {
+    require(next_ < slots_.size(), kTag, "the function did not do the same again: it saved more than {} tensors for backward", slots_.size());
+    auto& slot = slots_[next_];
+    require(tensor.scalar_type() == slot.dtype && tensor.sizes() == slot.sizes, kTag,
+            "the function did not do the same again: tensor {} of what it saves for backward is {} and was {}; hint: it must not depend on what has "
+            "changed since",
+            next_, describe(tensor.scalar_type(), tensor.sizes()), describe(slot.dtype, slot.sizes));
+    slot.value = tensor;
+    slot.version = tensor._version();
+    advance();
+  }
+
+  void advance() {
+    if (++next_ >= needed_) throw Enough();
+  }
+
+  const KeptOperators& kept() const { return kept_; }
+  std::deque<KeptCall>& calls() { return calls_; }
+  const std::vector<c10::Device>& devices() const { return devices_; }
+
+  // What the last slots hold stays: those of a kept call, of which `tensors` are the values.
+  void keep(const std::vector<at::Tensor>& tensors, const std::vector<SavedFrom>& from) {
+    const auto first = slots_.size() - tensors.size();
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (from[i].kind != SavedFrom::neither) continue;
+      slots_[first + i].stays = true;
+      slots_[first + i].value = tensors[i].tensor_data();
+    }
+  }
+
+ private:
+  void fill_slots();
+  Tensors inputs_again() const {
+    Tensors inputs;
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      const auto input = inputs_[i].unpack();
+      inputs.push_back(input.defined() ? input.detach() : input);
+      if (require_grad_[i]) inputs.back().set_requires_grad(true);
+    }
+    return inputs;
+  }
+
+  std::mutex mutex_;
+  std::vector<decltype(torch::autograd::impl::grad_accumulator(at::Tensor()))> accumulators_;  // which a SavedVariable does not hold
+  std::vector<SavedVariable> inputs_;
+  std::vector<bool> require_grad_;
+  CheckpointRegion::Function again_;
+  KeptOperators kept_;
+  std::vector<c10::Device> devices_;
+  Surroundings surroundings_;
+  std::optional<RandomState> random_;
+  std::deque<KeptCall> calls_;
+  std::vector<Slot> slots_;
+  size_t needed_ = 0;  // slots up to the last
+  size_t next_ = 0;    // to be filled
+};
+
+// -- The forward -------------------------------------------------------------------------------------------------------------
+
+class SlotHooks final : public SavedVariableHooks {
+ public:
+  SlotHooks(std::shared_ptr<Frame> frame, std::vector<at::Tensor>* seen) : frame_(std::move(frame)), seen_(seen) {}
+  void call_pack_hook(const at::Tensor& tensor) override {
+    index_ = frame_->add(tensor);
+    if (seen_) seen_->push_back(tensor);
+    seen_ = nullptr;
+  }
+  at::Tensor call_unpack_hook() override { return frame_->take(index_); }
+
+ private:
+  std::shared_ptr<Frame> frame_;
+  std::vector<at::Tensor>* seen_;
+  size_t index_ = 0;
+};
+
+class Recorder final : public SavedTensors, public OperatorMode {
+ public:
+  explicit Recorder(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
+  std::unique_ptr<SavedVariableHooks> hooks() override { return std::make_unique<SlotHooks>(frame_, seen_); }
+
+  void call(const c10::OperatorHandle& op, c10::DispatchKeySet below, c10::Stack* stack) override {
+    if (!frame_->kept().has(op)) return op.redispatchBoxed(below, stack);
+    const auto arguments = tensors_of(*stack, op.schema().arguments().size());
+    std::vector<at::Tensor> saved;
+    const CallWith none(nullptr);
+    seen_ = &saved;
+    try {
+      op.redispatchBoxed(below, stack);
+    } catch (...) {
+      seen_ = nullptr;
+      throw;
+    }
+    seen_ = nullptr;
+    frame_->calls().emplace_back(op, arguments, *stack, saved, frame_->devices());
+    frame_->keep(saved, frame_->calls().back().saved());
+  }
+
+ private:
+  std::shared_ptr<Frame> frame_;
+  std::vector<at::Tensor>* seen_ = nullptr;  // what the kept call that is under way saves
+};
+
+// -- The second time ---------------------------------------------------------------------------------------------------------
+
+// The graph of the second time is dropped.
+class FillHooks final : public SavedVariableHooks {
+ public:
+  explicit FillHooks(Frame& frame) : frame_(&frame) {}
+  void call_pack_hook(const at::Tensor& tensor) override { std::exchange(frame_, nullptr)->fill(tensor); }
+  at::Tensor call_unpack_hook() override { fail(kTag, "backward went through the graph of a recomputation; hint: do not keep its tensors"); }
+
+ private:
+  Frame* frame_;
+};
+
+class Filler final : public SavedTensors, public OperatorMode {
+ public:
+  explicit Filler(Frame& frame) : frame_(frame) {}
+  std::unique_ptr<SavedVariableHooks> hooks() override { return std::make_unique<FillHooks>(frame_); }
+
+  void call(const c10::OperatorHandle& op, c10::DispatchKeySet below, c10::Stack* stack) override {
+    if (!frame_.kept().has(op)) return op.redispatchBoxed(below, stack);
+    require(next_ < frame_.calls().size(), kTag, "the function did not do the same again: it called {} once more than before",
+            c10::toString(op.operator_name()));
+    const auto& kept = frame_.calls()[next_++];
+    const auto arguments = tensors_of(*stack, op.schema().arguments().size());
+    const CallWith none(nullptr);
+    const auto results = kept.replay(op, stack);
+    for (const auto& from : kept.saved()) {
+      if (from.kind == SavedFrom::neither) frame_.advance();
+      else frame_.fill(from.kind == SavedFrom::argument ? arguments.at(from.index) : results.at(from.index));
+    }
+  }
+
+ private:
+  Frame& frame_;
+  size_t next_ = 0;  // of the kept calls
+};
+
+void Frame::fill_slots() {
+  const Surroundings::Again as_before(surroundings_);
+  const auto inputs = inputs_again();
+  std::optional<RandomState> here;
+  if (random_) {
+    here = RandomState::now(devices_);
+    random_->apply();
+  }
+  while (needed_ > 0 && slots_[needed_ - 1].stays) --needed_;
+  next_ = 0;
+  Filler filler(*this);
+  try {
+    const SaveWith fill(&filler);
+    const CallWith keep(kept_.empty() ? nullptr : &filler);
+    again_(inputs);
+  } catch (const Enough&) {
+  } catch (...) {
+    if (here) here->apply();
+    throw;
+  }
+  if (here) here->apply();
+}
+
+}  // namespace
+
+struct CheckpointRegion::State {
+  explicit State(std::shared_ptr<Frame> frame)
+      : keeps(!frame->kept().empty()), recorder(std::move(frame)), save(&recorder), call(keeps ? &recorder : nullptr) {}
+  bool keeps;
+  Recorder recorder;
+  SaveWith save;
+  CallWith call;
+};
+
+CheckpointRegion::CheckpointRegion(Tensors inputs, Function again, const CheckpointOptions& options) {
+  if (!c10::GradMode::is_enabled()) return;
+  state_ = std::make_unique<State>(std::make_shared<Frame>(inputs, std::move(again), options));
+}
+CheckpointRegion::~CheckpointRegion() = default;
+
+}  // namespace dtensor::detail

@@ -1,0 +1,330 @@
+// Activation checkpointing: the gradients are those without, the memory is not.
+#include "dispatch_support.hpp"
+
+#include <dtensor/training/checkpoint.hpp>
+
+#include <torch/library.h>
+
+#include <atomic>
+#include <optional>
+
+namespace dt = dtensor;
+using namespace dt::test;
+
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+std::atomic<int> triples{0};  // kernels that ran
+
+at::Tensor triple(const at::Tensor& x) {
+  ++triples;
+  return x * 3;
+}
+
+struct Triple : torch::autograd::Function<Triple> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("kit_test::triple", "").typed<at::Tensor(const at::Tensor&)>();
+    auto y = op.call(x);
+    context->save_for_backward({x, y});
+    return y;
+  }
+  static Tensors backward(torch::autograd::AutogradContext* context, Tensors gradients) {
+    const auto saved = context->get_saved_variables();
+    return {gradients[0] * 3 + 0 * (saved[1] - saved[0] * 3)};
+  }
+};
+
+TORCH_LIBRARY(kit_test, library) { library.def("triple(Tensor x) -> Tensor"); }
+TORCH_LIBRARY_IMPL(kit_test, CPU, library) { library.impl("triple", triple); }
+TORCH_LIBRARY_IMPL(kit_test, Autograd, library) {
+  library.impl("triple", [](const at::Tensor& x) { return Triple::apply(x); });
+}
+at::Tensor call_triple(const at::Tensor& x) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("kit_test::triple", "").typed<at::Tensor(const at::Tensor&)>();
+  return op.call(x);
+}
+
+// Two layers with dropout, of which one writes in place; plain or distributed.
+struct Block : torch::nn::Module {
+  explicit Block(int64_t width)
+      : up(register_module("up", torch::nn::Linear(width, 2 * width))), down(register_module("down", torch::nn::Linear(2 * width, width))) {
+    to(torch::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    ++calls;
+    auto h = torch::dropout(torch::gelu(up(x)), 0.3, true) * 2;
+    h.add_(0.5);
+    return x + torch::dropout(down(torch::tanh(h)), 0.2, true);
+  }
+  torch::nn::Linear up, down;
+  int calls = 0;
+};
+
+enum class Way { straight, each, nested, selective, all };
+
+at::Tensor run(const std::vector<std::shared_ptr<Block>>& blocks, at::Tensor x, Way way) {
+  dt::CheckpointOptions options;
+  if (way == Way::selective) options.save = dt::matrix_products();
+  if (way == Way::all) options.save = {"aten::addmm", "aten::mm", "aten::gelu", "aten::tanh", "aten::native_dropout", "aten::bernoulli", "aten::dropout"};
+  const auto one = [](const std::shared_ptr<Block>& block, const at::Tensor& in) { return block->forward(in); };
+  if (way == Way::straight) {
+    for (const auto& block : blocks) x = one(block, x);
+    return x;
+  }
+  if (way == Way::nested) {
+    return dt::checkpoint(
+        [&blocks, one](const at::Tensor& in) {
+          auto y = in;
+          for (const auto& block : blocks) y = dt::checkpoint(one, block, y);
+          return y * 1.5;
+        },
+        x) / 1.5;
+  }
+  for (const auto& block : blocks) x = dt::checkpoint(options, one, block, x);
+  return x;
+}
+
+// Output, gradients of the input and the parameters, and what the stream gives next.
+Tensors train(const std::optional<dt::DeviceMesh>& mesh, const dt::Placements& activations, const dt::Plan& plan, Way way, int* calls = nullptr) {
+  std::optional<dt::Spmd> spmd;
+  if (mesh) spmd.emplace(*mesh);
+  torch::manual_seed(5);
+  std::vector<std::shared_ptr<Block>> blocks = {std::make_shared<Block>(6), std::make_shared<Block>(6)};
+  auto x = counting({7, 6});
+  if (mesh) {
+    for (const auto& block : blocks) dt::parallelize_module(*block, *mesh, plan);
+    x = dt::distribute_tensor(x, *mesh, activations).tensor().detach();
+  }
+  x.requires_grad_();
+  const auto y = run(blocks, x, way);
+  auto result = Tensors{y.detach()};
+  result.push_back(torch::rand({5}, torch::kDouble));
+  (y * y).sum().backward();
+  result.push_back(torch::rand({5}, torch::kDouble));
+  result.push_back(x.grad());
+  for (const auto& block : blocks) {
+    for (const auto& p : block->parameters()) result.push_back(p.grad());
+    if (calls) *calls += block->calls;
+  }
+  for (auto& tensor : result) tensor = dt::full_tensor(tensor).clone();
+  return result;
+}
+
+void all_same(const Tensors& got, const Tensors& expected, double tolerance) {
+  dt::require(got.size() == expected.size(), "test", "{} tensors, expected {}", got.size(), expected.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    const bool close = tolerance == 0 ? got[i].equal(expected[i]) : torch::allclose(got[i], expected[i], tolerance, tolerance);
+    dt::require(close, "test", "tensor {} of {} differs by {}", i, got.size(), (got[i] - expected[i]).abs().max().item<double>());
+  }
+}
+
+// Whether the memory of a tensor that the checkpointed function saved for backward is gone after the forward.
+template <class Run>
+bool is_freed(Run&& run) {
+  c10::weak_intrusive_ptr<c10::StorageImpl> watched(c10::intrusive_ptr<c10::StorageImpl>{});
+  const auto x = counting({4, 4}).requires_grad_();
+  const auto y = run(
+      [&watched](const at::Tensor& in) {
+        const auto middle = in * 2;
+        watched = c10::weak_intrusive_ptr<c10::StorageImpl>(
+            c10::intrusive_ptr<c10::StorageImpl>::unsafe_reclaim_from_nonowning(middle.storage().unsafeGetStorageImpl()));
+        return middle.exp() * middle;
+      },
+      x);
+  const bool freed = watched.expired();
+  y.sum().backward();
+  const auto expected = 2 * (2 * x).exp() * (1 + 2 * x);
+  dt::require(torch::allclose(x.grad(), expected.detach(), 1e-12, 1e-12), "test", "the gradient differs");
+  return freed;
+}
+
+}  // namespace
+
+TEST_CASE("checkpoint: gradients and random streams are those without", "[checkpoint]") {
+  int calls = 0, again = 0, nested = 0;
+  const auto expected = train(std::nullopt, {}, {}, Way::straight, &calls);
+  all_same(train(std::nullopt, {}, {}, Way::each, &again), expected, 0);
+  all_same(train(std::nullopt, {}, {}, Way::nested, &nested), expected, 1e-12);
+  REQUIRE(calls == 2);
+  REQUIRE(again == 4);
+  REQUIRE(nested == 5);  // the outer one ends where the second block would begin
+  all_same(train(std::nullopt, {}, {}, Way::selective), expected, 0);
+  all_same(train(std::nullopt, {}, {}, Way::all), expected, 0);
+}
+
+TEST_CASE("checkpoint: the same on meshes", "[checkpoint]") {
+  const auto expected = train(std::nullopt, {}, {}, Way::straight);
+  const dt::Plan parallel = {{"up.*", {{"tp", dt::shard(0)}}}, {"down.weight", {{"tp", dt::shard(1)}}}};
+  const dt::Plan rows = {{"*.weight", {{"tp", dt::shard(0)}}}};
+  for (const auto way : {Way::each, Way::nested, Way::selective, Way::all}) {
+    for (const int n : {1, 2, 3, 4}) {
+      REQUIRE_NOTHROW(on_ranks(n, [&](dt::World& world) {
+        const auto mesh = line(world);
+        all_same(train(mesh, {dt::shard(0)}, {}, way), expected, 1e-12);
+        all_same(train(mesh, {dt::replicate()}, parallel, way), expected, 1e-12);
+        all_same(train(mesh, {dt::shard(1)}, rows, way), expected, 1e-12);
+        all_same(train(mesh, {dt::shard(0)}, parallel, way), train(mesh, {dt::shard(0)}, parallel, Way::straight), way == Way::nested ? 1e-12 : 0);
+      }));
+    }
+    REQUIRE_NOTHROW(on_ranks(4, [&](dt::World&) {
+      const auto mesh = dt::init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"});
+      all_same(train(mesh, {dt::shard(0), dt::replicate()}, parallel, way), expected, 1e-12);
+    }));
+    REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) { all_same(train(line(world), {dt::shard(0)}, parallel, way), expected, 1e-12); }, "gloo"));
+  }
+}
+
+TEST_CASE("checkpoint: with a counter-based generator and a stream of the rank's own", "[checkpoint]") {
+  REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+    const auto mesh = line(world);
+    const auto noisy = [&mesh](const at::Tensor& x) {
+      const auto noise = [&] {
+        const auto own = dt::rank_local_random();
+        return torch::rand({4, 3}, torch::kDouble);
+      }();
+      return (torch::dropout(x, 0.5, true) * dt::from_local(noise, mesh, {dt::shard(0)}, {8, 3}).tensor()).exp();
+    };
+    const auto run = [&](bool checkpointed) {
+      torch::manual_seed(3);
+      dt::Spmd spmd(mesh);
+      const auto x = dt::distribute_tensor(counting({8, 3}), mesh, {dt::shard(0)}).tensor().detach().requires_grad_();
+      const auto y = checkpointed ? dt::checkpoint(noisy, x) : noisy(x);
+      y.sum().backward();
+      const auto own = dt::rank_local_random();
+      return Tensors{dt::full_tensor(y.detach()), dt::full_tensor(x.grad()), torch::rand({3}, torch::kDouble)};
+    };
+    all_same(run(true), run(false), 0);
+    world.generator() = dt::Generator(7);
+    all_same(run(true), run(false), 0);
+  }));
+}
+
+TEST_CASE("checkpoint: what is saved for backward is freed", "[checkpoint]") {
+  const auto straight = [](const auto& fn, const at::Tensor& x) { return fn(x); };
+  const auto once = [](const auto& fn, const at::Tensor& x) { return dt::checkpoint(fn, x); };
+  const auto twice = [](const auto& fn, const at::Tensor& x) {
+    return dt::checkpoint([&fn](const at::Tensor& in) { return dt::checkpoint(fn, in); }, x);
+  };
+  const auto inner = [](const auto& fn, const at::Tensor& x) {
+    return dt::checkpoint(
+        [&fn](const at::Tensor& in) {
+          return dt::checkpoint([](const at::Tensor& y) { return y + 0; }, fn(in));
+        },
+        x);
+  };
+  const auto kept = [](const auto& fn, const at::Tensor& x) { return dt::checkpoint(dt::CheckpointOptions{{"aten::mul"}}, fn, x); };
+  REQUIRE_FALSE(is_freed(straight));
+  REQUIRE(is_freed(once));
+  REQUIRE(is_freed(twice));
+  REQUIRE(is_freed(inner));
+  REQUIRE_FALSE(is_freed(kept));
+}
+
+TEST_CASE("checkpoint: several inputs and results and inputs of other types", "[checkpoint]") {
+  const auto function = [](const at::Tensor& a, const Tensors& list, double factor, const std::string& name) {
+    auto product = a * list[0] * factor;
+    return std::make_tuple(product.exp(), Tensors{product + list[1], list[1].sin()}, name + "!");
+  };
+  const auto a = counting({3, 2}).requires_grad_(), b = counting({3, 2}).add(1).requires_grad_(), c = counting({2}).requires_grad_();
+  const auto total = [](const auto& results) { return std::get<0>(results).sum() + std::get<1>(results)[0].sum() + 2 * std::get<1>(results)[1].sum(); };
+  const auto expected = torch::autograd::grad({total(function(a, {b, c}, 0.5, "x"))}, {a, b, c});
+  const auto results = dt::checkpoint(function, a, Tensors{b, c}, 0.5, std::string("x"));
+  REQUIRE(std::get<2>(results) == "x!");
+  all_same(torch::autograd::grad({total(results)}, {a, b, c}), expected, 0);
+  // A part of the graph, more than once, and inputs that need no gradient.
+  const auto again = dt::checkpoint(function, a, Tensors{b.detach(), c}, 0.5, std::string("y"));
+  for (int i = 0; i < 2; ++i) all_same(torch::autograd::grad({std::get<0>(again).sum()}, {a}, {}, true), {(a * b * 0.5).exp() * b * 0.5}, 1e-14);
+}
+
+TEST_CASE("checkpoint: gradients of gradients", "[checkpoint]") {
+  const auto x = counting({4}).requires_grad_();
+  const auto cube = [](const at::Tensor& t) { return t * t * t; };
+  const auto penalty = [&](const at::Tensor& y) {
+    const auto gradient = torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];
+    return torch::autograd::grad({(gradient * gradient).sum()}, {x})[0];
+  };
+  all_same({penalty(dt::checkpoint(cube, x))}, {penalty(cube(x))}, 0);
+}
+
+TEST_CASE("checkpoint: kept results are not computed again", "[checkpoint]") {
+  const auto function = [](const at::Tensor& x) { return call_triple(torch::tanh(x)).exp() * call_triple(x); };
+  const auto x = counting({5}).requires_grad_();
+  const auto expected = torch::autograd::grad({function(x).sum()}, {x});
+  const auto kernels = [&](const dt::CheckpointOptions& options) {
+    triples = 0;
+    all_same(torch::autograd::grad({dt::checkpoint(options, function, x).sum()}, {x}), expected, 0);
+    return triples.load();
+  };
+  REQUIRE(kernels({}) == 4);
+  REQUIRE(kernels({{"kit_test::triple"}}) == 2);
+  REQUIRE(kernels({{"kit_test::triple", "aten::tanh", "aten::mul.Tensor", "aten::exp"}}) == 2);
+}
+
+TEST_CASE("checkpoint: the recomputation ends with the last tensor that is saved", "[checkpoint]") {
+  int reached = 0;
+  const auto function = [&](const at::Tensor& x) {
+    const auto y = x.exp() * x;
+    ++reached;
+    return y + 1;
+  };
+  const auto x = counting({5}).requires_grad_();
+  dt::checkpoint(function, x).sum().backward();
+  REQUIRE(reached == 1);
+}
+
+TEST_CASE("checkpoint: costs the communication of one more forward", "[checkpoint]") {
+  const dt::Plan parallel = {{"up.*", {{"tp", dt::shard(0)}}}, {"down.weight", {{"tp", dt::shard(1)}}}};
+  REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) {
+    const auto count = [&](Way way) {
+      dt::CommDebugMode comm;
+      train(line(world), {dt::replicate()}, parallel, way);
+      return comm.count();
+    };
+    count(Way::straight);
+    const auto straight = count(Way::straight);
+    // Each block's forward reduces once, at its end, which is not reached a second time.
+    dt::require(count(Way::each) <= straight + 2, "test", "{} collectives; {} without checkpoints", count(Way::each), straight);
+  }));
+}
+
+TEST_CASE("checkpoint: what cannot work says so", "[checkpoint]") {
+  const auto x = counting({3}).requires_grad_();
+  const auto exp = [](const at::Tensor& t) { return t.exp(); };
+  REQUIRE_THROWS_WITH(dt::checkpoint(dt::CheckpointOptions{{"aten::nothing"}}, exp, x), says("there is no operator 'aten::nothing'"));
+  REQUIRE_THROWS_WITH(dt::checkpoint(dt::CheckpointOptions{{"aten::add_"}}, exp, x), says("'aten::add_' writes to its operands"));
+  for (const auto* name : {"aten::mm", "aten::addmm.out"}) {
+    const bool writes = std::string(name) == "aten::addmm.out";
+    if (writes) REQUIRE_THROWS_WITH(dt::checkpoint(dt::CheckpointOptions{{name}}, exp, x), says("writes to its operands"));
+    else REQUIRE_NOTHROW(dt::checkpoint(dt::CheckpointOptions{{name}}, exp, x));
+  }
+  {
+    at::NoGradGuard no_grad;
+    REQUIRE_FALSE(dt::checkpoint(exp, x).requires_grad());
+  }
+  int turn = 0;
+  const auto fickle = [&](const at::Tensor& t) { return turn++ == 0 ? t.exp().exp() : t.repeat({2}).exp(); };
+  REQUIRE_THROWS_WITH(dt::checkpoint(fickle, x).sum().backward(), says("did not do the same again: tensor 0"));
+  turn = 0;
+  const auto shorter = [&](const at::Tensor& t) { return turn++ == 0 ? t.exp().exp() : t.exp(); };
+  REQUIRE_THROWS_WITH(dt::checkpoint(shorter, x).sum().backward(), says("saved 1 of 2 tensors"));
+  turn = 0;
+  const auto other = [&](const at::Tensor& t) { return turn++ == 0 ? t.exp().sin() : t.sin().sin(); };
+  REQUIRE_THROWS_WITH(dt::checkpoint(dt::CheckpointOptions{{"aten::exp", "aten::sin"}}, other, x).sum().backward(),
+                      says("called aten::sin where it had called aten::exp"));
+  const auto overwrites = [](const at::Tensor& t) { return t.sin().add_(1).exp(); };
+  REQUIRE_THROWS_WITH(dt::checkpoint(dt::CheckpointOptions{{"aten::sin"}}, overwrites, x).sum().backward(), says("was written to in place"));
+  REQUIRE_NOTHROW(dt::checkpoint(overwrites, x).sum().backward());
+  const auto overwrites_saved = [](const at::Tensor& t) {
+    auto y = t.exp();
+    y.add_(1);
+    return y.exp();
+  };
+  REQUIRE_THROWS_WITH(overwrites_saved(x).sum().backward(), says("modified by an inplace operation"));
+  REQUIRE_THROWS_WITH(dt::checkpoint(overwrites_saved, x).sum().backward(), says("modified by an in-place operation"));
+  const auto input = x * 2;
+  const auto y = dt::checkpoint([](const at::Tensor& t) { return t.exp().exp(); }, input);
+  input.mul_(3);
+  REQUIRE_THROWS_WITH(y.sum().backward(), says("modified by an inplace operation"));
+}
