@@ -8,7 +8,8 @@
 #include "zoo/zoo.hpp"
 
 #include <dtensor/dtensor.hpp>
-#include <torch/nn/utils/clip_grad.h>
+#include <dtensor/training/clip.hpp>
+#include <dtensor/training/lr.hpp>
 #include <torch/optim/adamw.h>
 
 #include <algorithm>
@@ -21,7 +22,8 @@ namespace {
 
 struct ZooOptions : RunOptions {
   std::string model = "llama3-debug";
-  bool sp = false, traffic = false;
+  bool sp = false, fsdp = false, traffic = false;
+  int64_t zero = 3;
 };
 
 // Inputs and targets of a step, plain tensors.
@@ -37,12 +39,21 @@ Batches batches(const ZooOptions& o, const zoo::Entry& entry) {
   };
 }
 
-// Of a mesh's dimensions, dp cuts the batch; sp, and with --sp tp too, cuts positions of text or rows of images.
+// Over dp; where there are replicas of that, each is sharded.
+void shard_fully(torch::nn::Module& model, const dt::DeviceMesh& mesh, int64_t zero) {
+  dt::FullyShardOptions options;
+  options.reshard_after_forward = zero == 3;
+  options.reduce_at_read = zero == 1;
+  const bool replicas = std::count(mesh.names().begin(), mesh.names().end(), "replicas") > 0;
+  dt::fully_shard(model, replicas ? mesh[{"replicas", "dp"}] : mesh["dp"], options);
+}
+
+// Of a mesh's dimensions, dp (and replicas) cut the batch; sp, and with --sp tp too, cuts positions of text or rows of images.
 dt::Placements placements(const dt::DeviceMesh& mesh, std::optional<int64_t> along, bool over_tp) {
   dt::Placements result;
   for (const auto& name : mesh.names()) {
     const bool cuts = along && (name == "sp" || (name == "tp" && over_tp));
-    result.push_back(name == "dp" ? dt::shard(0) : cuts ? dt::shard(*along) : dt::replicate());
+    result.push_back(name == "dp" || name == "replicas" ? dt::shard(0) : cuts ? dt::shard(*along) : dt::replicate());
   }
   return result;
 }
@@ -77,10 +88,12 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
   model->to(o.dtype == "float64" ? torch::kFloat64 : torch::kFloat32);
   if (mesh) deferred.reset();
   if (mesh) dt::parallelize_module(*model, *mesh, parameter_plan(*model, entry, *mesh));
+  if (mesh && o.fsdp) shard_fully(*model, *mesh, o.zero);
   if (mesh) dt::materialize(*model);
   if (o.compare) curve.initial = whole_parameters(*model);
 
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(o.lr).betas({0.9, 0.95}));
+  dt::lr::Scheduler scheduler(optimizer, learning_rate(o.steps));
   const auto [parameters, parameters_here] = count_parameters(*model);
   const std::optional<int64_t> along = entry.is_text() ? 1 : 2, labels_along = entry.is_text() ? std::optional(1) : std::nullopt;
   if (log) log->begin(name, o.steps);
@@ -96,13 +109,14 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
     optimizer.zero_grad();
     loss.backward();
     const double limit = o.clip > 0 ? o.clip : std::numeric_limits<double>::infinity();
-    const double norm = torch::nn::utils::clip_grad_norm_(model->parameters(), limit);
-    for (auto& group : optimizer.param_groups()) static_cast<torch::optim::AdamWOptions&>(group.options()).lr(learning_rate(o, step));
+    const double norm = dt::clip_grad_norm_(model->parameters(), limit);
+    const double rate = scheduler.rates()[0];
     optimizer.step();
+    scheduler.step();
 
     curve.loss.push_back(loss.item<double>());
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    if (log) log->add({step, curve.loss.back(), norm, learning_rate(o, step), took.count() * 1e3, items / took.count()});
+    if (log) log->add({step, curve.loss.back(), norm, rate, took.count() * 1e3, items / took.count()});
   }
   if (log) log->end(parameters, parameters_here, traffic.count(), traffic.bytes());
   if (log && mesh && o.traffic) fmt::print("{}\n", traffic.str());
@@ -117,6 +131,8 @@ ZooOptions parse_options(CLI::App& app, int argc, char** argv) {
   for (const auto& entry : zoo::models()) names.push_back(entry.name);
   app.add_option("--model", o.model, "which")->check(CLI::IsMember(names));
   app.add_flag("--sp", o.sp, "sequence parallelism: tp cuts the positions of text, or the rows of images, too");
+  app.add_flag("--fsdp", o.fsdp, "cut parameters, gradients and optimizer states over dp too");
+  app.add_option("--zero", o.zero, "with --fsdp: 1 optimizer states, 2 gradients too, 3 parameters too are whole in use only")->check(CLI::Range(1, 3));
   app.add_flag("--traffic", o.traffic, "print what the ranks sent, by collective and operator");
   for (auto* option : app.get_options()) option->capture_default_str();
   app.parse(argc, argv);

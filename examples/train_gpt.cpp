@@ -7,7 +7,8 @@
 #include "training.hpp"
 
 #include <dtensor/dtensor.hpp>
-#include <torch/nn/utils/clip_grad.h>
+#include <dtensor/training/clip.hpp>
+#include <dtensor/training/lr.hpp>
 #include <torch/optim/adamw.h>
 
 #include <algorithm>
@@ -55,6 +56,7 @@ static Curve train(const TrainOptions& o, const TextData& text, const std::optio
   if (o.compare) curve.initial = whole_parameters(*model);
 
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(o.lr).betas({0.9, 0.95}));
+  dt::lr::Scheduler scheduler(optimizer, learning_rate(o.steps));
   const auto [parameters, parameters_here] = count_parameters(*model);
   if (log) log->begin(name, o.steps);
   dt::CommDebugMode traffic;
@@ -68,14 +70,15 @@ static Curve train(const TrainOptions& o, const TextData& text, const std::optio
     optimizer.zero_grad();
     loss.backward();
     const double limit = o.clip > 0 ? o.clip : std::numeric_limits<double>::infinity();
-    const double norm = torch::nn::utils::clip_grad_norm_(model->parameters(), limit);
-    for (auto& group : optimizer.param_groups()) static_cast<torch::optim::AdamWOptions&>(group.options()).lr(learning_rate(o, step));
+    const double norm = dt::clip_grad_norm_(model->parameters(), limit);
+    const double rate = scheduler.rates()[0];
     optimizer.step();
+    scheduler.step();
 
     curve.loss.push_back(loss.item<double>());
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     const double tokens_per_s = static_cast<double>(o.batch * o.seq) / took.count();
-    if (log) log->add({step, curve.loss.back(), norm, learning_rate(o, step), took.count() * 1e3, tokens_per_s});
+    if (log) log->add({step, curve.loss.back(), norm, rate, took.count() * 1e3, tokens_per_s});
   }
   if (log) log->end(parameters, parameters_here, traffic.count(), traffic.bytes());
   return curve;

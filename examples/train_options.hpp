@@ -22,7 +22,7 @@ struct RunOptions {
 };
 
 // What dp, sp and tp mean is written where the batch and the parameters are laid out.
-inline const std::vector<std::string> kMeshNames = {"dp", "sp", "tp"};
+inline const std::vector<std::string> kMeshNames = {"replicas", "dp", "sp", "tp"};
 
 // Checks of option values: what is wrong, or nothing. What is no number at all is left to the conversion.
 inline std::string positive(const std::string& text) {

@@ -5,16 +5,12 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <cmath>
-#include <numbers>
 
 namespace dt = dtensor;
 
-double learning_rate(const RunOptions& o, int64_t step) {
-  const double warmup = std::max<int64_t>(1, o.steps / 10), s = static_cast<double>(step);
-  if (s < warmup) return o.lr * (s + 1) / warmup;
-  const double progress = (s - warmup) / std::max(1.0, static_cast<double>(o.steps) - warmup);
-  return o.lr * (0.55 + 0.45 * std::cos(std::numbers::pi * progress));
+dt::lr::Schedule learning_rate(int64_t steps) {
+  const auto warmup = std::max<int64_t>(1, steps / 10);
+  return dt::lr::sequence({{dt::lr::warmup(warmup), warmup}, {dt::lr::cosine(std::max<int64_t>(1, steps - warmup), 0.1), steps}});
 }
 
 std::pair<int64_t, int64_t> count_parameters(const torch::nn::Module& model) {

@@ -6,6 +6,7 @@
 #include "train_options.hpp"
 
 #include <dtensor/device_mesh.hpp>
+#include <dtensor/training/lr.hpp>
 
 #include <functional>
 #include <optional>
@@ -18,7 +19,7 @@ class Module;
 }
 
 // Linear warm-up over the first tenth, then a cosine down to a tenth of the largest rate.
-double learning_rate(const RunOptions& o, int64_t step);
+dtensor::lr::Schedule learning_rate(int64_t steps);
 
 // Elements of the parameters: all, and those that this rank holds.
 std::pair<int64_t, int64_t> count_parameters(const torch::nn::Module& model);
