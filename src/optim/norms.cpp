@@ -1,0 +1,44 @@
+#include "src/optim/norms.hpp"
+
+#include "src/training/spread.hpp"
+
+#include <dtensor/spmd.hpp>
+
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <cmath>
+
+namespace dtensor::optim {
+
+namespace {
+
+// Of this rank's part, and that by how many ranks have it.
+at::Tensor square(const at::Tensor& tensor, double weight) {
+  const auto part = detail::part_of(tensor);
+  if (part.numel() == 0) return at::zeros({}, part.options().dtype(at::kDouble));
+  const bool low = part.scalar_type() == at::kHalf || part.scalar_type() == at::kBFloat16;
+  const auto norm = low ? at::linalg_vector_norm(part, 2, {}, false, at::kFloat) : at::linalg_vector_norm(part);
+  return norm.to(at::kDouble).square().mul(weight);
+}
+
+}  // namespace
+
+std::vector<double> norms_of(const std::vector<at::Tensor>& tensors) {
+  NoSpmd plain;
+  at::NoGradGuard no_grad;
+  std::vector<double> norms(tensors.size());
+  for (const auto& spread : detail::spread_of(tensors)) {
+    std::vector<at::Tensor> squares;
+    for (size_t i = 0; i < spread.members.size(); ++i) squares.push_back(square(tensors[spread.members[i]], spread.weights[i]));
+    auto all = at::stack(squares);
+    if (spread.group) all = spread.group->all_reduce(all, ReduceOp::sum).get();
+    all = all.sqrt().cpu();
+    for (size_t i = 0; i < spread.members.size(); ++i) norms[spread.members[i]] = all.data_ptr<double>()[i];
+  }
+  return norms;
+}
+
+}  // namespace dtensor::optim

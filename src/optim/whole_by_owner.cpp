@@ -1,0 +1,173 @@
+#include "src/optim/whole_by_owner.hpp"
+
+#include "src/training/spread.hpp"
+
+#include <dtensor/spmd.hpp>
+#include <dtensor/tensor.hpp>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace dtensor::optim {
+
+namespace {
+
+using Coordinate = std::vector<int64_t>;
+
+int64_t part_numel(const Layout& layout, const Coordinate& at) {
+  int64_t count = 1;
+  for (const auto size : layout.local_sizes_before(layout.mesh().ndim(), at)) count *= size;
+  return count;
+}
+
+// The elements of a whole, contiguous tensor that the rank at a coordinate holds, as views, in the order of its part.
+std::vector<at::Tensor> pieces(const at::Tensor& whole, const Layout& layout, const Coordinate& at) {
+  const auto boxes = layout.boxes(at);
+  if (boxes.empty()) return {};
+  if (boxes.size() == 1) {
+    auto box = whole;
+    for (size_t d = 0; d < boxes[0].size(); ++d) box = box.narrow(static_cast<int64_t>(d), boxes[0][d].begin, boxes[0][d].length());
+    return {box};
+  }
+  std::vector<at::Tensor> runs;
+  const auto flat = whole.view(-1);
+  for (const auto& run : layout.runs(at)) runs.push_back(flat.narrow(0, run.begin, run.length()));
+  return runs;
+}
+
+class Exchange {
+ public:
+  Exchange(std::vector<OwnedWork>& work, at::ScalarType dtype) : work_(work), mesh_(DTensor(work[0].tensor).mesh()), dtype_(dtype) {
+    std::vector<int64_t> dims(mesh_.ndim());
+    std::iota(dims.begin(), dims.end(), 0);
+    group_ = &mesh_.communicator(dims);
+    for (int64_t r = 0; r < mesh_.size(); ++r) coordinates_.push_back(mesh_.coordinate_of(r));
+    std::vector<double> costs;
+    for (const auto& item : work) costs.push_back(item.cost);
+    owners_ = share_out(costs, mesh_.size());
+  }
+
+  bool is_mine(size_t i) const { return owners_[i] == group_->rank(); }
+
+  // Empty tensors for what others own.
+  std::vector<at::Tensor> gather() const {
+    std::vector<at::Tensor> to_send;
+    std::vector<int64_t> send(mesh_.size(), 0), receive(mesh_.size(), 0);
+    for (int64_t owner = 0; owner < mesh_.size(); ++owner) {
+      for (size_t i = 0; i < work_.size(); ++i) {
+        if (owners_[i] != owner || !sends(i, group_->rank())) continue;
+        to_send.push_back(detail::part_of(work_[i].tensor).to(dtype_).reshape({-1}));
+        send[owner] += to_send.back().numel();
+      }
+    }
+    for (int64_t r = 0; r < mesh_.size(); ++r) {
+      for (size_t i = 0; i < work_.size(); ++i) {
+        if (is_mine(i) && sends(i, r)) receive[r] += part_numel(layout(i), coordinates_[r]);
+      }
+    }
+    const auto received = group_->all_to_all(joined(to_send), send, receive).get();
+    return assemble(received);
+  }
+
+  void scatter(const std::vector<at::Tensor>& results) {
+    std::vector<at::Tensor> to_send;
+    std::vector<int64_t> send(mesh_.size(), 0), receive(mesh_.size(), 0);
+    for (int64_t r = 0; r < mesh_.size(); ++r) {
+      for (size_t i = 0; i < work_.size(); ++i) {
+        if (!is_mine(i)) continue;
+        for (const auto& piece : pieces(results[i], layout(i), coordinates_[r])) to_send.push_back(piece.reshape({-1}));
+        send[r] += part_numel(layout(i), coordinates_[r]);
+      }
+    }
+    for (size_t i = 0; i < work_.size(); ++i) receive[owners_[i]] += part_numel(layout(i), coordinates_[group_->rank()]);
+    const auto received = group_->all_to_all(joined(to_send), send, receive).get();
+    int64_t begin = 0;
+    for (int64_t owner = 0; owner < mesh_.size(); ++owner) {
+      for (size_t i = 0; i < work_.size(); ++i) {
+        if (owners_[i] != owner) continue;
+        const auto count = part_numel(layout(i), coordinates_[group_->rank()]);
+        work_[i].result = received.narrow(0, begin, count).view(layout(i).local_sizes());
+        begin += count;
+      }
+    }
+  }
+
+ private:
+  const Layout& layout(size_t i) const { return DTensor(work_[i].tensor).layout(); }
+
+  // Of ranks that have the same part, the one that is where the owner is.
+  bool sends(size_t i, int64_t rank) const {
+    const auto placements = layout(i).placements();
+    for (int64_t m = 0; m < mesh_.ndim(); ++m) {
+      if (placements[m].is_replicate() && coordinates_[rank][m] != coordinates_[owners_[i]][m]) return false;
+    }
+    return true;
+  }
+
+  at::Tensor joined(const std::vector<at::Tensor>& flat) const {
+    return flat.empty() ? at::empty({0}, at::TensorOptions(dtype_).device(detail::part_of(work_[0].tensor).device())) : at::cat(flat);
+  }
+
+  std::vector<at::Tensor> assemble(const at::Tensor& received) const {
+    std::vector<at::Tensor> whole(work_.size());
+    for (size_t i = 0; i < work_.size(); ++i) {
+      if (is_mine(i)) whole[i] = at::empty(layout(i).sizes(), received.options());
+    }
+    int64_t begin = 0;
+    for (int64_t r = 0; r < mesh_.size(); ++r) {
+      for (size_t i = 0; i < work_.size(); ++i) {
+        if (!is_mine(i) || !sends(i, r)) continue;
+        for (auto& piece : pieces(whole[i], layout(i), coordinates_[r])) {
+          piece.copy_(received.narrow(0, begin, piece.numel()).view(piece.sizes()));
+          begin += piece.numel();
+        }
+      }
+    }
+    return whole;
+  }
+
+  std::vector<OwnedWork>& work_;
+  DeviceMesh mesh_;
+  at::ScalarType dtype_;
+  comm::Communicator* group_;
+  std::vector<Coordinate> coordinates_;  // of each rank of the mesh
+  std::vector<int64_t> owners_;          // of each tensor
+};
+
+}  // namespace
+
+std::vector<int64_t> share_out(const std::vector<double>& costs, int64_t ranks) {
+  std::vector<size_t> order(costs.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return costs[a] > costs[b]; });
+  std::vector<double> load(ranks, 0);
+  std::vector<int64_t> owners(costs.size());
+  for (const auto i : order) {
+    const auto least = std::min_element(load.begin(), load.end());
+    *least += costs[i];
+    owners[i] = least - load.begin();
+  }
+  return owners;
+}
+
+void work_on_whole(std::vector<OwnedWork>& work, at::ScalarType dtype, const std::function<at::Tensor(size_t, const at::Tensor&)>& function) {
+  if (work.empty()) return;
+  NoSpmd plain;
+  at::NoGradGuard no_grad;
+  if (DTensor(work[0].tensor).mesh().size() == 1) {
+    for (size_t i = 0; i < work.size(); ++i) work[i].result = function(i, detail::part_of(work[i].tensor).to(dtype));
+    return;
+  }
+  Exchange exchange(work, dtype);
+  auto whole = exchange.gather();
+  for (size_t i = 0; i < work.size(); ++i) {
+    if (exchange.is_mine(i)) whole[i] = function(i, whole[i]).contiguous();
+  }
+  exchange.scatter(whole);
+}
+
+}  // namespace dtensor::optim
