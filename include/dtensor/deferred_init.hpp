@@ -47,4 +47,17 @@ bool is_deferred(const at::Tensor& tensor);
 void materialize(torch::nn::Module& module);
 void materialize(c10::ArrayRef<at::Tensor> tensors);
 
+// Instead: the module stays without values, for a dry run. Its parts are on the meta device; operators work out sizes and layouts, and
+// collectives leave their records and move nothing (on the fake transport). Inputs are made so too: dt::empty(sizes, mesh, placements,
+// torch::kMeta). Gradients, optimizers and fully_shard work; a value that is asked for (item()) is an error.
+void forget_values(torch::nn::Module& module);
+
+// The bytes that tensors without values would take, in the whole process: since the first call, which begins to count.
+struct MetaMemory {
+  int64_t now = 0, peak = 0;
+};
+MetaMemory meta_memory();
+// The peak is from now on.
+void reset_meta_memory_peak();
+
 }  // namespace dtensor

@@ -40,7 +40,7 @@ void check_total(Collective kind, Counts counts, int64_t numel, const char* what
 
 // Where `count` elements are to go.
 at::Tensor result_in(Collective kind, const at::Tensor& input, int64_t count, at::Tensor into) {
-  if (!into.defined()) return empty({count}, input.scalar_type());
+  if (!into.defined()) return empty_for(input, {count});
   require(into.dim() == 1 && into.numel() == count && into.is_contiguous() && into.scalar_type() == input.scalar_type() &&
               into.device() == input.device(),
           name(kind), "the result does not fit into the tensor given for it; got {} [{}] on {}; expected {} [{}] on {}, contiguous",
@@ -51,8 +51,8 @@ at::Tensor result_in(Collective kind, const at::Tensor& input, int64_t count, at
 
 // In a group of one nothing is communicated: the result is the input's copy.
 Async copy_of(const at::Tensor& input, c10::IntArrayRef sizes, at::Tensor result = {}) {
-  if (!result.defined()) result = empty(sizes, input.scalar_type());
-  if (input.numel() > 0) std::memcpy(result.data_ptr(), input.data_ptr(), input.nbytes());
+  if (!result.defined()) result = empty_for(input, sizes);
+  if (input.numel() > 0 && !input.is_meta()) std::memcpy(result.data_ptr(), input.data_ptr(), input.nbytes());
   return {result, {}};
 }
 

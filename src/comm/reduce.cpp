@@ -124,4 +124,8 @@ at::Tensor empty(c10::IntArrayRef sizes, c10::ScalarType dtype) {
   return at::Tensor(at::detail::empty_cpu(sizes, dtype));
 }
 
+at::Tensor empty_for(const at::Tensor& input, c10::IntArrayRef sizes) {
+  return input.is_meta() ? at::Tensor(at::detail::empty_meta(sizes, input.scalar_type())) : empty(sizes, input.scalar_type());
+}
+
 }  // namespace dtensor::comm

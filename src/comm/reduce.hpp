@@ -18,5 +18,7 @@ void check_reducible(std::string_view tag, c10::ScalarType dtype, ReduceOp op);
 
 // A new CPU tensor, uninitialized. Does not dispatch, so no interception of operators sees it.
 at::Tensor empty(c10::IntArrayRef sizes, c10::ScalarType dtype);
+// The same, on the meta device where the input is.
+at::Tensor empty_for(const at::Tensor& input, c10::IntArrayRef sizes);
 
 }  // namespace dtensor::comm

@@ -89,4 +89,16 @@ void materialize(torch::nn::Module& module) {
   materialize(tensors);
 }
 
+void forget_values(torch::nn::Module& module) {
+  NotRecording not_recording;
+  NoSpmd plain;
+  auto tensors = module.parameters();
+  const auto buffers = module.buffers();
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  for (const auto& tensor : tensors) {
+    require(is_dtensor(tensor), "forget_values", "a parameter or buffer is a plain tensor; hint: build the module inside dt::Spmd");
+    as_dtensor(tensor)->forget_values();
+  }
+}
+
 }  // namespace dtensor

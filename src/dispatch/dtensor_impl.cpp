@@ -9,6 +9,8 @@
 #include <dtensor/error.hpp>
 #include <dtensor/redistribute.hpp>
 
+#include <ATen/ops/empty.h>
+
 #include <array>
 
 namespace dtensor {
@@ -106,6 +108,16 @@ at::Tensor DTensorImpl::detached() const {
   impl->pinned = pinned;
   if (storage_offset() != 0) impl->set_storage_offset(storage_offset());
   return at::Tensor(std::move(impl));
+}
+
+void DTensorImpl::forget_values() {
+  dispatch::LocalMode local_mode;
+  const auto layout = layout_->present();
+  const auto part = at::empty(layout->local_sizes(), at::TensorOptions(at::kMeta).dtype(layout->dtype()));
+  const auto like = wrap(part, layout);
+  relay(part, layout);
+  key_set_ = like.key_set();
+  device_opt_ = like.device();
 }
 
 void DTensorImpl::finish() {

@@ -62,6 +62,9 @@ class DTensorImpl final : public c10::TensorImpl {
   // Replaces part and layout. The global metadata must stay the same, placements apart.
   void relay(at::Tensor local, LayoutPtr layout, comm::WorkPtr work = {});
 
+  // The part on the meta device: operators work out sizes and layouts, and communicate without data.
+  void forget_values();
+
   // The values are not there yet: local() throws, and the layout, a deferred one, is a wish.
   void defer(const c10::intrusive_ptr<dispatch::Deferred>& deferred);
   void lay_out_deferred(LayoutPtr layout) { layout_ = std::move(layout); }

@@ -8,6 +8,7 @@
 #include "src/dispatch/write_through.hpp"
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <dtensor/comm/record.hpp>
 #include <dtensor/error.hpp>
@@ -376,6 +377,43 @@ void run_one_by_one(const c10::OperatorHandle& op, const OpInfo& info, Stack& st
 
 }  // namespace
 
+bool lacks_values(const Stack& stack, size_t begin) {
+  const auto is_meta = [](const c10::IValue& value) { return value.isTensor() && value.toTensor().defined() && value.toTensor().is_meta(); };
+  return std::any_of(stack.begin() + static_cast<int64_t>(begin), stack.end(), [&](const c10::IValue& value) {
+    if (!value.isList()) return is_meta(value);
+    const auto elements = value.toListRef();
+    return std::any_of(elements.begin(), elements.end(), is_meta);
+  });
+}
+
+void run_without_values(const c10::OperatorHandle& op, const OpInfo& info, Stack& stack, size_t begin, const Decision& decision) {
+  if (info.makes_results && !decision.outputs_known) return op.callBoxed(&stack);
+  const auto base = info.is_view && stack[begin].isTensor() ? stack[begin].toTensor() : at::Tensor();
+  size_t index = 0;
+  const auto next = [&] {
+    const auto& like = decision.outputs.at(index++);
+    if (!like) return at::Tensor();
+    const auto sizes = like->layout()->local_sizes();
+    if (base.defined() && base.is_meta()) return dtensor::detail::alias(base, sizes, contiguous_strides(sizes), 0);
+    return at::empty(sizes, at::TensorOptions(at::kMeta).dtype(like->layout()->dtype()));
+  };
+  std::vector<c10::IValue> results;
+  for (size_t r = 0; r < info.schema->returns().size(); ++r) {
+    const int source = r < info.returns_argument.size() ? info.returns_argument[r] : -1;
+    if (source >= 0) {
+      results.push_back(stack[begin + source]);
+    } else if (info.schema->returns()[r].type()->kind() == c10::TypeKind::TensorType) {
+      results.emplace_back(next());
+    } else {
+      std::vector<at::Tensor> list;
+      while (index < decision.outputs.size()) list.push_back(next());
+      results.emplace_back(list);
+    }
+  }
+  stack.erase(stack.begin() + static_cast<int64_t>(begin), stack.end());
+  for (auto& result : results) stack.push_back(std::move(result));
+}
+
 void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision) {
   const auto& info = *decision.info;
   const bool lists = info.has_tensor_list && !info.written.empty() && info.schema->returns().empty();
@@ -391,7 +429,9 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
     const auto separate = separate_written(stack, begin, decision);
     if (!info.written.empty()) part_overlapping(info, stack, begin);
     rules::LocalCall call{op, stack, begin, originals};
-    if (decision.lowering) {
+    if (lacks_values(stack, begin)) {
+      run_without_values(op, info, stack, begin, decision);
+    } else if (decision.lowering) {
       decision.lowering(call);
     } else {
       call.call();

@@ -22,6 +22,13 @@ at::Tensor moved(const at::Tensor& tensor, const Move& move, bool may_settle);
 // Replaces the arguments (stack[begin..]) by the operator's distributed results.
 void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision);
 
+// Replaces the arguments (stack[begin..], local parts, some of them on the meta device) by results of which there are sizes only. Views
+// share the memory that there would be.
+void run_without_values(const c10::OperatorHandle& op, const OpInfo& info, Stack& stack, size_t begin, const Decision& decision);
+
+// Whether an argument, or an element of one, is on the meta device.
+bool lacks_values(const Stack& stack, size_t begin);
+
 // A call inside Spmd without distributed tensors: as if the region were not there.
 void run_plain(const c10::OperatorHandle& op, Stack& stack);
 

@@ -59,18 +59,24 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     note_written(info, c10::ArrayRef<c10::IValue>(stack).slice(begin));
     self = stack[begin + info.written[0]];
   }
+  bool has_values = true;
   for (size_t i = begin; i < stack.size(); ++i) {
     auto& value = stack[i];
     if (!value.isTensor()) continue;
     auto* impl = const_cast<c10::TensorImpl*>(value.unsafeToTensorImpl());
     if (!is_dtensor_impl(impl)) continue;
-    value = c10::IValue(static_cast<DTensorImpl*>(impl)->local());
+    const auto& local = static_cast<DTensorImpl*>(impl)->local();
+    has_values &= !local.is_meta();
+    value = c10::IValue(local);
   }
   if (!info.written.empty() && stack.size() > begin + 1) {
     LocalMode local;
     part_overlapping(info, stack, begin);
   }
-  if (decision.lowering) {
+  if (!has_values) [[unlikely]] {
+    LocalMode local;
+    run_without_values(op, info, stack, begin, decision);
+  } else if (decision.lowering) {
     comm::Cause cause(info.name, true);
     LocalMode local;
     rules::LocalCall call{op, stack, begin, originals};

@@ -123,7 +123,7 @@ struct Typed<Op, Result(Args...)> {
     const auto& decision = **found;
     auto& self = first(args...);
     auto* impl = as_dtensor(self);
-    if (!impl || (in_place && is_parted(impl->local())) || (decision.info->is_view && !decision.moves.empty())) [[unlikely]] {
+    if (!impl || impl->is_meta() || (in_place && is_parted(impl->local())) || (decision.info->is_view && !decision.moves.empty())) [[unlikely]] {
       return boxed(op, args...);
     }
     if (in_place && (overlaps(impl, args) || ...)) [[unlikely]] return boxed(op, args...);

@@ -54,7 +54,7 @@ class FakeCommunicator final : public Communicator {
 
  private:
   Async do_all_reduce(const Call& call, const at::Tensor& input) override {
-    return reduced(call, input, 0, input.numel(), empty(input.sizes(), input.scalar_type()));
+    return reduced(call, input, 0, input.numel(), empty_for(input, input.sizes()));
   }
 
   Async do_reduce_scatter(const Call& call, const at::Tensor& input, Counts counts, at::Tensor result) override {
@@ -62,7 +62,7 @@ class FakeCommunicator final : public Communicator {
   }
 
   Async do_all_gather(const Call& call, const at::Tensor& input, Counts counts, at::Tensor result) override {
-    checked(call, input);
+    if (!has_data(call, input)) return {result, {}};
     const auto element = static_cast<int64_t>(input.element_size());
     char* out = static_cast<char*>(result.data_ptr());
     for (int64_t count : counts) {
@@ -73,7 +73,8 @@ class FakeCommunicator final : public Communicator {
   }
 
   Async do_all_to_all(const Call& call, const at::Tensor& input, Counts send, Counts recv) override {
-    at::Tensor result = empty({offset(recv, size())}, checked(call, input).scalar_type());
+    at::Tensor result = empty_for(input, {offset(recv, size())});
+    if (!has_data(call, input)) return {result, {}};
     const auto element = static_cast<int64_t>(input.element_size());
     const char* mine = static_cast<const char*>(input.data_ptr()) + offset(send, rank()) * element;
     char* out = static_cast<char*>(result.data_ptr());
@@ -90,7 +91,7 @@ class FakeCommunicator final : public Communicator {
   void do_barrier(const Call&) override {}
 
   Async reduced(const Call& call, const at::Tensor& input, int64_t begin, int64_t count, at::Tensor result) const {
-    checked(call, input);
+    if (!has_data(call, input)) return {result, {}};
     const auto element = static_cast<int64_t>(input.element_size());
     const char* in = static_cast<const char*>(input.data_ptr()) + begin * element;
     reduce_equal(input.scalar_type(), call.op, result.data_ptr(), in, count, count * element, size());
@@ -98,14 +99,14 @@ class FakeCommunicator final : public Communicator {
   }
 
   static at::Tensor copy(const Call& call, const at::Tensor& input) {
-    at::Tensor result = empty(input.sizes(), checked(call, input).scalar_type());
-    if (input.numel() > 0) std::memcpy(result.data_ptr(), input.data_ptr(), input.nbytes());
+    at::Tensor result = empty_for(input, input.sizes());
+    if (has_data(call, input) && input.numel() > 0) std::memcpy(result.data_ptr(), input.data_ptr(), input.nbytes());
     return result;
   }
 
-  static const at::Tensor& checked(const Call& call, const at::Tensor& input) {
-    require_cpu(call.kind, input, "fake");
-    return input;
+  static bool has_data(const Call& call, const at::Tensor& input) {
+    if (!input.is_meta()) require_cpu(call.kind, input, "fake");
+    return !input.is_meta();
   }
 
   static int64_t offset(Counts counts, int position) {

@@ -70,7 +70,7 @@ bool Unit::is_own(const at::Tensor& gradient, const Member& member) const {
   if (!gradient.defined() || !is_dtensor(gradient) || !gradient_.defined()) return false;
   if (DTensor(gradient).layout().placements() != member.layout->placements()) return false;
   const auto* memory = static_cast<const char*>(gradient_.data_ptr()) + member.part * static_cast<int64_t>(gradient_.element_size());
-  return member.part_elements == 0 || part_under_way(gradient).data_ptr() == memory;
+  return member.part_elements == 0 || gradient.is_meta() || part_under_way(gradient).data_ptr() == memory;
 }
 
 void Unit::begin_round() {
@@ -81,7 +81,7 @@ void Unit::begin_round() {
     const auto impl = member.parameter.lock();
     if (impl && is_own(at::Tensor(impl).grad(), member)) overwrites_ = false;
   }
-  const auto options = at::TensorOptions(mesh_.device_type());
+  const auto options = options_of_parameters();
   const bool kept = gradient_.defined() && gradient_.use_count() > 1;  // by somebody who took it out of grad()
   if (!gradient_.defined() || (overwrites_ && kept)) gradient_ = at::empty({piece_}, options.dtype(dtype_));
   whole_gradient_ = at::empty({piece_ * mesh_.size(cut_)}, options.dtype(options_.reduce_dtype.value_or(dtype_)));
@@ -155,7 +155,7 @@ void Unit::finish_reduction() {
   auto reduced = std::exchange(reducing_, {}).tensor;
   reduce_pending(reduced);
   whole_gradient_.reset();
-  if (reduced.data_ptr() == gradient_.data_ptr()) return;
+  if (reduced.unsafeGetTensorImpl() == gradient_.unsafeGetTensorImpl()) return;
   for (const auto& member : members_) {
     if (!member.landed || member.part_elements == 0) continue;
     auto place = gradient_.narrow(0, member.part, member.part_elements);

@@ -99,8 +99,16 @@ void Unit::fill_buffer() {
     place.copy_(part);
     move_part(parameter, place);
   }
-  if (!buffer_.defined()) buffer_ = at::zeros({piece_}, at::TensorOptions(mesh_.device_type()).dtype(dtype_));
+  if (!buffer_.defined()) buffer_ = at::zeros({piece_}, options_of_parameters());
   fits_ = true;
+}
+
+// A rank may have a part of none of them.
+at::TensorOptions Unit::options_of_parameters() const {
+  for (const auto& member : members_) {
+    if (const auto impl = member.parameter.lock()) return at::TensorOptions(impl->device()).dtype(dtype_);
+  }
+  return at::TensorOptions(mesh_.device_type()).dtype(dtype_);
 }
 
 comm::Communicator& Unit::group() const { return mesh_.communicator(cut_); }

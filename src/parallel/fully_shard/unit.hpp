@@ -71,6 +71,7 @@ class Unit final : public FlatGroup {
  private:
   void lay_out(const Parameters& parameters);
   void fill_buffer();
+  at::TensorOptions options_of_parameters() const;
 
   void land(Member& member, const at::Tensor& gradient);
   bool all_arrived() const;
