@@ -96,7 +96,7 @@ void forget_values(torch::nn::Module& module) {
   const auto buffers = module.buffers();
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
   for (const auto& tensor : tensors) {
-    require(is_dtensor(tensor), "forget_values", "a parameter or buffer is a plain tensor; hint: build the module inside dt::Spmd");
+    require(as_dtensor(tensor), "forget_values", "a parameter or buffer is a plain tensor; hint: build the module inside dt::Spmd");
     as_dtensor(tensor)->forget_values();
   }
 }
