@@ -58,19 +58,12 @@ dt::Placements placements(const dt::DeviceMesh& mesh, std::optional<int64_t> alo
   return result;
 }
 
-// ResNeSt has convolutions for linear layers: a block's first two are cut along their outputs, with the norms behind them, and the third along its
-// inputs. The groups of the second lie where its inputs do.
-dt::Plan resnest_plan() {
-  const auto cut = [](const std::string& pattern, int64_t dim) { return dt::PlanEntry{pattern, {{"tp", dt::shard(dim)}}}; };
-  dt::Plan plan = {{"*.num_batches_tracked|*.conv2.bn1.*", {}}, cut("layer*.conv1.weight|layer*.conv2.conv.weight", 0), cut("layer*.conv3.weight", 1)};
-  plan.push_back(cut("layer*.bn1.*|layer*.bn0.*", 0));
-  return plan;
-}
-
+// Transformers are cut by pairs of linear layers, ResNeSt by pairs of convolutions.
 dt::Plan parameter_plan(const torch::nn::Module& model, const zoo::Entry& entry, const dt::DeviceMesh& mesh) {
   const auto& names = mesh.names();
   if (std::find(names.begin(), names.end(), "tp") == names.end()) return {};
-  return entry.name.rfind("resnest", 0) == 0 ? resnest_plan() : dt::automatic_plan(model);
+  if (entry.name.rfind("resnest", 0) != 0) return dt::automatic_plan(model);
+  return dt::tensor_parallel({{"layer*.conv2.conv", dt::ColwiseParallel()}, {"layer*.conv3", dt::RowwiseParallel()}});
 }
 
 // Trains from the seed and returns the losses. Without a mesh this is plain libtorch on one device; a mesh adds the
