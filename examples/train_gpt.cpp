@@ -7,8 +7,6 @@
 #include "training.hpp"
 
 #include <dtensor/dtensor.hpp>
-#include <dtensor/training/clip.hpp>
-#include <dtensor/training/lr.hpp>
 #include <torch/optim/adamw.h>
 
 #include <algorithm>

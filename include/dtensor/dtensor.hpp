@@ -12,6 +12,9 @@
 #include <dtensor/flat_group.hpp>
 #include <dtensor/layout.hpp>
 #include <dtensor/parallel/fully_shard.hpp>
+#include <dtensor/optim/adam8bit.hpp>
+#include <dtensor/optim/lamb.hpp>
+#include <dtensor/optim/muon.hpp>
 #include <dtensor/parallel/parallelize.hpp>
 #include <dtensor/parallel/plans.hpp>
 #include <dtensor/placement.hpp>
@@ -19,4 +22,8 @@
 #include <dtensor/redistribute.hpp>
 #include <dtensor/spmd.hpp>
 #include <dtensor/tensor.hpp>
+#include <dtensor/training/checkpoint.hpp>
+#include <dtensor/training/clip.hpp>
+#include <dtensor/training/grad_scaler.hpp>
+#include <dtensor/training/lr.hpp>
 #include <dtensor/world.hpp>

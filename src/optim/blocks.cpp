@@ -18,7 +18,8 @@ namespace {
 std::vector<Interval> own_runs(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return {};
   if (!is_dtensor(tensor)) return {{0, tensor.numel()}};
-  const auto& layout = DTensor(tensor).layout();
+  const DTensor distributed(tensor);
+  const auto& layout = distributed.layout();
   return layout.runs(layout.mesh().coordinate());
 }
 
@@ -28,8 +29,10 @@ bool cuts_blocks(c10::ArrayRef<Interval> runs, int64_t size, int64_t numel) {
 
 // On any rank, so that all know.
 bool some_rank_cuts_blocks(const at::Tensor& tensor, int64_t size) {
-  if (!is_dtensor(tensor) || DTensor(tensor).layout().is_replicated()) return false;
-  const auto& layout = DTensor(tensor).layout();
+  if (!is_dtensor(tensor)) return false;
+  const DTensor distributed(tensor);
+  const auto& layout = distributed.layout();
+  if (layout.is_replicated()) return false;
   for (int64_t r = 0; r < layout.mesh().size(); ++r) {
     if (cuts_blocks(layout.runs(layout.mesh().coordinate_of(r)), size, tensor.numel())) return true;
   }
