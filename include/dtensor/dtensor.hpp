@@ -12,9 +12,6 @@
 #include <dtensor/flat_group.hpp>
 #include <dtensor/layout.hpp>
 #include <dtensor/parallel/fully_shard.hpp>
-#include <dtensor/optim/adam8bit.hpp>
-#include <dtensor/optim/lamb.hpp>
-#include <dtensor/optim/muon.hpp>
 #include <dtensor/parallel/parallelize.hpp>
 #include <dtensor/parallel/plans.hpp>
 #include <dtensor/placement.hpp>
