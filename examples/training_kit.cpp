@@ -5,6 +5,8 @@
 #include <torch/torch.h>
 
 #include <dtensor/dtensor.hpp>
+#include <dtensor/optim/lamb.hpp>
+#include <dtensor/optim/muon.hpp>
 
 #include <cmath>
 #include <iostream>
