@@ -67,7 +67,9 @@ enum class Way { straight, each, nested, selective, all };
 at::Tensor run(const std::vector<std::shared_ptr<Block>>& blocks, at::Tensor x, Way way) {
   dt::CheckpointOptions options;
   if (way == Way::selective) options.save = dt::matrix_products();
-  if (way == Way::all) options.save = {"aten::addmm", "aten::mm", "aten::gelu", "aten::tanh", "aten::native_dropout", "aten::bernoulli", "aten::dropout"};
+  if (way == Way::all) {
+    options.save = {"aten::addmm", "aten::mm", "aten::gelu", "aten::tanh", "aten::native_dropout", "aten::bernoulli", "aten::dropout"};
+  }
   const auto one = [](const std::shared_ptr<Block>& block, const at::Tensor& in) { return block->forward(in); };
   if (way == Way::straight) {
     for (const auto& block : blocks) x = one(block, x);

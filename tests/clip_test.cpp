@@ -19,7 +19,9 @@ at::Tensor parameter(std::vector<int64_t> sizes, int64_t seed) {
   return p;
 }
 
-std::vector<at::Tensor> parameters() { return {parameter({5, 7}, 0), parameter({6, 4}, 1), parameter({9}, 2), parameter({3, 2, 4}, 3), parameter({}, 4)}; }
+std::vector<at::Tensor> parameters() {
+  return {parameter({5, 7}, 0), parameter({6, 4}, 1), parameter({9}, 2), parameter({3, 2, 4}, 3), parameter({}, 4)};
+}
 
 at::Tensor placed(const at::Tensor& plain, const dt::DeviceMesh& mesh, const dt::Placements& placements) {
   auto p = dt::distribute_tensor(plain.detach(), mesh, placements).tensor().detach().requires_grad_();

@@ -24,7 +24,8 @@ std::vector<Interval> own_runs(const at::Tensor& tensor) {
 }
 
 bool cuts_blocks(c10::ArrayRef<Interval> runs, int64_t size, int64_t numel) {
-  return std::any_of(runs.begin(), runs.end(), [&](const Interval& run) { return run.begin % size != 0 || (run.end % size != 0 && run.end != numel); });
+  return std::any_of(runs.begin(), runs.end(),
+                     [&](const Interval& run) { return run.begin % size != 0 || (run.end % size != 0 && run.end != numel); });
 }
 
 // On any rank, so that all know.

@@ -79,7 +79,9 @@ std::vector<at::Tensor> Optimizer::with_gradients(const torch::optim::OptimizerP
   return parameters;
 }
 
-at::Tensor Optimizer::whole(const std::string&, const at::Tensor&, const at::Tensor& tensor) const { return full_tensor(tensor).detach().clone(); }
+at::Tensor Optimizer::whole(const std::string&, const at::Tensor&, const at::Tensor& tensor) const {
+  return full_tensor(tensor).detach().clone();
+}
 
 at::Tensor Optimizer::part(const std::string&, const at::Tensor& parameter, const at::Tensor& whole) const {
   if (!is_dtensor(parameter)) return whole;

@@ -33,7 +33,9 @@ using torch::autograd::SavedVariableHooks;
 
 constexpr const char* kTag = "checkpoint";
 
-std::string describe(at::ScalarType dtype, c10::IntArrayRef sizes) { return fmt::format("{}[{}]", c10::toString(dtype), fmt::join(sizes, ", ")); }
+std::string describe(at::ScalarType dtype, c10::IntArrayRef sizes) {
+  return fmt::format("{}[{}]", c10::toString(dtype), fmt::join(sizes, ", "));
+}
 
 // Thrown out of the function when it has saved all again.
 struct Enough {};
@@ -118,8 +120,8 @@ class Frame {
     require(next_ < slots_.size(), kTag, "the function did not do the same again: it saved more than {} tensors for backward", slots_.size());
     auto& slot = slots_[next_];
     require(tensor.scalar_type() == slot.dtype && tensor.sizes() == slot.sizes, kTag,
-            "the function did not do the same again: tensor {} of what it saves for backward is {} and was {}; hint: it must not depend on what has "
-            "changed since",
+            "the function did not do the same again: tensor {} of what it saves for backward is {} and was {}; hint: it must not depend on "
+            "what has changed since",
             next_, describe(tensor.scalar_type(), tensor.sizes()), describe(slot.dtype, slot.sizes));
     slot.value = tensor;
     slot.version = tensor._version();

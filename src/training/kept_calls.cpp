@@ -39,8 +39,8 @@ void check_name(const std::string& name) {
   const std::lock_guard<std::mutex> lock(mutex);
   if (good.count(name)) return;
   require(is_operator(name), "checkpoint", "there is no operator '{}' to save the results of; hint: names are like aten::mm", name);
-  require(!only_writes(name), "checkpoint", "'{}' writes to its operands, so its results cannot be kept; hint: name the form that returns a new tensor",
-          name);
+  require(!only_writes(name), "checkpoint",
+          "'{}' writes to its operands, so its results cannot be kept; hint: name the form that returns a new tensor", name);
   good.insert(name);
 }
 
@@ -79,8 +79,9 @@ detail::SavedFrom origin(const at::Tensor& saved, const std::vector<at::Tensor>&
 std::vector<std::string> matrix_products() {
   std::vector<std::string> names;
   for (const char* name :
-       {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addmv", "aten::mv", "aten::convolution", "aten::_scaled_dot_product_flash_attention",
-        "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_cudnn_attention"}) {
+       {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addmv", "aten::mv", "aten::convolution",
+        "aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_cudnn_attention"}) {
     if (is_operator(name)) names.emplace_back(name);
   }
   return names;

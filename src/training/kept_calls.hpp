@@ -38,8 +38,8 @@ struct SavedFrom {
 class KeptCall {
  public:
   // After the call: what it was given, what it returned and which tensors it saved.
-  KeptCall(const c10::OperatorHandle& op, const std::vector<at::Tensor>& arguments, const c10::Stack& stack, const std::vector<at::Tensor>& saved,
-           const std::vector<c10::Device>& devices);
+  KeptCall(const c10::OperatorHandle& op, const std::vector<at::Tensor>& arguments, const c10::Stack& stack,
+           const std::vector<at::Tensor>& saved, const std::vector<c10::Device>& devices);
 
   const std::vector<SavedFrom>& saved() const { return saved_; }
 
