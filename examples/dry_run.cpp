@@ -17,6 +17,7 @@
 #include <chrono>
 #include <map>
 #include <numeric>
+#include <optional>
 
 namespace dt = dtensor;
 

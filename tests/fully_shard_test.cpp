@@ -2,6 +2,9 @@
 #include "core_support.hpp"
 #include "op_check.hpp"
 
+#include <dtensor/optim/adam8bit.hpp>
+#include <dtensor/optim/lamb.hpp>
+#include <dtensor/optim/muon.hpp>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <optional>
@@ -329,6 +332,45 @@ TEST_CASE("fully shard: what is communicated and what is whole at once", "[fsdp]
       for (const auto& unit : units) largest = std::max(largest, unit.piece * mesh.size() * 4);
       require(!options.reshard_after_forward || sharded.peak_whole_bytes() <= options.max_whole_units * largest, "test", "{} bytes were whole",
               sharded.peak_whole_bytes());
+    }));
+  }
+}
+
+TEST_CASE("fully shard: with optimizers that need more than an element at a time", "[fsdp][optim]") {
+  const std::vector<std::pair<const char*, std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>>> optimizers{
+      {"Muon", [](std::vector<at::Tensor> p) {
+         std::erase_if(p, [](const at::Tensor& t) { return t.dim() != 2; });
+         return std::make_unique<optim::Muon>(p, optim::MuonOptions(0.02));
+       }},
+      {"Adam8bit", [](std::vector<at::Tensor> p) { return std::make_unique<optim::Adam8bit>(p, optim::Adam8bitOptions(0.01)); }},
+      {"LAMB", [](std::vector<at::Tensor> p) { return std::make_unique<optim::Lamb>(p, optim::LambOptions(0.01)); }},
+  };
+  for (const auto& [name, make] : optimizers) {
+    INFO(name);
+    const auto train_with = [&, make = make](const LayOut& lay_out, const Place& place) {
+      torch::manual_seed(1);
+      Net net;
+      net->to(at::kDouble);
+      lay_out(net);
+      auto parameters = net->parameters();
+      std::erase_if(parameters, [&](const at::Tensor& p) { return p.is_same(net->unused); });
+      const auto optimizer = make(parameters);
+      for (int i = 0; i < 3; ++i) {
+        optimizer->zero_grad();
+        plain_step(net, i, place);
+        clip_grad_norm_(parameters, 0.5);
+        optimizer->step();
+      }
+      std::vector<at::Tensor> whole;
+      for (const auto& p : net->parameters()) whole.push_back(full_tensor(p.detach()).clone());
+      return whole;
+    };
+    const auto expected = train_with([](Net&) {}, [](const at::Tensor& x) { return x; });
+    CHECK_NOTHROW(on_mesh({3}, [&](const DeviceMesh& mesh) {
+      Spmd spmd(mesh);
+      const auto got = train_with([&](Net& net) { fully_shard(*net, mesh); },
+                                  [&](const at::Tensor& x) { return distribute_tensor(x, mesh, {shard(0)}).tensor(); });
+      compare("parameter", got, expected, 1e-8);
     }));
   }
 }

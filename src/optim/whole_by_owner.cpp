@@ -19,6 +19,7 @@ namespace {
 using Coordinate = std::vector<int64_t>;
 
 int64_t part_numel(const Layout& layout, const Coordinate& at) {
+  if (layout.is_flat()) return layout.flat_part(at).length();
   int64_t count = 1;
   for (const auto size : layout.local_sizes_before(layout.mesh().ndim(), at)) count *= size;
   return count;
