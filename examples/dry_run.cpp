@@ -27,7 +27,7 @@ struct Options {
   std::string model = "llama3-8b";
   MeshOption mesh = parse_mesh("dp=32,tp=8", kMeshNames);
   int rank = 0;
-  bool fsdp = false, sp = false;
+  bool fsdp = false, sp = false, operators = false;
   int64_t zero = 3, batch = 1, seq = 2048, steps = 2;
 };
 
@@ -106,6 +106,7 @@ void run(const Options& o) {
     fmt::print("after forward   {:>10.1f} MiB\n", static_cast<double>(activations) / kMiB);
     fmt::print("peak of a step  {:>10.1f} MiB\n", static_cast<double>(dt::meta_memory().peak) / kMiB);
     print_traffic(traffic);
+    if (o.operators) fmt::print("{}\n", traffic.str());
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   fmt::print("took {:.1f} s\n", took.count());
@@ -132,6 +133,7 @@ int main(int argc, char** argv) try {
   app.add_flag("--fsdp", o.fsdp, "cut parameters, gradients and optimizer states over dp");
   app.add_option("--zero", o.zero, "with --fsdp: 1, 2 or 3")->check(CLI::Range(1, 3));
   app.add_flag("--sp", o.sp, "sequence parallelism: tp cuts the positions too");
+  app.add_flag("--operators", o.operators, "print which operators sent what");
   app.add_option("--batch", o.batch, "sequences in a step, of each rank of dp")->check(positive);
   app.add_option("--seq", o.seq, "tokens in a sequence")->check(positive);
   app.add_option("--steps", o.steps, "steps; the last is reported")->check(positive);

@@ -14,7 +14,9 @@ namespace dtensor {
 
 namespace {
 
+// The meta device is of every mesh: tensors without values.
 at::TensorOptions on(const DeviceMesh& mesh, at::TensorOptions options) {
+  if (options.has_device() && options.device().is_meta()) return options;
   require(!options.has_device() || options.device().type() == mesh.device_type(), "factory",
           "the options ask for device {}, but the mesh is {}", options.device().str(), mesh.str());
   return options.device(c10::Device(mesh.device_type()));
