@@ -83,7 +83,9 @@ std::vector<Placement> choices(const OpCase& op, const at::Tensor& input, const 
     if (mesh.ndim() == 1) all.push_back(ragged_shard(d, c10::IntArrayRef({2, 0, 1, 3}).slice(0, mesh.size())));
   }
   if (op.partial && input.is_floating_point()) all.push_back(partial());
-  if (mesh.ndim() == 1 && input.dim() > 0) all.push_back(flat_across(input.numel(), mesh.size()));
+  int64_t most = 0;  // other inputs are given these choices too
+  for (const auto& other : op.inputs) most = std::max(most, other.numel());
+  if (mesh.ndim() == 1 && input.dim() > 0) all.push_back(flat_across(most, mesh.size()));
   return all;
 }
 
@@ -104,7 +106,7 @@ std::vector<Placements> combinations(const std::vector<Placement>& choices, int6
 
 bool fits(const at::Tensor& input, PlacementsRef placements) {
   return std::all_of(placements.begin(), placements.end(), [&](const Placement& p) {
-    return (!p.is_shard() || p.dim < input.dim()) && (!p.is_partial() || input.is_floating_point());
+    return (!p.is_shard() || p.dim < input.dim()) && (!p.is_flat() || input.dim() > 0) && (!p.is_partial() || input.is_floating_point());
   });
 }
 

@@ -67,11 +67,14 @@ comm::Async within_dim(const at::Tensor& local, const Step& step) {
   const auto out = exchange(old_owner, rank, new_owner, parts), in = exchange(new_owner, rank, old_owner, parts);
 
   const auto device = local.device();
-  const auto sent = local.movedim(dim, 0).index_select(0, out.positions.to(device));
+  const bool has_values = !local.is_meta();  // for which libtorch has no such kernels
+  const auto in_front = local.movedim(dim, 0);
+  const auto sent = has_values ? in_front.index_select(0, out.positions.to(device)) : at::empty(in_front.sizes(), local.options());
   auto received = group_of(step).all_to_all(flat(sent), piece_counts(sent.sizes(), 0, out.lengths),
                                             piece_counts(sent.sizes(), 0, in.lengths));
   auto result = at::empty(step.after->local_sizes(), local.options());
   auto rows = sent.sizes().vec();
+  if (!has_values) return {result, received.work};
   rows[0] = in.positions.numel();
   const auto place = [=, list = received.tensor, positions = in.positions.to(device)] {
     result.movedim(dim, 0).index_copy_(0, positions, list.view(rows));
