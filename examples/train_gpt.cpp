@@ -107,7 +107,9 @@ int main(int argc, char** argv) try {
     return app.exit(error);
   }
   return train_on_meshes(argc, argv, o, [&o]() -> Train {
-    return [&o, text = TextData(o.data)](const auto& mesh, const std::string& name, StepLog* log) { return train(o, text, mesh, name, log); };
+    return [&o, text = TextData(o.data)](const auto& mesh, const std::string& name, StepLog* log) {
+      return train(o, text, mesh, name, log);
+    };
   });
 } catch (const std::exception& error) {
   fmt::print(stderr, "train_gpt: {}\n", error.what());

@@ -30,7 +30,7 @@ for model in gpt2 llama3; do
 done
 train --model vit-debug --ranks 2 --meshes 'dp=2;tp=2' --steps 100 --lr 1e-3 --tolerance 1e-4 --log "$TMPDIR/run.jsonl"
 learns 0.85
-# Where a ReLU's input is within rounding of zero, float32 on one device and on a mesh part by more than rounding, and the sooner the larger steps are.
+# Where a ReLU's input is within rounding of zero, float32 on one device and on a mesh part by more than rounding: few steps, and small.
 train --model resnest-debug --ranks 2 --meshes 'dp=2;tp=2' --steps 5 --lr 3e-4 --tolerance 1e-4
 train --model resnest-debug --ranks 2 --meshes 'dp=2;tp=2' --steps 40 --dtype float64 --tolerance 1e-9 --log "$TMPDIR/run.jsonl"
 learns 0.5

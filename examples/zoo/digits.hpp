@@ -15,8 +15,8 @@ class Digits {
  public:
   static constexpr int64_t kSize = 8;  // height and width
 
-  // Reads a line an image: 64 numbers from 0 to 16, row by row, and the digit. `path`: the file, or empty for the one in the sources. Throws
-  // std::runtime_error when it cannot be read.
+  // Reads a line an image: 64 numbers from 0 to 16, row by row, and the digit. `path`: the file, or empty for the one in the sources.
+  // Throws std::runtime_error when it cannot be read.
   explicit Digits(const std::string& path = "");
 
   size_t size() const { return images_.size(); }

@@ -65,9 +65,9 @@ void initialize(torch::nn::Module& model) {
 }  // namespace
 
 ResNeStImpl::ResNeStImpl(const ResNeStOptions& o) : small_images_(o.small_images), in_(2 * o.stem) {
-  conv1_ = register_module("conv1", Sequential(convolution(o.channels, o.stem, 3, o.small_images ? 1 : 2), BatchNorm2d(o.stem), torch::nn::ReLU(),
-                                               convolution(o.stem, o.stem, 3), BatchNorm2d(o.stem), torch::nn::ReLU(),
-                                               convolution(o.stem, in_, 3)));
+  const auto first = convolution(o.channels, o.stem, 3, o.small_images ? 1 : 2);
+  conv1_ = register_module("conv1", Sequential(first, BatchNorm2d(o.stem), torch::nn::ReLU(), convolution(o.stem, o.stem, 3),
+                                               BatchNorm2d(o.stem), torch::nn::ReLU(), convolution(o.stem, in_, 3)));
   bn1_ = register_module("bn1", BatchNorm2d(in_));
   layer1_ = register_module("layer1", stage(o.width, o.layers.at(0), 1));
   layer2_ = register_module("layer2", stage(2 * o.width, o.layers.at(1), 2));

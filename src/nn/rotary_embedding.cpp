@@ -29,7 +29,8 @@ RotaryTable rotary_table(int64_t length, int64_t dim, const RotaryOptions& optio
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryTable& table) {
   const auto length = x.size(1), dim = x.size(3);
   TORCH_CHECK(table.cos.dim() == 2 && table.cos.size(0) == length && table.cos.size(1) * 2 == dim,
-              "rotary embedding: a table of ", table.cos.sizes(), " does not fit x ", x.sizes(), "; expected [", length, ", ", dim / 2, "]");
+              "rotary embedding: a table of ", table.cos.sizes(), " does not fit x ", x.sizes(), "; expected [", length, ", ", dim / 2,
+              "]");
   const auto cos = table.cos.unsqueeze(1), sin = table.sin.unsqueeze(1);  // one for all heads
   const auto pairs = x.reshape({x.size(0), length, x.size(2), dim / 2, 2}).unbind(-1);
   const auto turned = at::stack({pairs[0] * cos - pairs[1] * sin, pairs[0] * sin + pairs[1] * cos}, -1);

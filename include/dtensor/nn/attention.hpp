@@ -12,8 +12,8 @@ struct AttentionOptions {
   double dropout = 0;   // of the weights
 };
 
-// softmax(q k^T / sqrt(dim)) v, for each head by itself: q [batch, heads, length, dim], k and v [batch, heads, length, dim] -> [batch, heads,
-// length, dim]. Calls libtorch's kernel where there is one. Cuts of batch and heads communicate nothing.
+// softmax(q k^T / sqrt(dim)) v, for each head by itself: q, k and v [batch, heads, length, dim] -> [batch, heads, length, dim]. Calls
+// libtorch's kernel where there is one. Cuts of batch and heads communicate nothing.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options = {});
 
 // Every head `times` times, one after the other: [batch, length, heads, dim] -> [batch, length, heads * times, dim]. What grouped-query

@@ -33,8 +33,8 @@ struct RotaryTable {
 // For positions 0 to length - 1, of heads of `dim` elements; on the device of `like`, float64 when `like` is, else float32.
 RotaryTable rotary_table(int64_t length, int64_t dim, const RotaryOptions& options, const at::Tensor& like);
 
-// Turns the pairs of neighbours (x[2i], x[2i + 1]) at position p by p * frequency[i], as Meta's checkpoints have them: [batch, length, heads,
-// dim] -> the same, in the dtype of x. Cuts of batch, length and heads communicate nothing.
+// Turns the pairs of neighbours (x[2i], x[2i + 1]) at position p by p * frequency[i], as Meta's checkpoints have them: [batch, length,
+// heads, dim] -> the same, in the dtype of x. Cuts of batch, length and heads communicate nothing.
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryTable& table);
 
 }  // namespace dtensor::nn
