@@ -221,7 +221,12 @@ LayoutPtr Layout::get(const DeviceMesh& mesh, PlacementsRef placements, c10::Int
   return get(mesh, placements, sizes, contiguous_strides(sizes), dtype);
 }
 
-LayoutPtr Layout::with(PlacementsRef placements) const { return get(mesh_, placements, sizes_, strides_, dtype_, deferred_); }
+// A tensor with gaps, or expanded, has new memory where it becomes flat.
+LayoutPtr Layout::with(PlacementsRef placements) const {
+  const bool flat = std::any_of(placements.begin(), placements.end(), [](const auto& p) { return p.is_flat(); });
+  if (flat && !is_dense(sizes_, strides_)) return get(mesh_, placements, sizes_, contiguous_strides(sizes_), dtype_, deferred_);
+  return get(mesh_, placements, sizes_, strides_, dtype_, deferred_);
+}
 LayoutPtr Layout::deferred() const { return get(mesh_, placements_, sizes_, strides_, dtype_, true); }
 LayoutPtr Layout::present() const { return get(mesh_, placements_, sizes_, strides_, dtype_, false); }
 

@@ -68,11 +68,26 @@ const Placement& placement_written(const Call& call, const OpInfo& info, const C
   return candidate.in[operand];
 }
 
+// The time that the sums will take that a candidate leaves pending where it moves operands: these could have been moved so that there are
+// none. `out`: the outputs' placements on the mesh dimensions before.
+double pending_seconds(const Call& call, const Candidate& candidate, int64_t mesh_dim, const std::vector<Placements>& out) {
+  double seconds = 0;
+  for (size_t i = 0; i < candidate.out.size() && i < call.outputs.size(); ++i) {
+    if (!candidate.out[i].is_partial() || !call.outputs[i].defined) continue;
+    int64_t count = elements(call.outputs[i].sizes);
+    for (size_t m = 0; m < out[i].size(); ++m) count /= out[i][m].cuts() ? call.mesh.size(static_cast<int64_t>(m)) : 1;
+    const auto bytes = count * static_cast<int64_t>(c10::elementSize(call.outputs[i].dtype));
+    seconds += redistribute::all_reduce_seconds(call.mesh, mesh_dim, bytes) / 2;  // a reduce_scatter, as a rule
+  }
+  return seconds;
+}
+
 // `enough`: a time that is of no interest any more.
 Price price_of(const Call& call, const OpInfo& info, const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now,
-               double enough) {
+               const std::vector<Placements>& out, double enough) {
   double seconds = expanded_seconds(candidate, call.mesh.size(mesh_dim), mesh_dim, now);
   if (candidate.lowering_bytes > 0) seconds += redistribute::all_reduce_seconds(call.mesh, mesh_dim, candidate.lowering_bytes);
+  const double without_moves = seconds;
   int moves = 0;
   int64_t memory = 0;
   for (size_t i = 0; i < now.size() && seconds <= enough; ++i) {
@@ -85,6 +100,7 @@ Price price_of(const Call& call, const OpInfo& info, const Candidate& candidate,
     seconds += move_seconds(now[i], next);
     ++moves;
   }
+  if (seconds > without_moves && seconds <= enough) seconds += pending_seconds(call, candidate, mesh_dim, out);
   const auto parts = call.mesh.size(mesh_dim);
   for (size_t i = 0; i < candidate.out.size() && i < call.outputs.size(); ++i) {
     memory += elements(call.outputs[i].sizes) / (candidate.out[i].cuts() ? parts : 1);
@@ -140,7 +156,7 @@ bool moves_nothing(const Candidate& candidate, int64_t mesh_dim, const std::vect
 // The cheapest candidate on a mesh dimension, null when none is possible. Those that move nothing are tried first: when one of them
 // costs nothing, plans for the others, which take most of the time, need not be made.
 const Candidate* cheapest(const Call& call, const OpInfo& info, const Candidates& candidates, int64_t mesh_dim,
-                          const std::vector<LayoutPtr>& now, Trace* trace) {
+                          const std::vector<LayoutPtr>& now, const std::vector<Placements>& out, Trace* trace) {
   const Candidate* best = nullptr;
   Price lowest;
   if (trace) trace->emplace_back(candidates.size());
@@ -156,7 +172,7 @@ const Candidate* cheapest(const Call& call, const OpInfo& info, const Candidates
                             : may_stay && moves_pinned(call, candidate, mesh_dim, now) ? "would move a pinned operand"
                                                                                             : nullptr;
       const auto price =
-          dropped ? Price() : price_of(call, info, candidate, mesh_dim, now, best && !trace ? std::get<0>(lowest) : kForever);
+          dropped ? Price() : price_of(call, info, candidate, mesh_dim, now, out, best && !trace ? std::get<0>(lowest) : kForever);
       if (trace) trace->back()[&candidate - candidates.data()] = option_of(candidate, price, dropped);
       if (!dropped && (!best || price < lowest)) best = &candidate, lowest = price;
     }
@@ -179,7 +195,7 @@ rules::Resolution resolve(Call& call, const OpInfo& info, const rules::Rule* rul
   for (int64_t m = 0; m < call.mesh.ndim(); ++m) {
     Candidates candidates = rule ? rule->candidates(call, m) : Candidates();
     candidates.push_back({Placements(now.size(), replicate()), Placements(resolution.out.size(), replicate())});
-    const auto* best = cheapest(call, info, candidates, m, now, trace);
+    const auto* best = cheapest(call, info, candidates, m, now, resolution.out, trace);
     for (size_t i = 0; i < now.size(); ++i) {
       if (is_written(info, call.operands[i])) {
         resolution.written[i] = with_one(resolution.written[i], m, placement_written(call, info, *best, i));
