@@ -49,7 +49,7 @@ class Layout : public c10::intrusive_ptr_target {
   // The calling rank's local sizes.
   c10::IntArrayRef local_sizes() const { return local_sizes_; }
 
-  // The same tensor under other placements; deferred as this is.
+  // The same tensor under other placements; deferred as this is. Row-major where it becomes flat and its strides leave gaps.
   LayoutPtr with(PlacementsRef placements) const;
 
   // The parts of tensor dim `dim` that the rank at `coordinate` holds: its region is their product over all dims, of which a flat layout
