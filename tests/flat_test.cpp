@@ -163,6 +163,15 @@ TEST_CASE("flat: a model trains with its parameters cut so", "[flat]") {
   }
 }
 
+TEST_CASE("flat: a gather is an error where communication is explicit", "[flat][errors]") {
+  CHECK_THROWS_WITH(on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto x = distribute_tensor(fractions({6, 4}), mesh, {flat(14)});
+    const auto region = explicit_communication();
+    x->mul(2);  // moves nothing
+    x->matmul(x->t());
+  }), says("would be moved implicitly"));
+}
+
 TEST_CASE("flat: prints", "[flat]") {
   Alone alone(3, 0);
   const auto mesh = init_device_mesh(c10::kCPU, {3}, {"x"});

@@ -305,6 +305,19 @@ TEST_CASE("fully shard: parameters are views of one buffer and gathered views of
   }));
 }
 
+// Bytes on this rank of parameters, gradients and AdamW's states.
+int64_t held_bytes(torch::nn::Module& module, torch::optim::AdamW& optimizer) {
+  int64_t bytes = 0;
+  for (const auto& parameter : module.parameters()) {
+    bytes += part_of(parameter).nbytes() + (parameter.grad().defined() ? part_of(parameter.grad()).nbytes() : 0);
+  }
+  for (const auto& [key, state] : optimizer.state()) {
+    const auto& adamw = static_cast<const torch::optim::AdamWParamState&>(*state);
+    bytes += part_of(adamw.exp_avg()).nbytes() + part_of(adamw.exp_avg_sq()).nbytes();
+  }
+  return bytes;
+}
+
 TEST_CASE("fully shard: what is communicated and what is whole at once", "[fsdp]") {
   for (const auto& [name, options] : kOptions) {
     INFO(name);
@@ -328,8 +341,10 @@ TEST_CASE("fully shard: what is communicated and what is whole at once", "[fsdp]
         require(options.reshard_after_forward || gathered == n, "test", "{} all_gathers of {} units that stay", gathered, n);
         require(sharded.whole_bytes() == 0, "test", "{} bytes are whole after a step", sharded.whole_bytes());
       }
-      int64_t largest = 0;
-      for (const auto& unit : units) largest = std::max(largest, unit.piece * mesh.size() * 4);
+      int64_t largest = 0, pieces = 0;
+      for (const auto& unit : units) largest = std::max(largest, unit.piece * mesh.size() * 4), pieces += unit.piece * 4;
+      const auto held = held_bytes(*net, optimizer);
+      require(options.reduce_at_read || held <= 4 * pieces, "test", "{} bytes of parameters, gradients and states in pieces of {}", held, pieces);
       require(!options.reshard_after_forward || sharded.peak_whole_bytes() <= options.max_whole_units * largest, "test", "{} bytes were whole",
               sharded.peak_whole_bytes());
     }));
@@ -373,6 +388,18 @@ TEST_CASE("fully shard: with optimizers that need more than an element at a time
       compare("parameter", got, expected, 1e-8);
     }));
   }
+}
+
+TEST_CASE("fully shard: units are gathered where communication is explicit", "[fsdp]") {
+  CHECK_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
+    Spmd spmd(mesh);
+    Net net;
+    const auto sharded = fully_shard(*net, mesh);
+    const auto input = distribute_tensor(fractions({6, 12}), mesh, {shard(0)});
+    const auto region = explicit_communication();
+    net->blocks[0]->as<Block>()->forward(input.tensor()).sum().backward();
+    require(sharded.gathers() > 0 && sharded.reductions() == 1, "test", "{} gathers, {} reductions", sharded.gathers(), sharded.reductions());
+  }));
 }
 
 TEST_CASE("fully shard: tied parameters", "[fsdp]") {

@@ -61,7 +61,7 @@ struct Cut {
 //   StridedShard(d, k)   dim d is seen as (k, n/k) and its inner part is cut (a fused QKV has k = 3)
 //   RaggedShard(d, 3:0:1) dim d is cut in this proportion: of 8 indices the first rank has 6, the second none, the third 2
 //   Partial(op)          the value is `op` over the ranks' local tensors
-//   Flat(n, offset)      the elements, in memory order, lie at `offset` of a buffer that is cut in pieces of n: rank i has those in [i n, (i + 1) n)
+//   Flat(n, offset)      the elements, in memory order, lie at `offset` of a buffer cut in pieces of n: rank i has those in [i n, (i + 1) n)
 //
 // A Flat cut comes last: it cuts what the placements of all other mesh dimensions leave. Its parts are rows, [1, ..., 1, elements].
 //

@@ -93,7 +93,7 @@ void replace_by_locals(Stack& stack, size_t begin, const Decision& decision) {
     const int argument = static_cast<int>(i - begin);
     auto local = [&](const at::Tensor& tensor, int element) {
       const auto* move = tensor.defined() ? move_of(decision, argument, element) : nullptr;
-      const auto part = move ? moved(tensor, *move, may_settle && !is_brought_back(decision, argument, element)) : local_of(tensor);
+      const auto part = move ? moved(*decision.info, tensor, *move, may_settle && !is_brought_back(decision, argument, element)) : local_of(tensor);
       auto* impl = free_order && tensor.defined() ? as_dtensor(tensor) : nullptr;
       return impl ? in_order(part, *impl->layout()) : part;
     };
@@ -307,11 +307,13 @@ void note_written(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   }
 }
 
-at::Tensor moved(const at::Tensor& tensor, const Move& move, bool may_settle) {
+at::Tensor moved(const OpInfo& info, const at::Tensor& tensor, const Move& move, bool may_settle) {
   auto* impl = as_dtensor(tensor);
   if (impl && impl->member()) [[unlikely]] {
     if (auto part = gathered_by_group(*impl, move); part.defined()) return part;
   }
+  if (move.from->is_flat()) [[unlikely]]
+    check_explicit(info, move);
   const bool keep = may_settle && impl && move.settles && is_alone(*impl);
   auto part = move_local(impl ? impl->local() : tensor, move.from, move.to).get();
   // Kernels read saved state (the statistics of a norm) as contiguous where one device would have it so; a chunk may be a view.

@@ -17,7 +17,7 @@ inline bool all_distinct(Operands& operands) {
 
 // The part of `tensor` under the layout that the move asks for. `may_settle`: a pending reduction that this does stays done in
 // `tensor`, so that it is done once.
-at::Tensor moved(const at::Tensor& tensor, const Move& move, bool may_settle);
+at::Tensor moved(const OpInfo& info, const at::Tensor& tensor, const Move& move, bool may_settle);
 
 // Replaces the arguments (stack[begin..]) by the operator's distributed results.
 void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision);

@@ -27,11 +27,15 @@ void check_explicit(const OpInfo& info, int argument, int element, std::string_v
        element < 0 ? fmt::format("{}", argument) : fmt::format("{}[{}]", argument, element), what, from.str(), to.str(), bytes);
 }
 
+void check_explicit(const OpInfo& info, const Move& move) {
+  if (move.communicates) check_explicit(info, move.argument, move.element, "moved", *move.from, *move.to);
+}
+
 void check_explicit(const Decision& decision) {
   if (explicit_depth == 0) return;
   for (const auto& move : decision.moves) {
-    const bool of_unit = move.from->is_flat() && !move.to->is_flat();  // it was asked for with fully_shard
-    if (move.communicates && !of_unit) check_explicit(*decision.info, move.argument, move.element, "moved", *move.from, *move.to);
+    const bool by_group = move.from->is_flat();  // perhaps: that hangs on the tensor
+    if (move.communicates && !by_group) check_explicit(*decision.info, move.argument, move.element, "moved", *move.from, *move.to);
   }
   for (const auto& back : decision.write_backs) {
     if (back.communicates) check_explicit(*decision.info, back.argument, back.element, "brought back", *back.written, *back.home);

@@ -160,7 +160,8 @@ const Candidate* cheapest(const Call& call, const OpInfo& info, const Candidates
   const Candidate* best = nullptr;
   Price lowest;
   if (trace) trace->emplace_back(candidates.size());
-  const bool may_stay = std::any_of(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
+  const bool pinned = std::any_of(call.operands.begin(), call.operands.end(), [](const auto& operand) { return operand.pinned; });
+  const bool may_stay = pinned && std::any_of(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
     return !moves_pinned(call, candidate, mesh_dim, now) && fits(call, candidate, mesh_dim) && !cuts_flat(candidate, mesh_dim, now);
   });
   for (const bool moving : {false, true}) {

@@ -77,7 +77,7 @@ T& moved_argument(const Decision&, int, T& value, bool) {
 }
 at::Tensor moved_argument(const Decision& decision, int argument, const at::Tensor& tensor, bool may_settle) {
   for (const auto& move : decision.moves) {
-    if (move.argument == argument) return moved(tensor, move, may_settle);
+    if (move.argument == argument) return moved(*decision.info, tensor, move, may_settle);
   }
   return local(tensor);
 }

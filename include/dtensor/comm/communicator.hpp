@@ -1,9 +1,9 @@
 // Collectives among a fixed, ordered group of ranks. A transport implements the protected part.
 //
-// Tensors are contiguous and on the mesh's device; they are read as flat lists of elements in memory order.
-// Counts are numbers of elements, one per rank of the group, any of them 0: nothing is padded. Results are new
-// tensors, or `into`, which has their size and dtype and shares no memory with the input. Reductions add in rank order on every transport, so that a run gives the same bits on all of them.
-// An input must not be written until the work is done; it is kept alive by the work.
+// Tensors are contiguous and on the mesh's device; they are read as flat lists of elements in memory order. Counts are numbers of
+// elements, one per rank of the group, any of them 0: nothing is padded. Results are new tensors, or `into`, which has their size and
+// dtype and shares no memory with the input. Reductions add in rank order on every transport, so that a run gives the same bits on all of
+// them. An input must not be written until the work is done; it is kept alive by the work.
 #pragma once
 
 #include <dtensor/comm/record.hpp>

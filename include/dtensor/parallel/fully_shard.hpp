@@ -1,5 +1,5 @@
-// Fully sharded data parallelism (ZeRO): parameters, gradients and optimizer states are cut over a mesh dimension, and a unit of parameters is
-// gathered while it is used.
+// Fully sharded data parallelism (ZeRO): parameters, gradients and optimizer states are cut over a mesh dimension, and a unit of
+// parameters is gathered while it is used.
 #pragma once
 
 #include <dtensor/device_mesh.hpp>
@@ -19,7 +19,8 @@ namespace dtensor {
 
 struct FullyShardOptions {
   // Which modules are units, by patterns of their names as in a Plan ("layers.*"); what is in none of them is one more unit. Empty: the
-  // elements of the outermost lists (ModuleList, Sequential), or, with `unit_bytes`, modules in order, together as long as they are no larger.
+  // elements of the outermost lists (ModuleList, Sequential), or, with `unit_bytes`, modules in order, together as long as they are no
+  // larger.
   std::vector<std::string> units;
   int64_t unit_bytes = 0;
 
@@ -69,17 +70,18 @@ class FullyShard {
   std::shared_ptr<State> state_;
 };
 
-// Cuts the parameters of `module` over the dimensions of `mesh`, by name those of the mesh that they are on: one dimension cuts; of two the
-// first replicates (HSDP). The module must have been built inside Spmd; parameters that are in units already are left to those, so blocks may be
-// wrapped before the whole. Where parallelize_module cuts parameters on other mesh dimensions, before or after, their parts are cut.
+// Cuts the parameters of `module` over the dimensions of `mesh`, by name those of the mesh that they are on: one dimension cuts; of two
+// the first replicates (HSDP). The module must have been built inside Spmd; parameters that are in units already are left to those, so
+// blocks may be wrapped before the whole. Where parallelize_module cuts parameters on other mesh dimensions, before or after, their parts
+// are cut.
 //
-// Parameters are views of one flat buffer per unit and dtype. Every rank gathers a unit (one all_gather) when an operator needs a parameter of it
-// whole, in forward and backward, and ahead in the order of the pass before; gradients land in a flat buffer, and one reduce_scatter per unit and
-// backward brings them where the parameters are. Inside NoSync gradients are kept whole and not reduced. Frozen, tied and unused parameters, several
-// forwards before a backward, and another order of use each step are as on one device.
+// Parameters are views of one flat buffer per unit and dtype. Every rank gathers a unit (one all_gather) when an operator needs a
+// parameter of it whole, in forward and backward, and ahead in the order of the pass before; gradients land in a flat buffer, and one
+// reduce_scatter per unit and backward brings them where the parameters are. Inside NoSync gradients are kept whole and not reduced.
+// Frozen, tied and unused parameters, several forwards before a backward, and another order of use each step are as on one device.
 //
-// Throws, before anything is changed, for plain parameters, parameters on two meshes, a mesh dimension that cuts one already, a pattern that matches
-// no module, a module in two units, and a module with nothing left to shard. Communicates nothing.
+// Throws, before anything is changed, for plain parameters, parameters on two meshes, a mesh dimension that cuts one already, a pattern
+// that matches no module, a module in two units, and a module with nothing left to shard. Communicates nothing.
 FullyShard fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 
 // The parameters of all these modules as one unit; `options.units` and `unit_bytes` are not for this.

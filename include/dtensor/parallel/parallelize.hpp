@@ -24,10 +24,10 @@ struct PlanEntry {
 };
 using Plan = std::vector<PlanEntry>;
 
-// Re-lays the parameters and buffers of `module` in place, so that every handle the module holds sees it, and pins them (dtensor::pin). The module must have been
-// built inside Spmd on `mesh`. What no entry matches stays as it is. From Replicate nothing is communicated. Throws, before anything is
-// changed, for an unknown mesh dimension, an entry that matches nothing (naming the closest names), a placement that does not fit a matching tensor,
-// or a plain parameter.
+// Re-lays the parameters and buffers of `module` in place, so that every handle the module holds sees it, and pins them (dtensor::pin).
+// The module must have been built inside Spmd on `mesh`. What no entry matches stays as it is. From Replicate nothing is communicated.
+// Throws, before anything is changed, for an unknown mesh dimension, an entry that matches nothing (naming the closest names), a placement
+// that does not fit a matching tensor, or a plain parameter.
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const Plan& plan);
 
 }  // namespace dtensor

@@ -1,6 +1,6 @@
 // Gradients of a unit: they land in a whole flat buffer, which one reduce_scatter brings to where the parameters are.
+#include "src/dispatch/guard.hpp"
 #include "src/parallel/fully_shard/buffer.hpp"
-#include "src/parallel/fully_shard/local.hpp"
 #include "src/parallel/fully_shard/unit.hpp"
 
 #include <dtensor/comm/record.hpp>
@@ -42,7 +42,7 @@ std::vector<int64_t> dims_of(uint64_t bits) {
 }  // namespace
 
 at::Tensor Unit::reduce(int64_t index, const at::Tensor& leaf, const at::Tensor& gradient, bool defer) {
-  BelowDispatch below;
+  dispatch::LocalMode below;
   comm::Cause cause("dtensor::fully_shard", false);
   auto& member = members_[index];
   schedule_->begin_backward();
@@ -145,7 +145,7 @@ void Unit::start_reduction() {
 
 void Unit::finish_reduction() {
   if (state_ == Round::none) return;
-  BelowDispatch below;
+  dispatch::LocalMode below;
   comm::Cause cause("dtensor::fully_shard", false);
   if (state_ == Round::open) start_reduction();
   if (state_ == Round::none) return;
@@ -194,7 +194,7 @@ void Unit::reduce_pending(at::Tensor& reduced) {
 void Unit::end_backward() {
   for (auto& member : members_) member.arrived = false;
   if (state_ != Round::open || defers_) return;
-  BelowDispatch below;
+  dispatch::LocalMode below;
   comm::Cause cause("dtensor::fully_shard", false);
   start_reduction();
 }

@@ -34,8 +34,6 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   // The unit's gradients are being reduced: those before it are waited for, so that few are whole at once.
   void reducing(Unit& unit);
 
-  const std::vector<Unit*>& units() const { return units_; }
-
   std::shared_ptr<Counter> whole_bytes = std::make_shared<Counter>();
   int64_t gathers = 0, reductions = 0;
 

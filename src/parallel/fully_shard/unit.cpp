@@ -1,8 +1,8 @@
 // Parameters of a unit: laying them out in the flat buffer, and gathering it.
 #include "src/parallel/fully_shard/unit.hpp"
 
+#include "src/dispatch/guard.hpp"
 #include "src/parallel/fully_shard/buffer.hpp"
-#include "src/parallel/fully_shard/local.hpp"
 
 #include <dtensor/comm/record.hpp>
 #include <dtensor/error.hpp>
@@ -33,8 +33,6 @@ Unit::Unit(std::string name, DeviceMesh mesh, int64_t cut, const FullyShardOptio
     : name_(std::move(name)), mesh_(std::move(mesh)), cut_(cut), options_(options), schedule_(std::move(schedule)) {
   schedule_->add(this);
 }
-
-Unit::~Unit() = default;
 
 void Unit::release_resources() {
   schedule_->remove(this);
@@ -87,7 +85,7 @@ void Unit::lay_out(const Parameters& parameters) {
 // What was laid out before it had values, or was laid out anew, has other memory.
 void Unit::fill_buffer() {
   if (fits_) return;
-  BelowDispatch below;
+  dispatch::LocalMode below;
   for (const auto& member : members_) {
     const auto impl = member.parameter.lock();
     if (!impl || member.part_elements == 0) continue;
@@ -119,14 +117,14 @@ at::Tensor Unit::gather(int64_t index, at::ScalarType dtype, int64_t generation)
   if (dtype != options_.param_dtype.value_or(dtype_) || (generation >= 0 && generation != generation_)) return {};
   schedule_->use(*this);
   if (const auto gathering = std::exchange(gathering_, {})) gathering->wait();
-  BelowDispatch below;
+  dispatch::LocalMode below;
   const auto& member = members_[index];
   return whole_.narrow(0, member.offset, member.elements);
 }
 
 void Unit::start_gather() {
   fill_buffer();
-  BelowDispatch below;
+  dispatch::LocalMode below;
   comm::Cause cause("dtensor::fully_shard", false);
   ++schedule_->gathers;
   const auto own = options_.param_dtype ? buffer_.to(*options_.param_dtype) : buffer_;

@@ -39,7 +39,6 @@ class Unit final : public FlatGroup {
   Unit(std::string name, DeviceMesh mesh, int64_t cut, const FullyShardOptions& options, std::shared_ptr<Schedule> schedule);
   static c10::intrusive_ptr<Unit> make(std::string name, const Parameters& parameters, int64_t cut, const FullyShardOptions& options,
                                        std::shared_ptr<Schedule> schedule);
-  ~Unit() override;
   void release_resources() override;
 
   at::Tensor gather(int64_t index, at::ScalarType dtype, int64_t generation) override;
