@@ -2,6 +2,7 @@
 #include "gpt2.hpp"
 
 #include <dtensor/nn/attention.hpp>
+#include <dtensor/parallel/marks.hpp>
 
 #include <torch/nn/init.h>
 
@@ -36,16 +37,19 @@ Gpt2AttentionImpl::Gpt2AttentionImpl(const Gpt2Options& options)
 
 torch::Tensor Gpt2AttentionImpl::forward(const torch::Tensor& x) {
   const auto b = x.size(0), t = x.size(1), d = x.size(2);
-  const auto qkv = c_attn(x).reshape({b, t, 3, heads_, d / heads_}).transpose(1, 3).unbind(2);  // [b, heads, t, d / heads] each
+  const auto fused = c_attn(dtensor::prepare_input(x, c_attn->weight));
+  const auto qkv = fused.reshape({b, t, 3, heads_, d / heads_}).transpose(1, 3).unbind(2);  // [b, heads, t, d / heads] each
   const auto y = dtensor::nn::attention(qkv[0], qkv[1], qkv[2], {/*causal=*/true, is_training() ? dropout_ : 0});
-  return c_proj(y.transpose(1, 2).reshape({b, t, d}));
+  return dtensor::lay_out_like(c_proj(y.transpose(1, 2).reshape({b, t, d})), x);
 }
 
 Gpt2MlpImpl::Gpt2MlpImpl(const Gpt2Options& options)
     : c_fc(register_module("c_fc", linear(options.dim, 4 * options.dim))),
       c_proj(register_module("c_proj", linear(4 * options.dim, options.dim, residual_std(options)))) {}
 
-torch::Tensor Gpt2MlpImpl::forward(const torch::Tensor& x) { return c_proj(at::gelu(c_fc(x), "tanh")); }
+torch::Tensor Gpt2MlpImpl::forward(const torch::Tensor& x) {
+  return dtensor::lay_out_like(c_proj(at::gelu(c_fc(dtensor::prepare_input(x, c_fc->weight)), "tanh")), x);
+}
 
 Gpt2BlockImpl::Gpt2BlockImpl(const Gpt2Options& options)
     : ln_1_(register_module("ln_1", norm(options.dim))),

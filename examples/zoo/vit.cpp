@@ -2,6 +2,7 @@
 #include "vit.hpp"
 
 #include <dtensor/nn/attention.hpp>
+#include <dtensor/parallel/marks.hpp>
 
 #include <torch/nn/init.h>
 
@@ -35,16 +36,19 @@ VitAttentionImpl::VitAttentionImpl(const VitOptions& options)
 
 torch::Tensor VitAttentionImpl::forward(const torch::Tensor& x) {
   const auto b = x.size(0), n = x.size(1), d = x.size(2);
-  const auto qkv = qkv_(x).reshape({b, n, 3, heads_, d / heads_}).transpose(1, 3).unbind(2);  // [b, heads, n, d / heads] each
+  const auto fused = qkv_(dtensor::prepare_input(x, qkv_->weight));
+  const auto qkv = fused.reshape({b, n, 3, heads_, d / heads_}).transpose(1, 3).unbind(2);  // [b, heads, n, d / heads] each
   const auto y = dtensor::nn::attention(qkv[0], qkv[1], qkv[2]);
-  return proj_(y.transpose(1, 2).reshape({b, n, d}));
+  return dtensor::lay_out_like(proj_(y.transpose(1, 2).reshape({b, n, d})), x);
 }
 
 VitMlpImpl::VitMlpImpl(const VitOptions& options)
     : fc1_(register_module("fc1", linear(options.dim, options.hidden, 1e-6))),
       fc2_(register_module("fc2", linear(options.hidden, options.dim, 1e-6))) {}
 
-torch::Tensor VitMlpImpl::forward(const torch::Tensor& x) { return fc2_(at::gelu(fc1_(x))); }
+torch::Tensor VitMlpImpl::forward(const torch::Tensor& x) {
+  return dtensor::lay_out_like(fc2_(at::gelu(fc1_(dtensor::prepare_input(x, fc1_->weight)))), x);
+}
 
 VitBlockImpl::VitBlockImpl(const VitOptions& options)
     : norm1_(register_module("norm1", norm(options.dim))),

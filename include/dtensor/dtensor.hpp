@@ -12,6 +12,7 @@
 #include <dtensor/flat_group.hpp>
 #include <dtensor/layout.hpp>
 #include <dtensor/parallel/fully_shard.hpp>
+#include <dtensor/parallel/marks.hpp>
 #include <dtensor/parallel/parallelize.hpp>
 #include <dtensor/parallel/plans.hpp>
 #include <dtensor/placement.hpp>

@@ -1,5 +1,6 @@
 #include <dtensor/nn/attention.hpp>
 #include <dtensor/nn/grouped_query_attention.hpp>
+#include <dtensor/parallel/marks.hpp>
 
 namespace dtensor::nn {
 
@@ -19,7 +20,8 @@ GroupedQueryAttentionImpl::GroupedQueryAttentionImpl(const GroupedQueryAttention
   wo = linear("wo", o.heads * o.head_dim, o.dim);
 }
 
-torch::Tensor GroupedQueryAttentionImpl::forward(const torch::Tensor& x, const RotaryTable& table) {
+torch::Tensor GroupedQueryAttentionImpl::forward(const torch::Tensor& input, const RotaryTable& table) {
+  const auto x = prepare_input(input, wq->weight);
   const auto batch = x.size(0), length = x.size(1), repeats = options_.heads / options_.kv_heads;
   const auto split_heads = [&](const torch::Tensor& y, int64_t heads) { return y.reshape({batch, length, heads, options_.head_dim}); };
   const auto q = apply_rotary(split_heads(wq(x), options_.heads), table);
@@ -27,7 +29,7 @@ torch::Tensor GroupedQueryAttentionImpl::forward(const torch::Tensor& x, const R
   const auto v = repeat_heads(split_heads(wv(x), options_.kv_heads), repeats);
   const AttentionOptions options{/*causal=*/true, is_training() ? options_.dropout : 0};
   const auto y = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), options);
-  return wo(y.transpose(1, 2).reshape({batch, length, options_.heads * options_.head_dim}));
+  return lay_out_like(wo(y.transpose(1, 2).reshape({batch, length, options_.heads * options_.head_dim})), input);
 }
 
 }  // namespace dtensor::nn

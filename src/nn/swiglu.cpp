@@ -1,5 +1,7 @@
 #include <dtensor/nn/swiglu.hpp>
 
+#include <dtensor/parallel/marks.hpp>
+
 namespace dtensor::nn {
 
 SwiGLUImpl::SwiGLUImpl(int64_t dim, int64_t hidden) {
@@ -11,6 +13,9 @@ SwiGLUImpl::SwiGLUImpl(int64_t dim, int64_t hidden) {
   w3 = linear("w3", dim, hidden);
 }
 
-torch::Tensor SwiGLUImpl::forward(const torch::Tensor& x) { return w2(at::silu(w1(x)) * w3(x)); }
+torch::Tensor SwiGLUImpl::forward(const torch::Tensor& input) {
+  const auto x = prepare_input(input, w1->weight);
+  return lay_out_like(w2(at::silu(w1(x)) * w3(x)), input);
+}
 
 }  // namespace dtensor::nn

@@ -19,6 +19,7 @@ std::string parameter_of(const std::string& modules, const std::string& paramete
 ParallelStyle ColwiseParallel(int64_t blocks) { return {{"weight", strided_shard(0, blocks)}, {"bias", strided_shard(0, blocks)}}; }
 ParallelStyle RowwiseParallel() { return {{"weight", shard(1)}}; }
 ParallelStyle VocabParallel() { return {{"weight", shard(0)}, {"bias", shard(0)}}; }
+ParallelStyle SequenceParallel() { return {{"weight", replicate()}, {"bias", replicate()}}; }
 
 Plan tensor_parallel(const std::vector<std::pair<std::string, ParallelStyle>>& modules, const std::string& mesh_dim) {
   Plan plan;

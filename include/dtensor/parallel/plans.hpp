@@ -20,6 +20,10 @@ ParallelStyle RowwiseParallel();
 // An embedding, or the layer that gives the logits, cut along the vocabulary. Of sharded logits cross entropy gathers nothing.
 ParallelStyle VocabParallel();
 
+// A norm in a sequence-parallel region: weight and bias are whole, and work on the positions that the rank has. That positions are cut is said
+// where they come in: by the layout of the batch, or with lay_out(x, "tp", shard(1)). Gradients are Partial, and reduced when they are read.
+ParallelStyle SequenceParallel();
+
 // The entries of a plan for modules: patterns of their names, as in Plan, and a style. A parameter that such a module lacks (a bias) is no
 // mistake; a pattern that matches no module is.
 Plan tensor_parallel(const std::vector<std::pair<std::string, ParallelStyle>>& modules, const std::string& mesh_dim = "tp");
