@@ -1,8 +1,8 @@
 // The training step of a GPT, in tokens per second: one device, data parallel, fully sharded, tensor parallel.
 //
-//   gpt_step single | ddp | fsdp | tp [--ranks 2] [--dim 256] [--steps 12] [--transport gloo]
+//   gpt_step single | ddp | fsdp | tp [--ranks 1] [--dim 256] [--steps 12] [--transport gloo]
 //
-// The model, the batch and the optimizer are those of PyTorch's own step beside which this is measured (docs/parallel.md).
+// The model, the batch and the optimizer are those of PyTorch's own step beside which this is measured (bench/step_beside_pytorch).
 #include "gpt.hpp"
 
 #include <dtensor/dtensor.hpp>
@@ -20,14 +20,15 @@ namespace {
 
 struct Options {
   std::string mode = "single";
-  int64_t ranks = 2, dim = 256, layers = 4, heads = 8, seq = 256, batch = 8, vocab = 512, steps = 12;
+  int64_t ranks = 1, dim = 256, layers = 4, heads = 8, seq = 256, batch = 8, vocab = 512, steps = 12;
   int64_t tokens() const { return batch * seq; }
 };
 
 void lay_out(Gpt& model, const std::string& mode, const dt::DeviceMesh& mesh) {
   if (mode == "fsdp") dt::fully_shard(*model, mesh);
   if (mode == "tp") {
-    dt::parallelize_module(*model, mesh, dt::tensor_parallel({{"*.q|*.k|*.v|*.up", dt::ColwiseParallel()}, {"*.o|*.down", dt::RowwiseParallel()}}, "ranks"));
+    const dt::Plan plan = dt::tensor_parallel({{"*.q|*.k|*.v|*.up", dt::ColwiseParallel()}, {"*.o|*.down", dt::RowwiseParallel()}}, "ranks");
+    dt::parallelize_module(*model, mesh, plan);
   }
 }
 
@@ -82,6 +83,7 @@ int main(int argc, char** argv) {
   app.add_option("--heads", o.heads, "attention heads");
   app.add_option("--seq", o.seq, "tokens in a sequence");
   app.add_option("--batch", o.batch, "sequences in a step, over all ranks");
+  app.add_option("--vocab", o.vocab, "different tokens");
   app.add_option("--steps", o.steps, "steps, of which three warm up");
   for (auto* option : app.get_options()) option->capture_default_str();
   CLI11_PARSE(app, argc, argv);

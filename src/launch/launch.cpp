@@ -4,6 +4,7 @@
 
 #include "src/comm/rendezvous/rendezvous.hpp"
 #include "src/launch/environment.hpp"
+#include "src/launch/memory.hpp"
 
 #include <ATen/Parallel.h>
 
@@ -183,6 +184,7 @@ void launch(const LaunchOptions& options, const Body& body) {
   const auto& name = options.transport;
   require(name.empty() || name == "threads" || name == "gloo" || name == "fake", "launch",
           "unknown transport; got '{}'; expected threads, gloo or fake", name);
+  detail::keep_freed_memory();
   if (name == "fake") {
     run_rank(comm::make_fake_transport(0, options.ranks), options.deadline, body, [] {});
   } else if (auto launched = detail::find_launcher()) {

@@ -1,0 +1,24 @@
+#include "src/launch/memory.hpp"
+
+#include <climits>
+#include <cstdlib>
+#include <initializer_list>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+namespace dtensor::detail {
+
+void keep_freed_memory() {
+#ifdef __GLIBC__
+  for (const char* name : {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES"}) {
+    if (std::getenv(name)) return;
+  }
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that it takes; larger tensors come from the system and go back
+  mallopt(M_TRIM_THRESHOLD, INT_MAX);
+  mallopt(M_TOP_PAD, 64 << 20);
+#endif
+}
+
+}  // namespace dtensor::detail
