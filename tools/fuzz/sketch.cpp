@@ -121,6 +121,10 @@ Placements Sketch::placements(c10::IntArrayRef sizes, at::ScalarType dtype) {
     }
     result.push_back(drawn);
   }
+  if (!sizes.empty() && random_.chance(8)) {
+    const auto offset = random_.below(5), parts = program_.mesh.back();
+    result.back() = flat((c10::multiply_integers(sizes) + offset) / parts + 1 + random_.below(3), offset);
+  }
   return result;
 }
 

@@ -45,14 +45,9 @@ std::string text(const at::Tensor& tensor) {
 
 // One operand on the mesh. A transposed one is transposed there too, so that both have the same strides.
 at::Tensor placed(const at::Tensor& part, const at::Tensor& whole, const DeviceMesh& mesh, PlacementsRef placements) {
-  const bool turned = whole.dim() >= 2 && !whole.is_contiguous() && whole.transpose(-1, -2).is_contiguous();
-  if (!turned) return from_local(part.clone(), mesh, placements, whole.sizes()).tensor();
-  Placements swapped(placements.begin(), placements.end());
-  const auto last = whole.dim() - 1;
-  for (auto& p : swapped) {
-    if (p.is_shard() && p.dim >= last - 1) p.dim = static_cast<int16_t>(p.dim == last ? last - 1 : last);
-  }
-  return from_local(part.transpose(-1, -2).contiguous(), mesh, swapped, whole.transpose(-1, -2).sizes()).tensor().transpose(-1, -2);
+  if (!is_turned(whole)) return from_local(part.clone(), mesh, placements, whole.sizes()).tensor();
+  const auto local = placements.back().is_flat() ? part.clone() : part.transpose(-1, -2).contiguous();
+  return from_local(local, mesh, turned(placements, whole.dim()), whole.transpose(-1, -2).sizes()).tensor().transpose(-1, -2);
 }
 
 Stack place_all(const Stack& arguments, const std::vector<std::vector<at::Tensor>>& parts, const DeviceMesh& mesh,

@@ -13,8 +13,12 @@ bool sums_exactly(at::ScalarType dtype) {
   return dtype == at::kDouble || dtype == at::kFloat || dtype == at::kLong || dtype == at::kInt;
 }
 
+// Ends within the second of two ranks' pieces; more ranks have none.
+Placement flat_over(const at::Tensor& tensor) { return flat(tensor.numel() / 2 + 3, 3); }
+
 std::vector<Placement> choices(const at::Tensor& tensor, bool partials) {
   std::vector<Placement> all{replicate()};
+  if (tensor.dim() > 0) all.push_back(flat_over(tensor));
   for (int64_t d = 0; d < tensor.dim(); ++d) {
     all.push_back(shard(d));
     if (tensor.size(d) % 2 == 0 && tensor.size(d) > 2) all.push_back(strided_shard(d, 2));
@@ -73,19 +77,36 @@ at::Tensor cut_part(const at::Tensor& tensor, const Placement& placement, int64_
   return pieces.empty() ? tensor.narrow(placement.dim, 0, 0).clone() : torch::cat(pieces, placement.dim);
 }
 
+// Of the elements in a row.
+at::Tensor flat_piece(const at::Tensor& tensor, const Placement& placement, int64_t index) {
+  const auto part = flat_part(tensor.numel(), placement, index);
+  std::vector<int64_t> sizes(tensor.dim(), 1);
+  sizes.back() = part.length();
+  return tensor.reshape({-1}).slice(0, part.begin, part.end).reshape(sizes).clone();
+}
+
 std::vector<at::Tensor> split_once(const at::Tensor& tensor, const Placement& placement, int64_t parts) {
   if (placement.is_partial()) return partial_parts(tensor, placement.op, parts);
   std::vector<at::Tensor> result;
-  for (int64_t r = 0; r < parts; ++r) result.push_back(placement.is_shard() ? cut_part(tensor, placement, parts, r) : tensor.clone());
+  for (int64_t r = 0; r < parts; ++r) {
+    result.push_back(placement.is_shard() ? cut_part(tensor, placement, parts, r)
+                     : placement.is_flat() ? flat_piece(tensor, placement, r)
+                                           : tensor.clone());
+  }
   return result;
 }
 
 }  // namespace
 
+bool is_turned(const at::Tensor& tensor) {
+  return tensor.dim() >= 2 && !tensor.is_contiguous() && tensor.transpose(-1, -2).is_contiguous();
+}
+
 bool fits(const at::Tensor& tensor, PlacementsRef placements, c10::IntArrayRef mesh) {
   auto sizes = tensor.sizes().vec();
   for (size_t m = 0; m < placements.size(); ++m) {
     const auto& p = placements[m];
+    if (p.is_flat()) return false;  // parts are no smaller tensors for a raw operator
     if (!p.is_shard()) continue;
     for (int64_t r = 0; r < mesh[m]; ++r) {
       if (sizes[p.dim] % (p.split * p.unit) != 0) return false;
@@ -134,13 +155,27 @@ std::vector<Case> cases_2d(const Sample& sample, size_t count, bool partials) {
   for (size_t i = 0; i < count; ++i) {
     auto first = combination(choices, random());
     const auto second = combination(choices, random());
-    for (size_t k = 0; k < first.size(); ++k) first[k].push_back(second[k][0]);
+    for (size_t k = 0; k < first.size(); ++k) {
+      if (first[k][0].is_flat()) first[k][0] = replicate();  // a flat cut is the last
+      first[k].push_back(second[k][0]);
+    }
     cases.push_back(std::move(first));
   }
   return cases;
 }
 
+Placements turned(PlacementsRef placements, int64_t ndim) {
+  Placements result(placements.begin(), placements.end());
+  const auto last = ndim - 1;
+  for (auto& p : result) {
+    if (p.is_shard() && p.dim >= last - 1) p.dim = static_cast<int16_t>(p.dim == last ? last - 1 : last);
+  }
+  return result;
+}
+
 std::vector<at::Tensor> parts_of(const at::Tensor& tensor, PlacementsRef placements, c10::IntArrayRef mesh) {
+  // A flat cut is of memory.
+  if (placements.back().is_flat() && is_turned(tensor)) return parts_of(tensor.transpose(-1, -2).contiguous(), turned(placements, tensor.dim()), mesh);
   std::vector<at::Tensor> parts{tensor};
   for (size_t m = 0; m < placements.size(); ++m) {
     std::vector<at::Tensor> finer;

@@ -17,7 +17,13 @@ std::vector<Case> cases_1d(const Sample& sample, size_t limit, bool partial);
 // Drawn combinations on a mesh of two dimensions.
 std::vector<Case> cases_2d(const Sample& sample, size_t count, bool partial);
 
-// Whether the part sizes are possible: a strided cut needs a divisible dim.
+// Whether the last two dims lie in memory the other way round.
+bool is_turned(const at::Tensor& tensor);
+
+// The placements of the tensor with its last two dims turned.
+Placements turned(PlacementsRef placements, int64_t ndim);
+
+// Whether the part sizes are possible: a strided cut needs a divisible dim; of a flat one the question has no sense.
 bool fits(const at::Tensor& tensor, PlacementsRef placements, c10::IntArrayRef mesh);
 
 // The parts of a tensor for the ranks of a mesh (row-major). Partial parts are unequal on purpose.
