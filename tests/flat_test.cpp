@@ -46,6 +46,20 @@ TEST_CASE("flat: the boxes of all ranks are the tensor", "[flat][layout]") {
   }
 }
 
+TEST_CASE("flat: tensors without elements, and lists of one view", "[flat]") {
+  CHECK_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const auto& sizes : {std::vector<int64_t>{2, 6, 0}, {0, 3}, {4, 0, 2}}) {
+      const auto empty = distribute_tensor(torch::empty(sizes), mesh, {flat(3, 2)});
+      require(full_tensor(empty->mul(2)).sizes() == c10::IntArrayRef(sizes), "test", "{}", empty.layout().str());
+      require(full_tensor(empty->transpose(0, 1)).sizes() == torch::empty(sizes).transpose(0, 1).sizes(), "test", "{}", empty.layout().str());
+    }
+    const auto whole = torch::arange(6).view({2, 3});
+    const auto tensor = distribute_tensor(whole, mesh, {flat(4)});
+    require(full_tensor(tensor->chunk(1, 1)[0]).equal(whole), "test", "a chunk that is all");
+    require(full_tensor(tensor->split(3, 1)[0]).equal(whole), "test", "a piece that is all");
+  }));
+}
+
 TEST_CASE("flat: over and under other cuts", "[flat]") {
   CHECK_NOTHROW(on_mesh({2, 3}, [](const DeviceMesh& mesh) {
     const auto whole = torch::arange(240).view({12, 5, 4});

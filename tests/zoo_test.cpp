@@ -1,4 +1,4 @@
-// Layers and models of the zoo on one device: sizes, names, formulas. tests/zoo_parity.sh trains them on meshes.
+// Layers and models of the zoo on one device: sizes, names, formulas. zoo_parity_test.cpp trains them on meshes.
 #include "core_support.hpp"
 
 #include "examples/zoo/digits.hpp"

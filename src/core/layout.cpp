@@ -76,7 +76,7 @@ bool is_dense(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   const auto order = memory_order(strides);
   for (size_t i = order.size(); i-- > 0;) {
     if (sizes[order[i]] == 1) continue;
-    if (strides[order[i]] != expected) return sizes[order[i]] == 0;
+    if (strides[order[i]] != expected) return c10::multiply_integers(sizes) == 0;
     expected *= sizes[order[i]];
   }
   return true;
