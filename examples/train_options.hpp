@@ -53,7 +53,7 @@ inline void add_launch_options(CLI::App& app) {
   static int ranks = 1;
   static double deadline = 300;
   static std::string transport;
-  app.add_option("--ranks", ranks, "ranks, as threads of this process, without a launcher")->check(positive);
+  app.add_option("--ranks", ranks, "ranks, as threads of this process, without a launcher (with --mesh: as many as it has)")->check(positive);
   app.add_option("--deadline", deadline, "seconds that a rank waits for the others")->check(positive);
   app.add_option("--transport", transport, "threads or gloo (default: gloo under a launcher)");
 }

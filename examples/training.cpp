@@ -46,10 +46,22 @@ static int report_parity(const RunOptions& o, const std::vector<Curve>& curves) 
   return same_start && largest <= o.tolerance ? 0 : 1;
 }
 
+// The arguments, with --ranks for the ranks of the mesh where there is none. Under a launcher it does not count.
+static std::vector<std::string> with_ranks(int argc, char** argv, const RunOptions& o) {
+  std::vector<std::string> arguments(argv, argv + argc);
+  const auto gives_ranks = [](const std::string& argument) { return argument.rfind("--ranks", 0) == 0; };
+  if (o.meshes.empty() || std::any_of(arguments.begin(), arguments.end(), gives_ranks)) return arguments;
+  arguments.insert(arguments.begin() + 1, fmt::format("--ranks={}", c10::multiply_integers(o.meshes[0].sizes)));
+  return arguments;
+}
+
 int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::function<Train()>& load, const Units& units) {
   std::vector<Curve> curves;  // rank 0's
   std::optional<StepLog> log;
-  const int status = dt::launch(argc, argv, [&](dt::World& world) {
+  auto arguments = with_ranks(argc, argv, o);
+  std::vector<char*> pointers;
+  for (auto& argument : arguments) pointers.push_back(argument.data());
+  const int status = dt::launch(static_cast<int>(pointers.size()), pointers.data(), [&](dt::World& world) {
     const auto train = load();
     const bool first = world.rank() == 0;
     if (first) log.emplace(o.log, units.item);

@@ -6,6 +6,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 namespace dtensor::comm {
 
@@ -26,7 +28,7 @@ bool CallInfo::agrees_with(const CallInfo& other) const {
   if (reduces(kind) && op != other.op) return false;
   if (kind == Collective::broadcast && root != other.root) return false;
   if (has_equal_sizes(kind) && numel != other.numel) return false;
-  return counts_hash == other.counts_hash;
+  return counts_hash == other.counts_hash && std::equal(std::begin(subject), std::end(subject), other.subject);
 }
 
 std::string CallInfo::str() const {
@@ -37,7 +39,17 @@ std::string CallInfo::str() const {
   if (kind == Collective::recv) text += fmt::format("(from {}, tag {})", root, tag);
   text += fmt::format(" #{}", sequence);
   if (kind != Collective::barrier) text += fmt::format(" of {}[{}]", c10::toString(static_cast<c10::ScalarType>(dtype)), numel);
+  if (subject[0]) text += fmt::format(" for '{}'", subject);
   return text;
+}
+
+static thread_local const std::string* current_subject = nullptr;
+
+Subject::Subject(const std::string& name) : outer_(std::exchange(current_subject, &name)) {}
+Subject::~Subject() { current_subject = outer_; }
+
+void Subject::describe(CallInfo& call) {
+  if (current_subject) current_subject->copy(call.subject, sizeof call.subject - 1);
 }
 
 uint64_t hash_counts(Counts counts) {

@@ -19,12 +19,27 @@ struct CallInfo {
   uint64_t sequence = 0;
   int64_t numel = 0;        // of the input; of the result for recv
   uint64_t counts_hash = 0;  // of the counts that all ranks share (all_gather, reduce_scatter)
+  char subject[48] = {};     // see Subject; cut to this length
 
   // Whether two ranks of a collective called the same thing. Sizes are compared where all ranks must have the same one.
   bool agrees_with(const CallInfo& other) const;
 
   // "all_reduce(sum) #7 of f32[12]"
   std::string str() const;
+};
+
+// What the calls of this thread are for while it lives, where their sizes do not tell: ranks that call for different things have diverged. A
+// unit of parameters has its name.
+class Subject {
+ public:
+  explicit Subject(const std::string& name);
+  ~Subject();
+  Subject(const Subject&) = delete;
+  Subject& operator=(const Subject&) = delete;
+  static void describe(CallInfo& call);
+
+ private:
+  const std::string* outer_;
 };
 
 uint64_t hash_counts(Counts counts);

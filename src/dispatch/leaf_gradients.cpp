@@ -9,6 +9,7 @@
 
 #include <ATen/ops/add.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace dtensor {
@@ -50,6 +51,30 @@ at::Tensor on_gradient(const c10::weak_intrusive_ptr<c10::TensorImpl>& weak_leaf
   return in_layout(gradient, layout, last);
 }
 
+// A hook of a leaf that runs after all that register_hook adds, also later: those get the gradient that backward brings, and what they
+// return is moved and added to what is there.
+struct GradientHook final : torch::autograd::FunctionPreHook {
+  explicit GradientHook(const at::Tensor& leaf) : leaf_(leaf.getIntrusivePtr()) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    const auto moved = on_gradient(leaf_, gradients[0], last_);
+    return {moved.defined() ? moved : gradients[0]};
+  }
+
+  // Hooks of register_hook are one list, which is in its place among the others as soon as it is there.
+  static void add(const at::Tensor& leaf) {
+    leaf.remove_hook(leaf.register_hook([](const at::Tensor&) {}));
+#if DTENSOR_TORCH_AT_LEAST(2, 0)
+    torch::autograd::impl::add_hook(leaf, std::make_unique<GradientHook>(leaf));
+#else
+    torch::autograd::impl::add_hook(leaf, std::make_shared<GradientHook>(leaf));
+#endif
+  }
+
+ private:
+  const c10::weak_intrusive_ptr<c10::TensorImpl> leaf_;
+  LastMove last_;
+};
+
 }  // namespace
 
 NoSync::NoSync() { ++no_sync_depth; }
@@ -73,9 +98,7 @@ void check_leaf(DTensorImpl* impl) {
   // Not is_leaf(): of a view whose base was written it would work out the gradient function, which here, below autograd, is lost.
   const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
   if (!meta || !meta->requires_grad_ || meta->grad_fn_) return;
-  const c10::weak_intrusive_ptr<c10::TensorImpl> leaf(tensor.getIntrusivePtr());
-  const auto last = std::make_shared<LastMove>();
-  tensor.register_hook([leaf, last](const at::Tensor& gradient) { return on_gradient(leaf, gradient, *last); });
+  GradientHook::add(tensor);
 }
 
 }  // namespace dispatch

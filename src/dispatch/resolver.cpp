@@ -128,11 +128,14 @@ size_t output_count(const Call& call, const OpInfo& info) {
   return call.outputs.empty() ? info.schema->returns().size() : call.outputs.size();
 }
 
-// A flat operand stays so or becomes whole: one all_gather, for which a unit of parameters may have the value at hand.
+// A flat operand stays so or becomes whole: one all_gather, for which a unit of parameters may have the value at hand. While it is flat,
+// nothing is moved below the flat cut: that would deal out all elements anew.
 bool cuts_flat(const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
   for (size_t i = 0; i < now.size(); ++i) {
+    if (!now[i]->is_flat()) continue;
     const auto& next = candidate.in[i];
-    if (now[i]->placements()[mesh_dim].is_flat() && !next.is_flat() && !next.is_replicate()) return true;
+    const auto& placement = now[i]->placements()[mesh_dim];
+    if (placement.is_flat() ? !next.is_flat() && !next.is_replicate() : next != placement) return true;
   }
   return false;
 }
@@ -182,21 +185,16 @@ const Candidate* cheapest(const Call& call, const OpInfo& info, const Candidates
   return best;
 }
 
-}  // namespace
-
-rules::Resolution resolve(Call& call, const OpInfo& info, const rules::Rule* rule, Trace* trace) {
-  std::vector<LayoutPtr> now;
-  for (const auto& operand : call.operands) {
-    now.push_back(operand.layout);
-  }
+// Null when an operand that is flat can neither stay so nor become whole without others' placements being moved.
+std::optional<rules::Resolution> resolve_from(std::vector<LayoutPtr> now, Call& call, const OpInfo& info, const rules::Rule* rule, Trace* trace) {
   rules::Resolution resolution;
   resolution.out.resize(output_count(call, info));
   resolution.written = now;
-
   for (int64_t m = 0; m < call.mesh.ndim(); ++m) {
     Candidates candidates = rule ? rule->candidates(call, m) : Candidates();
     candidates.push_back({Placements(now.size(), replicate()), Placements(resolution.out.size(), replicate())});
     const auto* best = cheapest(call, info, candidates, m, now, resolution.out, trace);
+    if (!best) return std::nullopt;
     for (size_t i = 0; i < now.size(); ++i) {
       if (is_written(info, call.operands[i])) {
         resolution.written[i] = with_one(resolution.written[i], m, placement_written(call, info, *best, i));
@@ -208,6 +206,24 @@ rules::Resolution resolve(Call& call, const OpInfo& info, const rules::Rule* rul
   }
   resolution.in = std::move(now);
   return resolution;
+}
+
+}  // namespace
+
+rules::Resolution resolve(Call& call, const OpInfo& info, const rules::Rule* rule, Trace* trace) {
+  std::vector<LayoutPtr> now;
+  for (const auto& operand : call.operands) now.push_back(operand.layout);
+  const auto chosen = call.chosen;
+  if (auto resolution = resolve_from(now, call, info, rule, trace)) return std::move(*resolution);
+  if (trace) trace->clear();
+  call.chosen = chosen;
+  for (size_t i = 0; i < now.size(); ++i) {
+    if (!now[i]->is_flat()) continue;
+    const auto m = now[i]->flat_dim();
+    now[i] = with_one(now[i], m, replicate());
+    call.chosen[i][m] = replicate();
+  }
+  return *resolve_from(now, call, info, rule, trace);
 }
 
 }  // namespace dtensor::dispatch

@@ -1,6 +1,7 @@
 #include "src/training/kept_calls.hpp"
 
 #include <dtensor/error.hpp>
+#include <dtensor/flat_group.hpp>
 #include <dtensor/tensor.hpp>
 #include <dtensor/training/checkpoint.hpp>
 
@@ -61,7 +62,7 @@ bool same(const at::Tensor& a, const at::Tensor& b) {
   if (!b.defined() || is_dtensor(a) != is_dtensor(b) || a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
   if (a.strides() != b.strides()) return false;
   if (!is_dtensor(a)) return a.has_storage() && b.has_storage() && same_memory(a, b);
-  return &DTensor(a).layout() == &DTensor(b).layout() && same_memory(detail::part_of(a), detail::part_of(b));
+  return &DTensor(a).layout() == &DTensor(b).layout() && same_memory(dtensor::part_of(a), dtensor::part_of(b));
 }
 
 detail::SavedFrom origin(const at::Tensor& saved, const std::vector<at::Tensor>& arguments, const std::vector<at::Tensor>& results) {

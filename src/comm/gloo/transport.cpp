@@ -155,6 +155,7 @@ class GlooCommunicator final : public Communicator {
     info.tag = call.tag;
     info.sequence = call.sequence;
     info.counts_hash = counts_hash;
+    Subject::describe(info);
     if (input.defined()) {
       require_cpu(call.kind, input, "gloo");
       info.dtype = static_cast<int8_t>(input.scalar_type());

@@ -107,6 +107,7 @@ class ThreadsCommunicator final : public Communicator {
     entry.info.root = call.root;
     entry.info.tag = call.tag;
     entry.info.sequence = call.sequence;
+    Subject::describe(entry.info);
     if (sized.defined()) {
       require_cpu(call.kind, sized, "threads");
       entry.info.dtype = static_cast<int8_t>(sized.scalar_type());

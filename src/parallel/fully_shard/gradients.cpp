@@ -1,4 +1,5 @@
 // Gradients of a unit: they land in a whole flat buffer, which one reduce_scatter brings to where the parameters are.
+#include "src/comm/describe.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/parallel/fully_shard/buffer.hpp"
 #include "src/parallel/fully_shard/unit.hpp"
@@ -44,6 +45,7 @@ std::vector<int64_t> dims_of(uint64_t bits) {
 at::Tensor Unit::reduce(int64_t index, const at::Tensor& leaf, const at::Tensor& gradient, bool defer) {
   dispatch::LocalMode below;
   comm::Cause cause("dtensor::fully_shard", false);
+  comm::Subject subject(name_);
   auto& member = members_[index];
   schedule_->begin_backward();
   defers_ = defer || options_.reduce_at_read;
@@ -75,15 +77,16 @@ bool Unit::is_own(const at::Tensor& gradient, const Member& member) const {
 
 void Unit::begin_round() {
   state_ = Round::open;
-  overwrites_ = true;
+  size_t own = 0;
   for (auto& member : members_) {
     member.landed = member.arrived = member.accumulates = false;
     const auto impl = member.parameter.lock();
-    if (impl && is_own(at::Tensor(impl).grad(), member)) overwrites_ = false;
+    own += impl && is_own(at::Tensor(impl).grad(), member);
   }
   const auto options = options_of_parameters();
-  const bool kept = gradient_.defined() && gradient_.use_count() > 1;  // by somebody who took it out of grad()
-  if (!gradient_.defined() || (overwrites_ && kept)) gradient_ = at::empty({piece_}, options.dtype(dtype_));
+  const bool kept = gradient_.defined() && gradient_.use_count() > 1 + own;  // a part, by somebody who took it out of grad()
+  overwrites_ = own == 0 || kept;
+  if (!gradient_.defined() || kept) gradient_ = at::empty({piece_}, options.dtype(dtype_));
   whole_gradient_ = at::empty({piece_ * mesh_.size(cut_)}, options.dtype(options_.reduce_dtype.value_or(dtype_)));
 }
 
@@ -147,6 +150,7 @@ void Unit::finish_reduction() {
   if (state_ == Round::none) return;
   dispatch::LocalMode below;
   comm::Cause cause("dtensor::fully_shard", false);
+  comm::Subject subject(name_);
   if (state_ == Round::open) start_reduction();
   if (state_ == Round::none) return;
   state_ = Round::none;
@@ -196,6 +200,7 @@ void Unit::end_backward() {
   if (state_ != Round::open || defers_) return;
   dispatch::LocalMode below;
   comm::Cause cause("dtensor::fully_shard", false);
+  comm::Subject subject(name_);
   start_reduction();
 }
 

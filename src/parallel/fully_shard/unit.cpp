@@ -1,6 +1,7 @@
 // Parameters of a unit: laying them out in the flat buffer, and gathering it.
 #include "src/parallel/fully_shard/unit.hpp"
 
+#include "src/comm/describe.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/parallel/fully_shard/buffer.hpp"
 
@@ -126,6 +127,7 @@ void Unit::start_gather() {
   fill_buffer();
   dispatch::LocalMode below;
   comm::Cause cause("dtensor::fully_shard", false);
+  comm::Subject subject(name_);
   ++schedule_->gathers;
   const auto own = options_.param_dtype ? buffer_.to(*options_.param_dtype) : buffer_;
   if (mesh_.size(cut_) == 1) {
