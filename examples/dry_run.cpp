@@ -64,7 +64,7 @@ void print_traffic(const dt::CommDebugMode& traffic) {
     total.count += sent.count;
     total.bytes += sent.bytes;
   }
-  fmt::print("{:<16} {:<16} {:>8} {:>14}\n", "mesh dimension", "collective", "count", "sent, MiB");
+  fmt::print("{:<16} {:<16} {:>8} {:>14}\n", "mesh dimension", "collective", "count", "inputs, MiB");
   for (const auto& [what, total] : totals) fmt::print("{:<16} {:<16} {:>8} {:>14.1f}\n", what.first, what.second, total.count, static_cast<double>(total.bytes) / kMiB);
 }
 
@@ -141,6 +141,9 @@ int main(int argc, char** argv) try {
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(1);
   run(o);
+} catch (const c10::Error& error) {
+  fmt::print(stderr, "dry_run: {}\n", error.what_without_backtrace());
+  return 1;
 } catch (const std::exception& error) {
   fmt::print(stderr, "dry_run: {}\n", error.what());
   return 1;

@@ -101,6 +101,9 @@ TEST_CASE("plans: the automatic one of a transformer is the one by hand", "[para
             return tensor_parallel({{"*.c_attn", ColwiseParallel(3)}, {"*.c_fc", ColwiseParallel()}, {"*.c_proj|*.mlp_proj", RowwiseParallel()}});
           }));
   REQUIRE(cuts_of(gpt2, automatic).size() == 2 * 6);
+  REQUIRE(cuts_of(gpt2, automatic) == cuts_of(gpt2, [](const Module&) {
+            return tensor_parallel({{R"(re:h\d+\.c_attn)", ColwiseParallel(3)}, {"re:.*c_fc", ColwiseParallel()}, {"re:h[01][.](c|mlp)_proj", RowwiseParallel()}});
+          }));
   const auto llama = [] { return std::make_shared<Llama>(); };
   REQUIRE(cuts_of(llama, automatic) == std::vector<std::string>{"attention.wq.weight S(0)", "attention.wk.weight S(0)", "attention.wv.weight S(0)",
                                                                 "attention.wo.weight S(1)", "feed_forward.w1.weight S(0)",
@@ -174,6 +177,9 @@ TEST_CASE("plans: mistakes name the closest parameters", "[parallel]") {
       fail("test", "not refused: {}", words);
     };
     refuse({{"h1.c_atn.weight", {{"dim0", shard(0)}}}}, "the closest are 'h1.c_attn.weight', 'h0.c_attn.weight'");
+    refuse({{"re:(", {{"dim0", shard(0)}}}}, "'re:(' is no regular expression");
+    refuse({{"*.c_atn.weight", {{"dim0", shard(0)}}}}, "the closest are 'h0.c_attn.weight', 'h1.c_attn.weight'");
+    refuse({{"wte.weight", {{"dim0", shard(0)}, {"dim0", shard(1)}}}}, "two placements along \"dim0\"");
     refuse(tensor_parallel({{"*.qkv", ColwiseParallel(3)}}, "dim0"), "no parameter or buffer is decided by entry '*.qkv.weight'");
     refuse(tensor_parallel({{"lm_head", ColwiseParallel()}}, "tp"), "tp");
     refuse(tensor_parallel({{"lm_head", ColwiseParallel(4)}}, "dim0"), "does not divide");

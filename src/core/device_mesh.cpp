@@ -210,6 +210,8 @@ std::string DeviceMesh::str() const {
 
 DeviceMesh init_device_mesh(c10::DeviceType device, std::vector<int64_t> sizes, std::vector<std::string> names) {
   const int world_size = World::current().size();
+  require(std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size > 0; }), kTag,
+          "mesh {} has a dimension without ranks; expected sizes of at least 1, whose product is the world's {}", tuple(sizes), world_size);
   require(product(sizes) == world_size, kTag,
           "mesh {} has {} ranks but the world has {}; hint: start {} ranks, or choose sizes "
           "whose product is {}",

@@ -16,7 +16,12 @@ namespace {
 
 Placements placements_of(const PlanEntry& entry, const DeviceMesh& mesh) {
   Placements placements(mesh.ndim(), replicate());
-  for (const auto& [name, placement] : entry.placements) placements[mesh.dim(name)] = placement;
+  std::set<int64_t> given;
+  for (const auto& [name, placement] : entry.placements) {
+    const auto m = mesh.dim(name);
+    require(given.insert(m).second, "parallelize_module", "entry '{}' has two placements along \"{}\"", entry.pattern, name);
+    placements[m] = placement;
+  }
   return placements;
 }
 
@@ -43,8 +48,12 @@ std::vector<Change> changes_of(torch::nn::Module& module, const DeviceMesh& mesh
       if (!detail::matches(plan[i].pattern, name)) continue;
       used[i] = true;
       auto placements = placements_of(plan[i], mesh);
+      const auto& layout = DTensor(tensor).layout();
+      require(!layout.is_flat() || placements[layout.flat_dim()].is_replicate(), "parallelize_module",
+              "entry '{}' cuts '{}' along \"{}\", where fully_shard cuts it already; got {}; hint: leave this mesh dimension out of the plan",
+              plan[i].pattern, name, layout.is_flat() ? mesh.names()[layout.flat_dim()] : "", layout.str());
       try {
-        DTensor(tensor).layout().with(placements);
+        layout.with(placements);
       } catch (const c10::Error& error) {
         fail("parallelize_module", "entry '{}' does not fit '{}': {}", plan[i].pattern, name, error.what_without_backtrace());
       }

@@ -1,12 +1,18 @@
 #include "src/parallel/patterns.hpp"
 
+#include <dtensor/error.hpp>
+
 #include <algorithm>
+#include <cstdint>
 #include <numeric>
+#include <regex>
 #include <utility>
 
 namespace dtensor::detail {
 
 namespace {
+
+constexpr std::string_view kRegex = "re:";
 
 bool matches_one(std::string_view pattern, std::string_view name) {
   if (pattern.empty()) return name.empty();
@@ -19,24 +25,42 @@ bool matches_one(std::string_view pattern, std::string_view name) {
   return !name.empty() && (pattern[0] == '?' || pattern[0] == name[0]) && matches_one(pattern.substr(1), name.substr(1));
 }
 
-// How many letters to change, add or leave out between two names (Levenshtein, 1966).
-size_t distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
+// How many letters to change, add or leave out until the pattern, without '|', matches the name (Levenshtein, 1966; '*' and '?' as in matches).
+size_t distance(std::string_view pattern, std::string_view name) {
+  std::vector<size_t> row(name.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i + 1);
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t changed = diagonal + (a[i] != b[j]);
+  for (const char letter : pattern) {
+    const bool any = letter == '*';
+    size_t diagonal = std::exchange(row[0], row[0] + !any);
+    for (size_t j = 0; j < name.size(); ++j) {
+      const size_t changed = diagonal + (!any && letter != '?' && letter != name[j]);
       diagonal = row[j + 1];
-      row[j + 1] = std::min({changed, row[j] + 1, diagonal + 1});
+      row[j + 1] = std::min({changed, row[j] + !any, diagonal + !any});
     }
   }
   return row.back();
 }
 
+size_t distance_of_any(std::string_view pattern, std::string_view name) {
+  size_t least = SIZE_MAX;
+  for (size_t bar; (bar = pattern.find('|')) != std::string_view::npos; pattern.remove_prefix(bar + 1)) {
+    least = std::min(least, distance(pattern.substr(0, bar), name));
+  }
+  return std::min(least, distance(pattern, name));
+}
+
 }  // namespace
 
+bool is_regex(std::string_view pattern) { return pattern.substr(0, kRegex.size()) == kRegex; }
+
 bool matches(std::string_view pattern, std::string_view name) {
+  if (is_regex(pattern)) {
+    try {
+      return std::regex_match(std::string(name), std::regex(std::string(pattern.substr(kRegex.size()))));
+    } catch (const std::regex_error& error) {
+      fail("pattern", "'{}' is no regular expression: {}", pattern, error.what());
+    }
+  }
   for (size_t bar; (bar = pattern.find('|')) != std::string_view::npos; pattern.remove_prefix(bar + 1)) {
     if (matches_one(pattern.substr(0, bar), name)) return true;
   }
@@ -45,7 +69,7 @@ bool matches(std::string_view pattern, std::string_view name) {
 
 std::string closest(const std::string& pattern, const std::vector<std::string>& names) {
   std::vector<std::pair<size_t, std::string>> ranked;
-  for (const auto& name : names) ranked.emplace_back(distance(pattern, name), name);
+  for (const auto& name : names) ranked.emplace_back(distance_of_any(pattern, name), name);
   std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::string text;
   for (size_t i = 0; i < std::min<size_t>(ranked.size(), 3); ++i) text += (i ? ", '" : "'") + ranked[i].second + "'";

@@ -7,8 +7,11 @@
 
 namespace dtensor::detail {
 
-// `*` matches any run of characters, `?` one, and `a|b` either side.
+// `*` matches any run of characters, `?` one, and `a|b` either side; what follows "re:" is a regular expression (ECMAScript's) of whole names.
+// Throws for one that is none.
 bool matches(std::string_view pattern, std::string_view name);
+
+bool is_regex(std::string_view pattern);
 
 // The three names that are most like a pattern, for messages.
 std::string closest(const std::string& pattern, const std::vector<std::string>& names);

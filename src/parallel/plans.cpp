@@ -1,11 +1,14 @@
 #include <dtensor/parallel/plans.hpp>
 
+#include "src/parallel/patterns.hpp"
+
 namespace dtensor {
 
 namespace {
 
 // Every alternative of a pattern, with a parameter's name behind it.
 std::string parameter_of(const std::string& modules, const std::string& parameter) {
+  if (detail::is_regex(modules)) return "re:(?:" + modules.substr(3) + ")\\." + parameter;
   std::string pattern;
   size_t begin = 0;
   for (size_t bar; (bar = modules.find('|', begin)) != std::string::npos; begin = bar + 1) {

@@ -31,7 +31,8 @@ struct FullyShardOptions {
   // With reshard_after_forward: how many units are whole at once, the one that is gathered ahead included. 1: none is.
   int64_t max_whole_units = 2;
 
-  // What a unit is gathered as where the parameter is used so: under autocast, or after to(). Other uses gather the parameter alone.
+  // What a unit is gathered as where the parameter is used so: under autocast, or weight.to(dtype). Other uses gather that parameter
+  // alone, which the counters of FullyShard do not see.
   c10::optional<c10::ScalarType> param_dtype;
   // What gradients are reduced in. Unset: the parameters' dtype.
   c10::optional<c10::ScalarType> reduce_dtype;

@@ -15,8 +15,8 @@ class Module;
 namespace dtensor {
 
 // Which parameters and buffers lie how. `pattern` is matched against fully qualified names ("blocks.0.attn.q.weight"): `*` matches
-// any run of characters, `?` one character, and `a|b` either side. Placements are given by mesh-dimension name; dimensions that are not
-// named are Replicate. The first entry that matches decides.
+// any run of characters, `?` one character, and `a|b` either side; "re:blocks\\.[0-7]\\..*" is a regular expression (ECMAScript's) of whole
+// names. Placements are given by mesh-dimension name; dimensions that are not named are Replicate. The first entry that matches decides.
 struct PlanEntry {
   std::string pattern;
   std::vector<std::pair<std::string, Placement>> placements;

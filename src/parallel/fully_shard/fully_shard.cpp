@@ -12,6 +12,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <cmath>
 #include <functional>
 #include <map>
 #include <set>
@@ -29,6 +30,7 @@ struct FullyShard::State {
 namespace {
 
 constexpr auto kTag = "fully_shard";
+constexpr int64_t kLargestBlock = int64_t{1} << 30;
 using Parameters = fsdp::Unit::Parameters;
 
 // What will be a unit, or several where dtypes differ.
@@ -199,9 +201,11 @@ void check(const std::vector<Wish>& wishes, const DeviceMesh& sub) {
 std::shared_ptr<FullyShard::State> shard_units(std::vector<Wish> wishes, const Taker& taker, const DeviceMesh& sub,
                                                const FullyShardOptions& options) {
   std::erase_if(wishes, [](const Wish& wish) { return wish.parameters.empty(); });
-  require(options.max_whole_units >= 1 && options.block >= 1 && options.gradient_divide_factor != 0, kTag,
-          "got max_whole_units {}, block {}, gradient_divide_factor {}; expected at least 1, at least 1, and not 0", options.max_whole_units, options.block,
-          options.gradient_divide_factor);
+  require(options.max_whole_units >= 1 && options.unit_bytes >= 0, kTag, "got max_whole_units {}, unit_bytes {}; expected at least 1, and 0 or more",
+          options.max_whole_units, options.unit_bytes);
+  require(options.block >= 1 && options.block <= kLargestBlock, kTag, "got a block of {} elements; expected 1 to {}", options.block, kLargestBlock);
+  require(std::isfinite(options.gradient_divide_factor) && options.gradient_divide_factor > 0, kTag,
+          "got gradient_divide_factor {}; expected a number above 0", options.gradient_divide_factor);
   for (const auto dtype : {options.param_dtype, options.reduce_dtype}) {
     require(!dtype || at::isFloatingType(*dtype), kTag, "got {} to gather or reduce in; expected a dtype of floating-point numbers",
             dtype ? c10::toString(*dtype) : "");
@@ -220,6 +224,11 @@ std::shared_ptr<FullyShard::State> shard_units(std::vector<Wish> wishes, const T
     for (const auto& [dtype, parameters] : by_dtype) {
       const auto name = by_dtype.size() == 1 ? wish.name : fmt::format("{} ({})", wish.name, c10::toString(dtype));
       units.push_back(fsdp::Unit::make(name, parameters, cut, options, schedule));
+      const auto padding = units.back()->describe().padding;
+      if (options.block > 1 && padding > 0.1 && sub.world().rank() == 0) {
+        fmt::print(stderr, "dtensor: fully_shard: of the unit '{}' {:.0f} % is padding, since its parameters are cut in blocks of {} elements\n", name,
+                   100 * padding, options.block);
+      }
     }
   }
   return std::make_shared<FullyShard::State>(FullyShard::State{std::move(schedule), std::move(units)});
