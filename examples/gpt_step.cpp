@@ -4,6 +4,7 @@
 //
 // The model, the batch and the optimizer are those of PyTorch's own step beside which this is measured (bench/step_beside_pytorch).
 #include "gpt.hpp"
+#include "train_options.hpp"
 
 #include <dtensor/dtensor.hpp>
 
@@ -76,15 +77,15 @@ int main(int argc, char** argv) {
   Options o;
   std::string transport;
   app.add_option("mode", o.mode, "how the ranks share the work")->check(CLI::IsMember({"single", "ddp", "fsdp", "tp"}));
-  app.add_option("--ranks", o.ranks, "as threads of this process, without a launcher")->check(CLI::PositiveNumber);
+  app.add_option("--ranks", o.ranks, "as threads of this process, without a launcher")->check(positive);
   app.add_option("--transport", transport, "threads or gloo");
-  app.add_option("--dim", o.dim, "width")->check(CLI::PositiveNumber);
-  app.add_option("--layers", o.layers, "blocks")->check(CLI::PositiveNumber);
-  app.add_option("--heads", o.heads, "attention heads")->check(CLI::PositiveNumber);
-  app.add_option("--seq", o.seq, "tokens in a sequence")->check(CLI::PositiveNumber);
-  app.add_option("--batch", o.batch, "sequences in a step, over all ranks")->check(CLI::PositiveNumber);
-  app.add_option("--vocab", o.vocab, "different tokens")->check(CLI::PositiveNumber);
-  app.add_option("--steps", o.steps, "steps, of which three warm up")->check(CLI::PositiveNumber);
+  app.add_option("--dim", o.dim, "width")->check(positive);
+  app.add_option("--layers", o.layers, "blocks")->check(positive);
+  app.add_option("--heads", o.heads, "attention heads")->check(positive);
+  app.add_option("--seq", o.seq, "tokens in a sequence")->check(positive);
+  app.add_option("--batch", o.batch, "sequences in a step, over all ranks")->check(positive);
+  app.add_option("--vocab", o.vocab, "different tokens")->check(positive);
+  app.add_option("--steps", o.steps, "steps, of which three warm up")->check(positive);
   for (auto* option : app.get_options()) option->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   if (o.mode == "single") {

@@ -46,7 +46,7 @@ TEST_CASE("flat: the boxes of all ranks are the tensor", "[flat][layout]") {
   }
 }
 
-TEST_CASE("flat: tensors without elements, and lists of one view", "[flat]") {
+TEST_CASE("flat: tensors without elements and lists of one view", "[flat]") {
   CHECK_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const auto& sizes : {std::vector<int64_t>{2, 6, 0}, {0, 3}, {4, 0, 2}}) {
       const auto empty = distribute_tensor(torch::empty(sizes), mesh, {flat(3, 2)});

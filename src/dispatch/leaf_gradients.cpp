@@ -64,7 +64,7 @@ struct GradientHook final : torch::autograd::FunctionPreHook {
   static void add(const at::Tensor& leaf) {
     leaf.remove_hook(leaf.register_hook([](const at::Tensor&) {}));
 #if DTENSOR_TORCH_AT_LEAST(2, 0)
-    torch::autograd::impl::add_hook(leaf, std::make_unique<GradientHook>(leaf));
+    torch::autograd::impl::hooks(leaf).push_back(std::make_unique<GradientHook>(leaf));  // add_hook is for a first one
 #else
     torch::autograd::impl::add_hook(leaf, std::make_shared<GradientHook>(leaf));
 #endif
