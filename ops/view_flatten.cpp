@@ -25,7 +25,7 @@ class ReshapeRule : public Rule {
     auto offer = [&](const Placement& p) {
       if (const auto out = follow(reshape, p, parts)) result.push_back({{p}, {*out}});
     };
-    if (now.is_flat() && in_row_major(*call.operands[0].layout)) result.push_back({{now}, {now}});
+    if (now.is_flat() && !call.outputs[0].sizes.empty() && in_row_major(*call.operands[0].layout)) result.push_back({{now}, {now}});
     if (now.is_shard()) offer(now);
     for (int64_t d = 0; d < call.operands[0].ndim(); ++d) {
       if (now != shard(d)) offer(shard(d));

@@ -53,6 +53,8 @@ TEST_CASE("flat: tensors without elements and lists of one view", "[flat]") {
       require(full_tensor(empty->mul(2)).sizes() == c10::IntArrayRef(sizes), "test", "{}", empty.layout().str());
       require(full_tensor(empty->transpose(0, 1)).sizes() == torch::empty(sizes).transpose(0, 1).sizes(), "test", "{}", empty.layout().str());
     }
+    const auto one = distribute_tensor(torch::ones({1, 1}), mesh, {flat(3, 2)});
+    for (const auto& number : {one->squeeze(), one->view(at::IntArrayRef()), one->reshape(at::IntArrayRef())}) require(number.item<double>() == 1, "test", "a number");
     const auto whole = torch::arange(6).view({2, 3});
     const auto tensor = distribute_tensor(whole, mesh, {flat(4)});
     require(full_tensor(tensor->chunk(1, 1)[0]).equal(whole), "test", "a chunk that is all");
