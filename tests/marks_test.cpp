@@ -6,6 +6,9 @@
 #include "examples/zoo/llama3.hpp"
 #include "examples/zoo/vit.hpp"
 
+#include <array>
+#include <functional>
+
 using namespace dtensor;
 using namespace dtensor::test;
 
@@ -105,5 +108,5 @@ TEST_CASE("marks: leave alone what is in place", "[marks]") {
 TEST_CASE("marks: a layout that does not fit is refused", "[marks][errors]") {
   REQUIRE_THROWS_WITH(on_mesh({2}, [](const DeviceMesh& mesh) {
     lay_out(distribute_tensor(fractions({2, 4}), mesh, {replicate()}), mesh.names()[0], shard(2));
-  }), says("2"));
+  }), says("S(2)"));
 }

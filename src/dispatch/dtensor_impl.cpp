@@ -171,10 +171,12 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& o
           "a distributed tensor cannot take the data of a plain one; hint: distribute it first with distribute_tensor");
   auto* source = static_cast<DTensorImpl*>(other.get());
   const bool of_group = member_ && member_->generation < 0 && !layout_->is_deferred();
-  require(!of_group || source->layout_ == layout_, "set_data",
-          "a parameter of a unit of fully_shard keeps its dtype and layout; got {}; expected {}; hint: call to() before fully_shard, or write to "
-          "the parameter with copy_",
-          source->layout_->str(), layout_->str());
+  if (of_group && source->layout_ != layout_) {
+    fail("set_data",
+         "a parameter of a unit of fully_shard keeps its dtype and layout; got {}; expected {}; hint: call to() before fully_shard, or write to "
+         "the parameter with copy_",
+         source->layout_->str(), layout_->str());
+  }
   local_ = source->local_;
   layout_ = source->layout_;
   work_ = source->work_;

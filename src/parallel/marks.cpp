@@ -60,8 +60,9 @@ at::Tensor lay_out_like(const at::Tensor& x, const at::Tensor& like) {
   const auto* impl = as_dtensor(x);
   const auto* other = as_dtensor(like);
   if (!impl || !other || impl->layout()->placements() == other->layout()->placements()) return x;
-  require(impl->layout()->mesh() == other->layout()->mesh(), "lay_out_like", "the tensors are on two meshes; got {} and {}", impl->layout()->str(),
-          other->layout()->str());
+  if (impl->layout()->mesh() != other->layout()->mesh()) {
+    fail("lay_out_like", "the tensors are on two meshes; got {} and {}", impl->layout()->str(), other->layout()->str());
+  }
   return redistribute(x, other->layout()->placements());
 }
 
