@@ -1,9 +1,7 @@
 // Views that keep the row-major sequence of the elements: view, squeeze and their like. See view_reshape.hpp for the algebra.
+#include "ops/reshaped.hpp"
 #include "ops/view_dims.hpp"
 #include "ops/view_reshape.hpp"
-#include "src/core/alias.hpp"
-
-#include <ATen/ops/reshape.h>
 
 namespace dtensor::rules {
 
@@ -44,17 +42,8 @@ class ReshapeRule : public Rule {
   }
 
  protected:
-  // `strict`: the local order must be row-major for a view. Local strides may differ from the global ones, and whether they allow a
-  // view must be decided alike on every rank: a part of length one would be contiguous in any order.
   Lowering reshaped(const Call& call, const Resolution& resolution, bool strict) const {
-    return [sizes = local_output_sizes(call, resolution, 0), copies = copies_, strict](LocalCall& local) {
-      auto source = local.arg(0).toTensor();
-      const bool in_order = dtensor::detail::in_row_major_order(source) || source.numel() == 0;
-      auto result =
-          in_order ? detail::alias(source, sizes, contiguous_strides(sizes), source.storage_offset()) : at::reshape(source, sizes);
-      if ((copies || (strict && !in_order)) && result.is_alias_of(source)) result = result.clone();
-      local.replace({std::move(result)});
-    };
+    return Reshaped{local_output_sizes(call, resolution, 0), copies_, strict};
   }
 
  private:

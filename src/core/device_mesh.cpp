@@ -192,14 +192,12 @@ comm::Communicator& DeviceMesh::communicator(c10::ArrayRef<int64_t> dims) const 
   }
   auto& world_state = world().state();
   std::lock_guard<std::recursive_mutex> lock(world_state.mutex);
-  auto& slot = state_->communicators[dims.vec()];
-  if (!slot) {
-    std::vector<std::string> group;
-    for (int64_t d : dims) group.push_back(names()[d]);
-    slot =
-        world_state.connect(fmt::format("{}", fmt::join(group, "+")), ranks_along(*state_, coordinate().vec(), dims));
-  }
-  return *slot;
+  auto& made = state_->communicators;
+  if (const auto found = made.find(dims); found != made.end()) return *found->second;
+  std::vector<std::string> group;
+  for (int64_t d : dims) group.push_back(names()[d]);
+  auto connected = world_state.connect(fmt::format("{}", fmt::join(group, "+")), ranks_along(*state_, coordinate().vec(), dims));
+  return *made.emplace(dims.vec(), std::move(connected)).first->second;
 }
 
 std::string DeviceMesh::str() const {

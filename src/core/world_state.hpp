@@ -4,6 +4,7 @@
 #include <dtensor/layout.hpp>
 #include <dtensor/redistribute.hpp>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -34,6 +35,12 @@ namespace detail {
 // The calling thread's world, or null when it has not been in one yet.
 World* existing_world();
 
+// Orders lists of mesh dimensions, owned or not.
+struct DimsLess {
+  using is_transparent = void;
+  bool operator()(c10::IntArrayRef a, c10::IntArrayRef b) const { return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end()); }
+};
+
 struct MeshState {
   c10::DeviceType device;
   std::vector<int> ranks;
@@ -44,7 +51,7 @@ struct MeshState {
   std::vector<int64_t> coordinate{};  // empty unless member
   std::shared_ptr<LayoutTable> layouts{};
   World* world = nullptr;                                                               // null once the world has ended
-  std::map<std::vector<int64_t>, std::shared_ptr<comm::Communicator>> communicators{};  // by mesh dimensions, made on use
+  std::map<std::vector<int64_t>, std::shared_ptr<comm::Communicator>, DimsLess> communicators{};  // by mesh dimensions, made on use
 };
 
 // Move plans by (from, to), bounded. An entry holds both layouts, so that their addresses stay theirs.

@@ -1,5 +1,6 @@
 // Kernels of their own for the operators that training calls most: the arguments stay on the machine's stack and the local call is
 // direct, where the boxed fallback would build a list of IValues and take it apart again. What is not simple goes to the fallback.
+#include "ops/reshaped.hpp"
 #include "src/dispatch/execute.hpp"
 #include "src/dispatch/explicit.hpp"
 #include "src/dispatch/fallback.hpp"
@@ -31,6 +32,7 @@
 #include <ATen/ops/t_ops.h>
 #include <ATen/ops/threshold_backward_ops.h>
 #include <ATen/ops/transpose_ops.h>
+#include <ATen/ops/view_ops.h>
 #include <ATen/ops/zero_ops.h>
 #include <torch/library.h>
 
@@ -113,20 +115,30 @@ template <class Op, class Result, class... Args>
 struct Typed<Op, Result(Args...)> {
   static constexpr bool in_place = std::is_same_v<Result, at::Tensor&>;
 
-  static Result run(Args... args) {
-    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+  static const c10::OperatorHandle& op() {
+    static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+    return handle;
+  }
+
+  // The decision on such a call that is remembered, if it is a simple one.
+  static const Decision* find(Args... args) {
     Key key;
-    begin_key(key, op);
+    begin_key(key, op());
     (push(key, args), ...);
     const auto* found = find_decision(key);
-    if (!found || !(*found)->simple || (*found)->lowering) [[unlikely]] return boxed(op, args...);
-    const auto& decision = **found;
+    return found && (*found)->simple ? found->get() : nullptr;
+  }
+
+  static Result run(Args... args) {
+    const auto* found = find(args...);
+    if (!found || found->lowering) [[unlikely]] return boxed(args...);
+    const auto& decision = *found;
     auto& self = first(args...);
     auto* impl = as_dtensor(self);
     if (!impl || impl->is_meta() || (in_place && is_parted(impl->local())) || (decision.info->is_view && !decision.moves.empty())) [[unlikely]] {
-      return boxed(op, args...);
+      return boxed(args...);
     }
-    if (in_place && (overlaps(impl, args) || ...)) [[unlikely]] return boxed(op, args...);
+    if (in_place && (overlaps(impl, args) || ...)) [[unlikely]] return boxed(args...);
     const auto base_offset = impl->storage_offset();
     if constexpr (in_place) {
       before_write(impl->local());
@@ -167,11 +179,11 @@ struct Typed<Op, Result(Args...)> {
     Result result;
   };
 
-  static Result boxed(const c10::OperatorHandle& op, Args... args) {
+  static Result boxed(Args... args) {
     Stack stack;
     stack.reserve(sizeof...(args));
     (stack.emplace_back(args), ...);
-    fallback(op, &stack);
+    fallback(op(), &stack);
     if constexpr (in_place) {
       return first(args...);
     } else {
@@ -189,6 +201,19 @@ void add_kernels(torch::Library& library) {
   (add(static_cast<Ops*>(nullptr)), ...);
 }
 
+// A view of which the part is a view as well.
+at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef sizes) {
+  using View = Typed<at::_ops::view>;
+  auto* impl = as_dtensor(self);
+  const auto* decision = impl ? View::find(self, sizes) : nullptr;
+  const auto* reshaped = decision && decision->moves.empty() ? decision->lowering.target<rules::Reshaped>() : nullptr;
+  if (!reshaped || impl->is_meta() || !reshaped->is_alias(impl->local())) return View::run(self, sizes);
+  auto result = wrap(reshaped->alias(impl->local()), *decision->outputs[0]);
+  set_view_offset(*decision, 0, impl->storage_offset(), result);
+  inherit(*impl, *as_dtensor(result));
+  return result;
+}
+
 // What is under way stays so: a gradient that nobody has read yet is accumulated without waiting for it.
 at::Tensor detach(const at::Tensor& self) {
   auto* impl = as_dtensor(self);
@@ -199,6 +224,7 @@ at::Tensor detach(const at::Tensor& self) {
 TORCH_LIBRARY_IMPL(aten, Fake, library) {
   namespace o = at::_ops;
   library.impl("detach", TORCH_FN(detach));
+  library.impl("view", TORCH_FN(view));
   add_kernels<o::add_Tensor, o::add__Tensor, o::sub_Tensor, o::mul_Tensor, o::mul__Tensor, o::mul_Scalar, o::mul__Scalar, o::div_Tensor,
               o::div__Tensor, o::div_Scalar, o::addcmul_, o::addcdiv_, o::sqrt, o::zero_,
               o::mm, o::bmm, o::addmm, o::t, o::transpose_int, o::expand, o::ones_like,

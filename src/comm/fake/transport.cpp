@@ -44,7 +44,13 @@ void reduce_equal(c10::ScalarType dtype, ReduceOp op, void* out, const void* in,
   AT_DISPATCH_ALL_TYPES_AND_COMPLEX_AND2(at::kHalf, at::kBFloat16, dtype, "reduce", [&] {
     using Wide = at::opmath_type<scalar_t>;
     auto* values = static_cast<scalar_t*>(out);
-    for (int64_t i = 0; i < count; ++i) values[i] = static_cast<scalar_t>(static_cast<Wide>(values[i]) * static_cast<Wide>(times));
+    const auto scale = [&](scalar_t& value) { value = static_cast<scalar_t>(static_cast<Wide>(value) * static_cast<Wide>(times)); };
+    constexpr int64_t kBlock = 16;  // a constant, so that the loop is vectorized
+    int64_t i = 0;
+    for (; i + kBlock <= count; i += kBlock) {
+      for (int64_t j = 0; j < kBlock; ++j) scale(values[i + j]);
+    }
+    for (; i < count; ++i) scale(values[i]);
   });
 }
 

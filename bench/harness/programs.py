@@ -1,0 +1,69 @@
+"""Running programs: ours, Google Benchmark's, and the peers', which are started a process for each rank."""
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+PEERS = ROOT / "bench/peers"
+
+
+class Failed(Exception):
+    pass
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
+
+
+def start(command: list, **more: str) -> subprocess.Popen:
+    words = [str(word) for word in command]
+    return subprocess.Popen(words, env=environment(**more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def outputs(processes: list[subprocess.Popen], timeout: float = 900) -> list[str]:
+    """What they print; throws Failed when one of them fails."""
+    try:
+        texts = [process.communicate(timeout=timeout) for process in processes]
+    except subprocess.TimeoutExpired as late:
+        for process in processes:
+            process.kill()
+        raise Failed(f"{processes[0].args[0]} took over {timeout:.0f} s") from late
+    for (_, errors), process in zip(texts, processes):
+        if process.returncode != 0:
+            raise Failed(f"{' '.join(process.args)} ended with status {process.returncode}:\n{errors[-2000:]}")
+    return [out for out, _ in texts]
+
+
+def benchmark(program: pathlib.Path, *options: str, launcher: list = (), **more: str) -> dict[str, dict]:
+    """Google Benchmark's results by name: times in the benchmark's own unit, and counters."""
+    if not program.exists():
+        raise Failed(f"there is no {program}; build it with: tools/test none, or ninja -C {program.parent.parent} bench/{program.name}")
+    out = outputs([start([*launcher, program, "--benchmark_format=json", *options], **more)])[0]
+    entries = json.loads(out[out.index("{"):])["benchmarks"]
+    return {entry["name"]: entry for entry in entries}
+
+
+def on_ranks(script: str, ranks: int, port: int, *options) -> str:
+    """The output of rank 0 of a peer."""
+    where = dict(WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    command = [sys.executable, PEERS / script, *options]
+    return outputs([start(command, RANK=str(rank), LOCAL_RANK=str(rank), **where) for rank in range(ranks)])[0]
+
+
+def tokens_per_second(texts: list[str]) -> float:
+    found = re.search(r"([\d.]+) tok/s", "".join(texts))
+    if not found:
+        raise Failed(f"no tok/s in: {''.join(texts)[-500:]}")
+    return float(found[1])
+
+
+def torch_version() -> str | None:
+    """Of the peer: this python's, if it has a torch with DTensor."""
+    script = "import torch, torch.distributed.tensor; print(torch.__version__)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment())
+    return done.stdout.strip() if done.returncode == 0 else None

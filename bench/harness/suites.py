@@ -1,0 +1,219 @@
+"""What is measured, and what it must reach. A suite runs its programs and the peers' in turns and returns rows."""
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+import shutil
+import sys
+import tempfile
+
+from .programs import PEERS, Failed, benchmark, on_ranks, outputs, start, tokens_per_second
+from .row import Row
+
+KINDS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+
+
+@dataclasses.dataclass
+class Setting:
+    build: pathlib.Path
+    rounds: int
+    torch: str | None  # the peer's version
+    progress: object
+    port: int = 29700
+
+    def next_port(self) -> int:
+        self.port += 1
+        return self.port
+
+    def peer(self) -> str:
+        return f"PyTorch {self.torch.split('+')[0]}" if self.torch else ""
+
+
+def collect(rows: dict, row: Row, here: float, peer: float | None = None) -> None:
+    """Adds a round to the row of this name."""
+    row = rows.setdefault((row.group, row.name), row)
+    row.here.append(here)
+    if peer is not None:
+        row.peer.append(peer)
+
+
+def dispatch(s: Setting) -> list[Row]:
+    """What a DTensor adds to an operator, in microseconds."""
+    rows: dict = {}
+    for i in range(s.rounds):
+        here = benchmark(s.build / "bench/dispatch", "--benchmark_filter=/2/")
+        script = [sys.executable, PEERS / "torch_dispatch.py"]
+        peer = json.loads(outputs([start(script)])[0].splitlines()[-1]) if s.torch else {}
+        for name, entry in here.items():
+            case = name.split("/")[0]
+            linear, many = case == "linear_forward_backward", "foreach" in case
+            row = Row("dispatch", case, "us", [], [], s.peer(), ratio_at_least=None if many else 12 if linear else 10,
+                      here_at_most=None if many else 8 if linear else 0.30)
+            theirs = peer[case][1] - peer[case][0] if case in peer else None
+            collect(rows, row, entry["overhead_us"], theirs)
+        s.progress(f"dispatch: round {i + 1} of {s.rounds}")
+    return list(rows.values())
+
+
+def instructions(s: Setting) -> list[Row]:
+    """Instructions that a DTensor adds to an operator, with the plain operator's beside it."""
+    if not shutil.which("valgrind"):
+        raise Failed("there is no valgrind; on Debian: apt-get install valgrind, and build bench/instructions again")
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        outputs([start(["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/out",
+                        s.build / "bench/instructions"])])
+        counts = {}
+        for path in pathlib.Path(folder).iterdir():
+            text = path.read_text(errors="replace")
+            what, total = re.search(r"^desc: Trigger: Client Request: (.*)$", text, re.M), re.search(r"^totals: (\d+)", text, re.M)
+            if what and total:
+                counts[what[1].strip()] = int(total[1]) / 100
+    for name in dict.fromkeys(key.split()[0] for key in counts):
+        plain, dtensor = counts[name + " plain"], counts[name + " dtensor"]
+        rows.append(Row("instructions", name, "instructions", [dtensor - plain], [plain], "the plain operator"))
+    s.progress("instructions: counted")
+    return sorted(rows, key=lambda row: row.name)
+
+
+def mesh_of_one(s: Setting) -> list[Row]:
+    """A training step on a mesh of one rank, as a multiple of the plain one."""
+    rows: dict = {}
+    for i in range(s.rounds):
+        for name, entry in benchmark(s.build / "bench/step").items():
+            width = re.search(r"dim:(\d+)", name)[1]
+            collect(rows, Row("mesh of one", f"GPT step, width {width}", "x plain", [], here_at_most=1.02), entry["ratio"])
+        s.progress(f"mesh of one: round {i + 1} of {s.rounds}")
+    return list(rows.values())
+
+
+def random(s: Setting) -> list[Row]:
+    """normal_ of 16 million elements on one of four ranks, as a multiple of the plain call on the whole."""
+    rows: dict = {}
+    for i in range(s.rounds):
+        for name, entry in benchmark(s.build / "bench/random").items():
+            case, counter = name.split("/")[0], "counter:1" in name
+            row = Row("random", f"normal_, {case}, {'dt::Generator' if counter else 'mt19937'}", "x plain", [],
+                      here_at_most=0.35 if counter else 1.15)
+            collect(rows, row, entry["ratio"])
+        s.progress(f"random: round {i + 1} of {s.rounds}")
+    return list(rows.values())
+
+
+def size_name(size: int) -> str:
+    return f"{size >> 20} MB" if size >= 1 << 20 else f"{size >> 10} KB"
+
+
+def collectives_of(s: Setting, group: str, transport: str, at_1_kb: float, at_16_mb: float) -> list[Row]:
+    sizes, rows = [1 << 10, 64 << 10, 1 << 20, 16 << 20], {}
+    for i in range(s.rounds):
+        for ranks in (2, 4):
+            chosen = f"--benchmark_filter=^{transport}/.*ranks:{ranks}/bytes:({'|'.join(map(str, sizes))})/"
+            here = benchmark(s.build / "bench/collectives", chosen, "--benchmark_min_time=0.1")
+            options = ["--bytes", ",".join(map(str, sizes))]
+            peer = json.loads(on_ranks("torch_collectives.py", ranks, s.next_port(), *options).splitlines()[-1]) if s.torch else {}
+            for size in sizes:
+                for kind in KINDS:
+                    entry = here[f"{transport}/{kind}/ranks:{ranks}/bytes:{size}/real_time"]
+                    least = {1 << 10: at_1_kb, 16 << 20: at_16_mb}.get(size)
+                    row = Row(group, f"{kind}, {ranks} ranks, {size_name(size)}", "us", [], [], f"Gloo in {s.peer()}", ratio_at_least=least)
+                    collect(rows, row, entry["real_time"], peer.get(f"{kind}/bytes:{size}"))
+            s.progress(f"{group}: round {i + 1} of {s.rounds}, {ranks} ranks")
+    return list(rows.values())
+
+
+def threads(s: Setting) -> list[Row]:
+    """Collectives between threads beside Gloo's."""
+    return collectives_of(s, "collectives, threads", "threads", 8, 4)
+
+
+def processes(s: Setting) -> list[Row]:
+    """Collectives through memory that processes share, beside Gloo's."""
+    return collectives_of(s, "collectives, processes", "shm", 5, 2.5)
+
+
+def memory_bound(s: Setting) -> list[Row]:
+    """Collectives of 64 MB between threads: the share of what the memory would take for the same reads and writes."""
+    rows: dict = {}
+    for i in range(s.rounds):
+        here = benchmark(s.build / "bench/collectives", f"--benchmark_filter=^(threads/.*bytes:{64 << 20}/|memory/)", "--benchmark_min_time=0.3")
+        for ranks in (2, 4):
+            for kind in KINDS:
+                entry = here[f"threads/{kind}/ranks:{ranks}/bytes:{64 << 20}/real_time"]
+                bound = here[f"memory/{kind}/ranks:{ranks}/bytes:{64 << 20}/real_time"]
+                row = Row("memory bound", f"{kind}, {ranks} ranks, 64 MB", "of the bound", [], here_at_least=0.7)
+                collect(rows, row, bound["real_time"] / entry["real_time"])
+        s.progress(f"memory bound: round {i + 1} of {s.rounds}")
+    return list(rows.values())
+
+
+def step(s: Setting) -> list[Row]:
+    """The training step of a GPT on two ranks, in tokens per second."""
+    least = {("ddp", 256): 1.0, ("fsdp", 256): 1.3, ("tp", 256): 1.65, ("ddp", 64): 1.0, ("fsdp", 64): 1.7, ("tp", 64): 2.3}
+    names = {"single": "one process", "ddp": "data parallel", "fsdp": "fully sharded", "tp": "tensor parallel"}
+    rows: dict = {}
+
+    def ours(mode, dim, batch=8, copies=1):
+        command = [s.build / "examples/gpt_step", mode, "--dim", dim, "--batch", batch] + (["--ranks", 2] if mode != "single" else [])
+        return tokens_per_second(outputs([start(command) for _ in range(copies)]))
+
+    for i in range(s.rounds):
+        for dim in (256, 64):
+            limit = 2 * ours("single", dim, 4, 2)
+            for mode, name in names.items():
+                here = ours(mode, dim)
+                options = [mode, "--dim", str(dim)]
+                ranks = 1 if mode == "single" else 2
+                peer = tokens_per_second([on_ranks("torch_gpt_step.py", ranks, s.next_port(), *options)]) if s.torch else None
+                row = Row("training step", f"{name}, width {dim}", "tokens/s", [], [], s.peer(), higher_is_better=True,
+                          ratio_at_least=least.get((mode, dim)))
+                collect(rows, row, here, peer)
+                if mode == "ddp":
+                    row = Row("training step", f"data parallel, width {dim}, beside two processes alone", "tokens/s", [], [],
+                              "two independent processes here", higher_is_better=True)
+                    collect(rows, row, here, limit)
+        s.progress(f"training step: round {i + 1} of {s.rounds}")
+    return list(rows.values())
+
+
+def scale(s: Setting) -> list[Row]:
+    """What a rank pays for the size of the world, on the fake transport."""
+    rows: dict = {}
+    units = {"mesh_us": "us", "layout_us": "us", "plan_us": "us", "first_call_us": "us", "hit_us": "us", "memory_kb": "KB"}
+    for i in range(s.rounds):
+        for name, entry in benchmark(s.build / "bench/scale").items():
+            ranks = name.split("/")[1]
+            for counter, unit in units.items():
+                what = counter.rsplit("_", 1)[0].replace("_", " ")
+                collect(rows, Row("scale", f"{what}, {ranks} ranks", unit, []), entry[counter])
+        s.progress(f"scale: round {i + 1} of {s.rounds}")
+    return sorted(rows.values(), key=lambda row: list(units).index(next(c for c in units if row.name.startswith(c.rsplit("_", 1)[0].replace("_", " ")))))
+
+
+def sharding(s: Setting) -> list[Row]:
+    """The step by how parameters are sharded, in milliseconds, and what is gathered at once."""
+    rows: dict = {}
+    for i in range(s.rounds):
+        for name, entry in benchmark(s.build / "bench/fsdp").items():
+            case = name.split("/")[0]
+            collect(rows, Row("sharding", f"step, {case}", "ms", []), entry["real_time"])
+            collect(rows, Row("sharding", f"gathered at once, {case}", "MB", []), entry["whole_mb"])
+        s.progress(f"sharding: round {i + 1} of {s.rounds}")
+    return list(rows.values())
+
+
+def redistribute(s: Setting) -> list[Row]:
+    """Transitions between layouts, on threads."""
+    rows: dict = {}
+    for i in range(s.rounds):
+        for name, entry in benchmark(s.build / "bench/redistribute").items():
+            what, ranks, size = re.match(r"(.*)/ranks:(\d+)/bytes:(\d+)", name).groups()
+            collect(rows, Row("redistribute", f"{what.replace('->', ' -> ')}, {ranks} ranks, {size_name(int(size))}", "us", []), entry["real_time"])
+        s.progress(f"redistribute: round {i + 1} of {s.rounds}")
+    return list(rows.values())
+
+
+SUITES = {suite.__name__: suite for suite in (dispatch, instructions, mesh_of_one, threads, processes, memory_bound, step, sharding,
+                                              redistribute, random, scale)}
