@@ -2,7 +2,7 @@
 //
 //   gpt_step single | ddp | fsdp | tp [--ranks 1] [--dim 256] [--steps 12] [--transport gloo]
 //
-// The model, the batch and the optimizer are those of PyTorch's own step beside which this is measured (bench/step_beside_pytorch).
+// The model, the batch and the optimizer are those of PyTorch's own step beside which this is measured (tools/bench step).
 #include "gpt.hpp"
 #include "train_options.hpp"
 

@@ -1,6 +1,6 @@
 """PyTorch's own step of the model in examples/gpt_step.cpp: torch_gpt_step.py single | ddp | fsdp | tp
 
-A process of it is a rank; bench/step_beside_pytorch starts them. Rank 0 prints what gpt_step prints.
+A process of it is a rank; tools/bench starts them. Rank 0 prints what gpt_step prints.
 """
 import argparse
 import statistics
