@@ -17,6 +17,7 @@ using dtensor::comm::Communicator;
 void run_collective(Communicator& group, const std::string& kind, const at::Tensor& input, const std::vector<int64_t>& counts) {
   if (kind == "all_reduce") group.all_reduce(input, ReduceOp::sum).get();
   if (kind == "all_gather") group.all_gather(input, counts).get();
+  if (kind == "all_to_all") group.all_to_all(input, counts, counts).get();
   if (kind == "reduce_scatter") group.reduce_scatter(input, counts, ReduceOp::sum).get();
 }
 
@@ -59,10 +60,10 @@ void measure(benchmark::State& state, const std::string& transport, const std::s
 }  // namespace
 
 int main(int argc, char** argv) {
-  for (const std::string transport : {"threads", "gloo"}) {
-    for (const std::string kind : {"all_reduce", "all_gather", "reduce_scatter"}) {
+  for (const std::string transport : {"threads", "shm", "gloo"}) {
+    for (const std::string kind : {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}) {
       for (int ranks : {2, 4}) {
-        for (int64_t bytes : {1 << 10, 64 << 10, 1 << 20, 16 << 20}) {
+        for (int64_t bytes : {1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20}) {
           const auto name = transport + "/" + kind + "/ranks:" + std::to_string(ranks) + "/bytes:" + std::to_string(bytes);
           benchmark::RegisterBenchmark(name.c_str(), measure, transport, kind, ranks, bytes)->Unit(benchmark::kMicrosecond)->UseRealTime();
         }
