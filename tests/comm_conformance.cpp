@@ -38,8 +38,14 @@ TEST_CASE("threads: all collectives at 1 to 8 ranks", "[comm]") { check_everythi
 
 TEST_CASE("gloo: all collectives at 1 to 8 ranks", "[comm][gloo]") { check_everything("gloo"); }
 
-TEST_CASE("threads and gloo give the same bits", "[comm][gloo]") {
-  for (int ranks : {2, 3, 8}) CHECK(fingerprints("threads", ranks) == fingerprints("gloo", ranks));
+TEST_CASE("shm: all collectives at 1 to 8 ranks", "[comm][gloo]") { check_everything("shm"); }
+
+TEST_CASE("all transports give the same bits", "[comm][gloo]") {
+  for (int ranks : {2, 3, 8}) {
+    const auto expected = fingerprints("threads", ranks);
+    CHECK(fingerprints("shm", ranks) == expected);
+    CHECK(fingerprints("gloo", ranks) == expected);
+  }
 }
 
 TEST_CASE("threads: many small collectives under oversubscription", "[comm]") {

@@ -62,9 +62,9 @@ bool contains(const std::string& text, const std::vector<std::string>& parts) {
   return true;
 }
 
-// Both real transports.
+// All real transports.
 void on_each(const std::function<void(const std::string&)>& check) {
-  for (const std::string transport : {"threads", "gloo"}) {
+  for (const std::string transport : {"threads", "shm", "gloo"}) {
     INFO(transport);
     check(transport);
   }

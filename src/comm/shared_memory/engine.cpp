@@ -81,10 +81,9 @@ void Engine::issue(const std::shared_ptr<Queue>& queue, const std::shared_ptr<Op
   wake(urgent);
 }
 
-bool Engine::can_move() const {
+bool Engine::can_move() {
   return std::any_of(active_.begin(), active_.end(), [](const std::shared_ptr<Queue>& queue) {
-    if (queue->read < queue->written && queue->channel->all_posted(queue->read)) return true;
-    return queue->writing < queue->operations.size() && queue->channel->all_made_room(queue->written);
+    return can_read(*queue) || (next_to_write(*queue) && queue->channel->all_made_room(queue->written));
   });
 }
 
@@ -108,37 +107,40 @@ void Engine::take_note() {
   bell_.ring();
 }
 
-bool Engine::write(Queue& queue) {
-  Channel& channel = *queue.channel;
-  while (queue.writing < queue.operations.size()) {
+// The operation that can write its next round as soon as there is room; null when none can.
+Operation* Engine::next_to_write(Queue& queue) {
+  for (; queue.writing < queue.operations.size(); ++queue.writing) {
     Operation& operation = *queue.operations[queue.writing];
-    if (operation.written == operation.rounds()) {
-      if (!operation.settled()) return false;
-      ++queue.writing;
-      continue;
-    }
-    if (!operation.can_write(operation.written, operation.read_rounds)) return false;
-    if (!channel.all_made_room(queue.written)) {
-      channel.want_room(true);
-      if (!channel.all_made_room(queue.written)) return false;
-    }
-    channel.want_room(false);
-    const Slot slot = channel.slot(channel.self(), queue.written);
-    if (operation.written == 0) {
-      operation.base = queue.written;
-      *slot.call = operation.call();
-    }
-    operation.write(channel, operation.written++, slot);
-    channel.post(queue.written++);
-    return true;
+    if (operation.written < operation.rounds()) return operation.can_write() ? &operation : nullptr;
+    if (!operation.settled()) return nullptr;
   }
-  return false;
+  return nullptr;
+}
+
+bool Engine::can_read(const Queue& queue) { return queue.read < queue.written && queue.channel->all_posted(queue.read); }
+
+bool Engine::write(Queue& queue) {
+  Operation* operation = next_to_write(queue);
+  if (!operation) return false;
+  Channel& channel = *queue.channel;
+  if (!channel.all_made_room(queue.written)) {
+    channel.want_room(true);
+    if (!channel.all_made_room(queue.written)) return false;
+  }
+  channel.want_room(false);
+  const Slot slot = channel.slot(channel.self(), queue.written);
+  if (operation->written == 0) {
+    operation->base = queue.written;
+    *slot.call = operation->call();
+  }
+  operation->write(channel, operation->written++, slot);
+  channel.post(queue.written++);
+  return true;
 }
 
 bool Engine::read(Queue& queue) {
-  if (queue.read == queue.written) return false;
+  if (!can_read(queue)) return false;
   Channel& channel = *queue.channel;
-  if (!channel.all_posted(queue.read)) return false;
   const auto operation = queue.operations.front();
   if (operation->read_rounds == 0) check_agreement(queue, *operation);
   if (queue.broken) return true;

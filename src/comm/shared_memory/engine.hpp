@@ -48,9 +48,11 @@ class Engine {
   // Says that a thread needs the lock, so that the own thread gives way.
   class Access;
 
-  bool can_move() const;
+  bool can_move();
   // Writes and reads all that can be; with `give_way` until another thread wants the lock. Whether anything could.
   bool progress(bool give_way = false);
+  static Operation* next_to_write(Queue& queue);
+  static bool can_read(const Queue& queue);
   bool write(Queue& queue);
   bool read(Queue& queue);
   void check_agreement(Queue& queue, Operation& operation);

@@ -149,7 +149,7 @@ class AllReduce final : public ReduceScatter {
 
   int64_t rounds() const override { return 2 * rounds_; }
 
-  bool can_write(int64_t round, int64_t read) const override { return !shares(round) || read > reduce_round(index(round)); }
+  bool can_write() const override { return !shares(written) || read_rounds > reduce_round(index(written)); }
 
   void write(const Channel& channel, int64_t round, const Slot& slot) override {
     if (!shares(round)) return write_chunk(channel, index(round), slot);

@@ -25,8 +25,8 @@ class Operation {
   // How many rounds it takes, one at least. It may grow until it is settled.
   virtual int64_t rounds() const { return 1; }
   virtual bool settled() const { return true; }
-  // Whether the round can be written when `read` rounds have been read.
-  virtual bool can_write([[maybe_unused]] int64_t round, [[maybe_unused]] int64_t read) const { return true; }
+  // Whether the next round can be written with what has been read.
+  virtual bool can_write() const { return true; }
   virtual void write([[maybe_unused]] const Channel& channel, [[maybe_unused]] int64_t round, [[maybe_unused]] const Slot& slot) {}
   // Whether `theirs`, of member `who`, goes with this call, beyond what CallInfo says.
   virtual bool agrees([[maybe_unused]] const Channel& channel, [[maybe_unused]] int who, [[maybe_unused]] const Slot& theirs) { return true; }
