@@ -16,6 +16,7 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -48,8 +49,10 @@ std::string host() {
   return result;
 }
 
-// Never more than what is there: a page that cannot be had would be a SIGBUS on first use.
+// Never more than what is there: a page that cannot be had would be a SIGBUS on first use, and a file above its limit a SIGXFSZ.
 bool grow(int fd, int64_t offset, int64_t bytes) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur < static_cast<rlim_t>(offset + bytes)) return false;
   int error = 0;
   do error = posix_fallocate(fd, offset, bytes);
   while (error == EINTR);

@@ -17,7 +17,7 @@ struct Slot {
 
 class Channel {
  public:
-  static constexpr int kSlots = 4;
+  static constexpr int kSlots = 8;
   static constexpr int64_t kSlotBytes = 256 << 10;  // the slots of a few ranks fit into a cache
 
   // Null when there is no room; then it is null on every member.

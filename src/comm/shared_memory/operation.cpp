@@ -140,8 +140,8 @@ class ReduceScatter : public Operation {
   const int64_t chunk_, rounds_;
 };
 
-// Every member reduces a part, as in reduce_scatter, and shares it. The rounds that reduce and those that share take turns, one chunk
-// apart, so that nobody waits: reduce 0, reduce 1, share 0, reduce 2, share 1, ..., share n-1.
+// Every member reduces a part, as in reduce_scatter, and shares it. A chunk is shared a few rounds after it was reduced, so that nobody
+// waits: with a lag of 1, reduce 0, reduce 1, share 0, reduce 2, share 1, ..., share n-1.
 class AllReduce final : public ReduceScatter {
  public:
   AllReduce(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> pieces, std::vector<Bytes> targets, int self)
@@ -165,11 +165,16 @@ class AllReduce final : public ReduceScatter {
   }
 
  private:
-  bool shares(int64_t round) const { return round == rounds() - 1 || (round > 0 && round % 2 == 0); }
-  int64_t index(int64_t round) const { return shares(round) ? (round + 1) / 2 - 1 : (round + 1) / 2; }
-  static int64_t reduce_round(int64_t chunk) { return std::max<int64_t>(0, 2 * chunk - 1); }
+  bool shares(int64_t round) const { return round > lag_ && (round - lag_ > 2 * (rounds_ - 1 - lag_) || (round - lag_) % 2 == 1); }
+  // Which chunk the round is about.
+  int64_t index(int64_t round) const {
+    if (!shares(round)) return round <= lag_ ? round : (round + lag_) / 2;
+    return std::max((round - lag_ - 1) / 2, round - rounds_);
+  }
+  int64_t reduce_round(int64_t chunk) const { return std::max(chunk, 2 * chunk - lag_); }
 
   const std::vector<Bytes> targets_;
+  const int64_t lag_ = std::min<int64_t>(Channel::kSlots / 2 - 1, rounds_ - 1);
 };
 
 // Every member shows its whole input.
