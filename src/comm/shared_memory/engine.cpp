@@ -17,7 +17,8 @@ constexpr int kIdleTurns = 20;
 // The longest sleep: everything that could end it rings, so this is for what nobody thought of.
 constexpr Milliseconds kNap{50};
 
-// Cores may be fewer than ranks: give the core away soon.
+// A few microseconds, about what it costs to be woken. Without giving the core away: a thread that yields on a busy machine gets it
+// back much later than one that sleeps and is woken.
 template <class Done>
 bool spin(Done done) {
   for (int i = 0; i < 256; ++i) {
@@ -25,10 +26,6 @@ bool spin(Done done) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
-  }
-  for (int i = 0; i < 8; ++i) {
-    std::this_thread::yield();
-    if (done()) return true;
   }
   return false;
 }

@@ -5,7 +5,12 @@
 #include "src/comm/reduce.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 namespace dtensor::comm::shared_memory {
 
@@ -13,6 +18,8 @@ namespace {
 
 // Up to this size every rank reduces everything by itself: one round instead of two.
 constexpr int64_t kDirectBytes = 32 << 10;
+// A result of this size is not found in a cache afterwards.
+constexpr int64_t kLargeBytes = 8 << 20;
 
 int64_t chunks(int64_t bytes, int64_t chunk) { return (bytes + chunk - 1) / chunk; }
 
@@ -23,6 +30,32 @@ Bytes chunk_of(const Bytes& bytes, int64_t index, int64_t chunk) {
 
 void copy(char* to, const Bytes& from) {
   if (from.size > 0) std::memcpy(to, from.data, static_cast<size_t>(from.size));
+}
+
+// Into a large result: past the caches, which leaves them to the slots, and does not read what is overwritten.
+void copy_out(char* to, const Bytes& from, bool large) {
+#if defined(__SSE2__)
+  const auto ahead = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) % 16);
+  if (large && from.size >= 4096) {
+    std::memcpy(to, from.data, static_cast<size_t>(ahead));
+    int64_t done = ahead;
+    for (; done + 64 <= from.size; done += 64) {
+      const auto* source = reinterpret_cast<const __m128i*>(from.data + done);
+      auto* target = reinterpret_cast<__m128i*>(to + done);
+      for (int i = 0; i < 4; ++i) _mm_stream_si128(target + i, _mm_loadu_si128(source + i));
+    }
+    _mm_sfence();
+    std::memcpy(to + done, from.data + done, static_cast<size_t>(from.size - done));
+    return;
+  }
+#endif
+  copy(to, from);
+}
+
+int64_t total(const std::vector<Bytes>& pieces) {
+  int64_t size = 0;
+  for (const Bytes& piece : pieces) size += piece.size;
+  return size;
 }
 
 int64_t element_size(const CallInfo& call) { return static_cast<int64_t>(c10::elementSize(static_cast<c10::ScalarType>(call.dtype))); }
@@ -54,13 +87,13 @@ class Gather final : public Operation {
   void write(const Channel& channel, int64_t round, const Slot& slot) override {
     const Bytes chunk = chunk_of(mine_, round, kChunk);
     copy(slot.data, chunk);
-    copy(chunk_of(pieces_[channel.self()], round, kChunk).data, chunk);
+    copy_out(chunk_of(pieces_[channel.self()], round, kChunk).data, chunk, large_);
   }
 
   void read(const Channel& channel, int64_t round, uint64_t base) override {
     for_others(channel, [&](int who) {
       const Bytes target = chunk_of(pieces_[who], round, kChunk);
-      copy(target.data, {channel.slot(who, base + round).data, target.size});
+      copy_out(target.data, {channel.slot(who, base + round).data, target.size}, large_);
     });
   }
 
@@ -69,6 +102,7 @@ class Gather final : public Operation {
   const Bytes mine_;
   const std::vector<Bytes> pieces_;
   const int64_t rounds_;
+  const bool large_ = total(pieces_) >= kLargeBytes;
 };
 
 // How many rounds it takes is known when the counts of all have been read.
@@ -87,7 +121,7 @@ class AllToAll final : public Operation {
       slot.counts[channel.size() + who] = in_[who].size;
     }
     for_others(channel, [&](int who) { copy(slot.data + who * chunk_, chunk_of(out_[who], round, chunk_)); });
-    copy(chunk_of(in_[channel.self()], round, chunk_).data, chunk_of(out_[channel.self()], round, chunk_));
+    copy_out(chunk_of(in_[channel.self()], round, chunk_).data, chunk_of(out_[channel.self()], round, chunk_), large_);
   }
 
   bool agrees(const Channel& channel, int who, const Slot& theirs) override {
@@ -99,7 +133,7 @@ class AllToAll final : public Operation {
   void read(const Channel& channel, int64_t round, uint64_t base) override {
     for_others(channel, [&](int who) {
       const Bytes target = chunk_of(in_[who], round, chunk_);
-      copy(target.data, {channel.slot(who, base + round).data + channel.self() * chunk_, target.size});
+      copy_out(target.data, {channel.slot(who, base + round).data + channel.self() * chunk_, target.size}, large_);
     });
   }
 
@@ -107,6 +141,7 @@ class AllToAll final : public Operation {
   const std::vector<Bytes> out_, in_;
   const int64_t chunk_;
   int64_t longest_;
+  const bool large_ = total(in_) >= kLargeBytes;
 };
 
 // Piece p of every member's input is reduced by member p.
@@ -160,7 +195,7 @@ class AllReduce final : public ReduceScatter {
     if (!shares(round)) return reduce_chunk(channel, index(round), base + round);
     for_others(channel, [&](int who) {
       const Bytes target = chunk_of(targets_[who], index(round), chunk_);
-      copy(target.data, {channel.slot(who, base + round).data, target.size});
+      copy_out(target.data, {channel.slot(who, base + round).data, target.size}, large_);
     });
   }
 
@@ -174,6 +209,7 @@ class AllReduce final : public ReduceScatter {
   int64_t reduce_round(int64_t chunk) const { return std::max(chunk, 2 * chunk - lag_); }
 
   const std::vector<Bytes> targets_;
+  const bool large_ = total(targets_) >= kLargeBytes;
   const int64_t lag_ = std::min<int64_t>(Channel::kSlots / 2 - 1, rounds_ - 1);
 };
 
