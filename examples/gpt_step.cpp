@@ -78,7 +78,7 @@ int main(int argc, char** argv) {
   std::string transport;
   app.add_option("mode", o.mode, "how the ranks share the work")->check(CLI::IsMember({"single", "ddp", "fsdp", "tp"}));
   app.add_option("--ranks", o.ranks, "as threads of this process, without a launcher")->check(positive);
-  app.add_option("--transport", transport, "threads or gloo");
+  app.add_option("--transport", transport, "threads, shm or gloo");
   app.add_option("--dim", o.dim, "width")->check(positive);
   app.add_option("--layers", o.layers, "blocks")->check(positive);
   app.add_option("--heads", o.heads, "attention heads")->check(positive);

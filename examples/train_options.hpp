@@ -55,7 +55,7 @@ inline void add_launch_options(CLI::App& app) {
   static std::string transport;
   app.add_option("--ranks", ranks, "ranks, as threads of this process, without a launcher (with --mesh: as many as it has)")->check(positive);
   app.add_option("--deadline", deadline, "seconds that a rank waits for the others")->check(positive);
-  app.add_option("--transport", transport, "threads or gloo (default: gloo under a launcher)");
+  app.add_option("--transport", transport, "threads, shm or gloo (default: shm under a launcher)");
 }
 
 // Declares the options. CLI::App::parse fills `o`.

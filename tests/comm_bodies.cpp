@@ -7,6 +7,7 @@
 
 #include <iostream>
 #include <numeric>
+#include <thread>
 
 namespace dtensor_tests {
 
@@ -238,6 +239,77 @@ void check_subgroups(World& world) {
     require(std::move(second).get().item<int64_t>() == std::accumulate(half.begin(), half.end(), 0), "test", "halves");
     const auto order = std::move(first).get();
     for (size_t k = 0; k < same_parity.size(); ++k) require(order[2 * k].item<int64_t>() == same_parity[k], "test", "group order");
+  }
+}
+
+void check_chunks(World& world) {
+  auto all = connect_all(world);
+  const int ranks = world.size(), me = world.rank();
+  // Around what shared memory takes at a time: a slot of 256 KiB, of which each rank has a part.
+  const std::vector<int64_t> lengths{32 << 10, 256 << 10, (256 << 10) / ranks / 64 * 64, (9 << 20) / ranks};
+  for (const int64_t bytes : lengths) {
+    for (const int64_t count : {bytes / 4 - 1, bytes / 4, bytes / 4 + 1}) {
+      check_equal(all->all_reduce(values(me, count, at::kFloat), ReduceOp::sum).get(), reduced(ranks, count, at::kFloat, ReduceOp::sum),
+                  "all_reduce");
+      std::vector<at::Tensor> pieces, out, in;
+      for (int rank = 0; rank < ranks; ++rank) {
+        pieces.push_back(values(rank, count, at::kFloat));
+        out.push_back(values(me * 8 + rank, count, at::kFloat));
+        in.push_back(values(rank * 8 + me, count, at::kFloat));
+      }
+      const std::vector<int64_t> counts(ranks, count);
+      check_equal(all->all_gather(pieces[me], counts).get(), at::cat(pieces), "all_gather");
+      check_equal(all->all_to_all(at::cat(out), counts, counts).get(), at::cat(in), "all_to_all");
+      check_equal(all->broadcast(pieces[me], ranks - 1).get(), pieces.back(), "broadcast");
+      const auto expected = reduced(ranks, count * ranks, at::kFloat, ReduceOp::sum).slice(0, me * count, (me + 1) * count);
+      check_equal(all->reduce_scatter(values(me, count * ranks, at::kFloat), counts, ReduceOp::sum).get(), expected, "reduce_scatter");
+    }
+  }
+  // Nothing for most, and much between two.
+  std::vector<int64_t> send(ranks, 0), recv(ranks, 0);
+  if (me == 0) send.back() = 200'001;
+  if (me == ranks - 1) recv.front() = 200'001;  // with one rank, to itself
+  const auto moved = all->all_to_all(values(0, me == 0 ? 200'001 : 0, at::kFloat), send, recv).get();
+  check_equal(moved, values(0, me == ranks - 1 ? 200'001 : 0, at::kFloat), "all_to_all between two");
+}
+
+void check_many_in_flight(World& world) {
+  auto all = connect_all(world, "all"), other = connect_all(world, "other");
+  const int ranks = world.size(), me = world.rank();
+  for (int64_t count : {3, 100'000}) {
+    std::vector<Async> works;
+    for (int i = 0; i < 40; ++i) works.push_back((i % 2 ? *all : *other).all_reduce(values(me, count + i, at::kFloat), ReduceOp::sum));
+    // Some are dropped; what is left is waited for in another order on every rank.
+    for (int i = 0; i < 40; ++i) {
+      const int which = (i * 7 + me * 11) % 40;
+      if (which % 5 == me % 5) {
+        works[which] = {};
+        continue;
+      }
+      check_equal(std::move(works[which]).get(), reduced(ranks, count + which, at::kFloat, ReduceOp::sum), "one of many");
+    }
+  }
+  // A rank that is busy elsewhere holds up nobody: here with a message that comes after the others' collectives.
+  std::vector<Async> works;
+  for (int i = 0; i < 20; ++i) works.push_back(all->all_reduce(values(me, 50'000, at::kFloat), ReduceOp::sum));
+  if (me == 0 && ranks > 1) all->recv(at::ones({1}), 1).get();
+  for (auto& work : works) check_equal(std::move(work).get(), reduced(ranks, 50'000, at::kFloat, ReduceOp::sum), "while a rank is busy");
+  if (me == 1) all->send(at::ones({1}), 0);
+  // What is done has let go of its tensors.
+  auto input = values(me, 100'000, at::kFloat);
+  auto last = all->all_reduce(input, ReduceOp::sum);
+  while (last.work && !last.work->done()) std::this_thread::yield();
+  require(input.use_count() == 1 && last.tensor.use_count() == 1, "test", "a work that is done holds no tensors");
+}
+
+void check_groups_come_and_go(World& world) {
+  const int ranks = world.size(), me = world.rank();
+  for (int i = 0; i < 60; ++i) {
+    auto group = connect_all(world, "passing");
+    check_equal(group->all_reduce(values(me, 10 + i, at::kFloat), ReduceOp::sum).get(), reduced(ranks, 10 + i, at::kFloat, ReduceOp::sum),
+                "a group that comes and goes");
+    if (i % 3 == me % 3) group->all_reduce(values(me, 100'000, at::kFloat), ReduceOp::sum);  // goes with work under way
+    if (i % 3 != me % 3) group->all_reduce(values(me, 100'000, at::kFloat), ReduceOp::sum).get();
   }
 }
 

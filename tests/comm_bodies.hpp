@@ -23,6 +23,9 @@ void check_data_movement(dtensor::World& world);
 void check_asynchrony(dtensor::World& world);
 void check_messages(dtensor::World& world);
 void check_subgroups(dtensor::World& world);
+void check_chunks(dtensor::World& world);
+void check_many_in_flight(dtensor::World& world);
+void check_groups_come_and_go(dtensor::World& world);
 
 // The bytes of a series of collectives on random data, for comparison between transports.
 std::vector<char> fingerprint(dtensor::World& world);

@@ -23,6 +23,9 @@ void check_everything(const std::string& transport) {
     CHECK_NOTHROW(run_ranks(transport, ranks, check_asynchrony));
     CHECK_NOTHROW(run_ranks(transport, ranks, check_messages));
     CHECK_NOTHROW(run_ranks(transport, ranks, check_subgroups));
+    CHECK_NOTHROW(run_ranks(transport, ranks, check_chunks));
+    CHECK_NOTHROW(run_ranks(transport, ranks, check_many_in_flight));
+    CHECK_NOTHROW(run_ranks(transport, ranks, check_groups_come_and_go));
   }
 }
 
@@ -38,18 +41,26 @@ TEST_CASE("threads: all collectives at 1 to 8 ranks", "[comm]") { check_everythi
 
 TEST_CASE("gloo: all collectives at 1 to 8 ranks", "[comm][gloo]") { check_everything("gloo"); }
 
-TEST_CASE("threads and gloo give the same bits", "[comm][gloo]") {
-  for (int ranks : {2, 3, 8}) CHECK(fingerprints("threads", ranks) == fingerprints("gloo", ranks));
+TEST_CASE("shm: all collectives at 1 to 8 ranks", "[comm][gloo]") { check_everything("shm"); }
+
+TEST_CASE("all transports give the same bits", "[comm][gloo]") {
+  for (int ranks : {2, 3, 8}) {
+    const auto expected = fingerprints("threads", ranks);
+    CHECK(fingerprints("shm", ranks) == expected);
+    CHECK(fingerprints("gloo", ranks) == expected);
+  }
 }
 
-TEST_CASE("threads: many small collectives under oversubscription", "[comm]") {
-  CHECK_NOTHROW(run_ranks("threads", 16, [](World& world) {
-    auto all = connect_all(world);
-    const auto one = at::ones({16});
-    for (int i = 0; i < 500; ++i) {
-      dtensor::require(all->all_reduce(one, ReduceOp::sum).get().data_ptr<float>()[15] == 16, "test", "sum at {}", i);
-    }
-  }));
+TEST_CASE("many small collectives under oversubscription", "[comm][gloo]") {
+  for (const std::string transport : {"threads", "shm"}) {
+    CHECK_NOTHROW(run_ranks(transport, 16, [](World& world) {
+      auto all = connect_all(world);
+      const auto one = at::ones({16});
+      for (int i = 0; i < 500; ++i) {
+        dtensor::require(all->all_reduce(one, ReduceOp::sum).get().data_ptr<float>()[15] == 16, "test", "sum at {}", i);
+      }
+    }));
+  }
 }
 
 TEST_CASE("fake: as if every peer had this rank's data", "[comm]") {

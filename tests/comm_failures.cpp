@@ -62,9 +62,9 @@ bool contains(const std::string& text, const std::vector<std::string>& parts) {
   return true;
 }
 
-// Both real transports.
+// All real transports.
 void on_each(const std::function<void(const std::string&)>& check) {
-  for (const std::string transport : {"threads", "gloo"}) {
+  for (const std::string transport : {"threads", "shm", "gloo"}) {
     INFO(transport);
     check(transport);
   }
@@ -310,24 +310,33 @@ TEST_CASE("a rank of a job of processes", "[comm][rank-program]") {
   const auto colon = mode.find(':');
   const int chosen = colon == std::string::npos ? -1 : std::atoi(mode.c_str() + colon + 1);
   const auto what = mode.substr(0, colon);
+  const int64_t count = what == "kill-midway" ? 20'000'000 : 50'000;
   const auto body = [&](World& world) {
     auto all = connect_all(world);
     for (int i = 0; i < 6; ++i) {
       if (i == 3 && world.rank() == chosen) {
         if (what == "kill") std::raise(SIGKILL);
+        if (what == "kill-midway") {
+          std::thread([] {
+            std::this_thread::sleep_for(Milliseconds(20));
+            std::raise(SIGKILL);
+          }).detach();
+        }
         if (what == "exit") std::_Exit(3);
         if (what == "throw") throw std::runtime_error("out of cheese");
         if (what == "leave") return;
         if (what == "stall") std::this_thread::sleep_for(std::chrono::minutes(10));
         if (what == "diverge") all->barrier();
       }
-      const auto sum = all->all_reduce(at::full({50'000}, world.rank()), ReduceOp::sum).get();
+      const auto sum = all->all_reduce(at::full({count}, world.rank()), ReduceOp::sum).get();
       const int expected = world.size() * (world.size() - 1) / 2;
       dtensor::require(sum.to(at::kDouble).eq(expected).all().item<bool>(), "test", "the sum");
     }
     if (world.rank() == 0) std::printf("%d ranks over %s\n", world.size(), std::string(world.transport().name()).c_str());
   };
+  const char* transport = std::getenv("DTENSOR_TEST_TRANSPORT");
+  std::string choice = std::string("--transport=") + (transport ? transport : "");
   char program[] = "dtensor-tests", ranks[] = "--ranks=2";
-  char* argv[] = {program, ranks, nullptr};
-  CHECK(dtensor::launch(2, argv, body) == 0);
+  char* argv[] = {program, ranks, choice.data(), nullptr};
+  CHECK(dtensor::launch(3, argv, body) == 0);
 }

@@ -35,7 +35,7 @@ if [ $# -gt 0 ]; then
 fi
 program=("$DTENSOR_BUILD/tests/dtensor-tests" "a rank of a job of processes")
 job timeout 60 "${program[@]}" | tee "$TMPDIR/out"
-grep -q '4 ranks over gloo' "$TMPDIR/out"
+grep -q '4 ranks over shm+gloo' "$TMPDIR/out"
 status=0
 DTENSOR_TEST_MODE=kill:3 job timeout 60 "${program[@]}" >"$TMPDIR/out" 2>&1 || status=$?
 [ "$status" != 0 ]

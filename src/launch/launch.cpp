@@ -101,10 +101,11 @@ void run_threads(const LaunchOptions& options, const MakeTransport& make, const 
   first.rethrow();
 }
 
-void run_gloo_threads(const LaunchOptions& options, const Body& body) {
+void run_connected_threads(const LaunchOptions& options, const Body& body) {
   auto listener = std::make_shared<comm::Listener>("127.0.0.1", 0);
   comm::GlooOptions gloo;
   gloo.size = options.ranks;
+  gloo.shared_memory = options.transport == "shm";
   gloo.port = listener->port();
   gloo.deadline = options.deadline;
   run_threads(options, [&](int rank) {
@@ -121,13 +122,15 @@ void report(int rank) {
 }
 
 void run_process(const detail::LauncherRank& launched, const LaunchOptions& options, const Body& body) {
-  require(options.transport.empty() || options.transport == "gloo" || launched.size == 1, "launch",
-          "{} started {} processes, which need the transport 'gloo'; got '{}'", launched.launcher, launched.size, options.transport);
+  const auto& name = options.transport;
+  require(name.empty() || name == "shm" || name == "gloo" || launched.size == 1, "launch",
+          "{} started {} processes, which need the transport 'shm' or 'gloo'; got '{}'", launched.launcher, launched.size, name);
   if (launched.size == 1) {
     run_rank(std::move(comm::make_threads_transports(1).front()), options.deadline, body, [] {});
     return;
   }
   comm::GlooOptions gloo;
+  gloo.shared_memory = name != "gloo";
   gloo.rank = launched.rank;
   gloo.size = launched.size;
   gloo.host = launched.host;
@@ -182,15 +185,15 @@ LaunchOptions parse_options(int argc, char** argv) {
 void launch(const LaunchOptions& options, const Body& body) {
   require(options.ranks >= 1, "launch", "got {} ranks; expected at least 1", options.ranks);
   const auto& name = options.transport;
-  require(name.empty() || name == "threads" || name == "gloo" || name == "fake", "launch",
-          "unknown transport; got '{}'; expected threads, gloo or fake", name);
+  require(name.empty() || name == "threads" || name == "shm" || name == "gloo" || name == "fake", "launch",
+          "unknown transport; got '{}'; expected threads, shm, gloo or fake", name);
   detail::keep_freed_memory();
   if (name == "fake") {
     run_rank(comm::make_fake_transport(0, options.ranks), options.deadline, body, [] {});
   } else if (auto launched = detail::find_launcher()) {
     run_process(*launched, options, body);
-  } else if (name == "gloo" && options.ranks > 1) {
-    run_gloo_threads(options, body);
+  } else if ((name == "shm" || name == "gloo") && options.ranks > 1) {
+    run_connected_threads(options, body);
   } else {
     auto transports = comm::make_threads_transports(options.ranks);
     run_threads(options, [&](int rank) { return std::move(transports[rank]); }, body);

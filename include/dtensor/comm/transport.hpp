@@ -16,7 +16,7 @@ using Milliseconds = std::chrono::milliseconds;
 class Transport {
  public:
   virtual ~Transport() = default;
-  virtual std::string_view name() const = 0;  // "threads", "gloo", "fake", "nccl"
+  virtual std::string_view name() const = 0;  // "threads", "shm", "shm+gloo", "gloo", "fake", "nccl"
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
@@ -47,6 +47,7 @@ struct GlooOptions {
   std::string host = "127.0.0.1";
   int port = 29500;
   std::string interface;  // network interface to listen on; empty: the one that routes to host
+  bool shared_memory = true;  // collectives of ranks that share a host go through its memory
   Milliseconds deadline{300'000};
 };
 std::unique_ptr<Transport> make_gloo_transport(const GlooOptions& options);

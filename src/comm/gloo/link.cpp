@@ -73,6 +73,7 @@ Link::Link(const GlooOptions& options, std::shared_ptr<Listener> listener) {
     fail("rendezvous", "rank {} of {} cannot connect to the others: {}; hint: set GLOO_SOCKET_IFNAME to the network interface that "
          "reaches them", options.rank, options.size, error.what());
   }
+  arena_ = shared_memory::Arena::meet(rendezvous, options.rank, options.size, options.shared_memory);
   membership_ = std::make_unique<Membership>(options.rank, options.size, rendezvous.take_sockets(), [this] { interrupt(); });
 }
 
@@ -85,6 +86,17 @@ void Link::interrupt() {
       waiter->buffer.abortWaitRecv();
     }
   }
+  if (notice_) notice_();
+}
+
+void Link::watch(std::function<void()> notice) {
+  std::lock_guard lock(mutex_);
+  notice_ = std::move(notice);
+}
+
+std::optional<std::string> Link::obstacle(const Need& need) {
+  if (ended_) return "this rank has left";
+  return membership_->obstacle(need.rank, need.stream, need.sequence);
 }
 
 // Registers first and looks for obstacles then, so that a departure in between interrupts the wait.
@@ -103,8 +115,7 @@ void Link::wait(::gloo::transport::UnboundBuffer& buffer, const Need& need, cons
     }
   } registration(*this, waiter);
   for (;;) {
-    if (ended_) throw Broken{"this rank has left"};
-    if (auto why = membership_->obstacle(need.rank, need.stream, need.sequence)) throw Broken{std::move(*why)};
+    if (auto why = obstacle(need)) throw Broken{std::move(*why)};
     const auto left = std::max(std::chrono::ceil<Milliseconds>(end.load() - Clock::now()), Milliseconds(1));
     try {
       if (send ? buffer.waitSend(left) : buffer.waitRecv(left)) return;

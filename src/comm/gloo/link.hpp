@@ -3,6 +3,7 @@
 
 #include "src/comm/rendezvous/membership.hpp"
 #include "src/comm/rendezvous/rendezvous.hpp"
+#include "src/comm/shared_memory/arena.hpp"
 
 #include <gloo/context.h>
 #include <gloo/transport/device.h>
@@ -10,6 +11,8 @@
 
 #include <atomic>
 #include <csignal>
+#include <functional>
+#include <optional>
 #include <set>
 
 namespace dtensor::comm::gloo {
@@ -66,8 +69,16 @@ class Link {
   // Whether that operation has completed. Only once the transport is given up: waiting ones are ended by it.
   static bool has_received(::gloo::transport::UnboundBuffer& buffer);
 
+  // Why the need cannot be met any more, if so.
+  std::optional<std::string> obstacle(const Need& need);
+
   // Makes every wait look again at whether it can still succeed.
   void interrupt();
+  // Calls `notice` at each interruption too.
+  void watch(std::function<void()> notice);
+
+  // The memory shared with other ranks of this host.
+  const std::shared_ptr<shared_memory::Arena>& arena() const { return arena_; }
 
   // Notes that this rank made a call.
   void made(uint64_t stream, uint64_t sequence);
@@ -90,9 +101,11 @@ class Link {
 
   std::mutex mutex_;
   std::set<Waiter*> waiters_;
+  std::function<void()> notice_;
   Progress progress_;
   std::atomic<bool> ended_{false};
   std::shared_ptr<Mesh> mesh_;
+  std::shared_ptr<shared_memory::Arena> arena_;
   std::unique_ptr<Membership> membership_;
 };
 

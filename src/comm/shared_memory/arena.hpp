@@ -1,0 +1,86 @@
+// The memory that the ranks of one host share: an anonymous file that grows by a region for each group, and a bell for each
+// rank. Nothing of it has a name, so that nothing is left behind when a job is killed.
+#pragma once
+
+#include "src/comm/rendezvous/rendezvous.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace dtensor::comm::shared_memory {
+
+// A mapped part of the arena; unmapped and given back on destruction.
+class Region;
+
+// Where the threads of one rank sleep.
+struct alignas(64) Bell {
+  std::atomic<uint32_t> rings;
+  std::atomic<uint32_t> sleepers;
+
+  // Wakes who sleeps here, if anybody does.
+  void ring() {
+    if (sleepers.load() > 0) ring_anyway();
+  }
+  void ring_anyway();
+  // Sleeps unless it was rung since `rings` was `seen`.
+  void sleep(uint32_t seen, std::chrono::nanoseconds longest);
+};
+
+class Arena {
+ public:
+  // Finds the ranks that share memory with this one. Every rank of the job calls it; those that do not `take_part` share
+  // with nobody.
+  static std::shared_ptr<Arena> meet(Rendezvous& rendezvous, int rank, int size, bool take_part);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // Whether these world ranks, this one included, share the memory.
+  bool holds(const std::vector<int>& ranks) const;
+  // How many ranks share it.
+  int size() const { return static_cast<int>(positions_.size()); }
+
+  Bell& bell(int world_rank);
+
+  // The memory of the group that all its members call `id`: `bytes`, of which the first `zeroed` are zero. Null on every member when
+  // there is no room.
+  static std::shared_ptr<Region> region(const std::shared_ptr<Arena>& arena, uint64_t id, int members, int64_t zeroed, int64_t bytes);
+
+ private:
+  friend class Region;
+  struct Header;
+  struct Entry;
+  Arena() = default;
+  void make();
+  bool join(const std::string& path, const std::string& token);
+  void forget();
+  void give_back(int entry);
+  Entry* claim(uint64_t id, int members, int64_t zeroed, int64_t bytes);
+
+  int fd_ = -1;
+  Header* header_ = nullptr;
+  std::map<int, int> positions_;  // world rank -> which bell
+};
+
+class Region {
+ public:
+  Region(std::shared_ptr<Arena> arena, int entry, char* data, int64_t bytes)
+      : arena_(std::move(arena)), entry_(entry), data_(data), bytes_(bytes) {}
+  ~Region();
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  char* data() const { return data_; }
+
+ private:
+  std::shared_ptr<Arena> arena_;
+  const int entry_;
+  char* const data_;
+  const int64_t bytes_;
+};
+
+}  // namespace dtensor::comm::shared_memory

@@ -1,0 +1,270 @@
+// The collectives as rounds of copies and reductions. Chunks are a slot, or a piece of one, long, so that what is written is read
+// while it is in a cache.
+#include "src/comm/shared_memory/operation.hpp"
+
+#include "src/comm/reduce.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace dtensor::comm::shared_memory {
+
+namespace {
+
+// Up to this size every rank reduces everything by itself: one round instead of two.
+constexpr int64_t kDirectBytes = 32 << 10;
+// A result of this size is not found in a cache afterwards.
+constexpr int64_t kLargeBytes = 8 << 20;
+
+int64_t chunks(int64_t bytes, int64_t chunk) { return (bytes + chunk - 1) / chunk; }
+
+Bytes chunk_of(const Bytes& bytes, int64_t index, int64_t chunk) {
+  const int64_t begin = std::min(index * chunk, bytes.size);
+  return {bytes.data + begin, std::min(chunk, bytes.size - begin)};
+}
+
+void copy(char* to, const Bytes& from) {
+  if (from.size > 0) std::memcpy(to, from.data, static_cast<size_t>(from.size));
+}
+
+// Into a large result: past the caches, which leaves them to the slots, and does not read what is overwritten.
+void copy_out(char* to, const Bytes& from, bool large) {
+#if defined(__SSE2__)
+  const auto ahead = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) % 16);
+  if (large && from.size >= 4096) {
+    std::memcpy(to, from.data, static_cast<size_t>(ahead));
+    int64_t done = ahead;
+    for (; done + 64 <= from.size; done += 64) {
+      const auto* source = reinterpret_cast<const __m128i*>(from.data + done);
+      auto* target = reinterpret_cast<__m128i*>(to + done);
+      for (int i = 0; i < 4; ++i) _mm_stream_si128(target + i, _mm_loadu_si128(source + i));
+    }
+    _mm_sfence();
+    std::memcpy(to + done, from.data + done, static_cast<size_t>(from.size - done));
+    return;
+  }
+#endif
+  copy(to, from);
+}
+
+int64_t total(const std::vector<Bytes>& pieces) {
+  int64_t size = 0;
+  for (const Bytes& piece : pieces) size += piece.size;
+  return size;
+}
+
+int64_t element_size(const CallInfo& call) { return static_cast<int64_t>(c10::elementSize(static_cast<c10::ScalarType>(call.dtype))); }
+
+void reduce_to(const Bytes& target, const CallInfo& call, c10::ArrayRef<const void*> inputs) {
+  if (target.size > 0) reduce(static_cast<c10::ScalarType>(call.dtype), call.op, target.data, inputs, target.size / element_size(call));
+}
+
+int64_t longest(const std::vector<Bytes>& pieces) {
+  int64_t size = 0;
+  for (const Bytes& piece : pieces) size = std::max(size, piece.size);
+  return size;
+}
+
+// The others, beginning with the next one, so that not all read from the same.
+template <class F>
+void for_others(const Channel& channel, F visit) {
+  for (int step = 1; step < channel.size(); ++step) visit((channel.self() + step) % channel.size());
+}
+
+class Gather final : public Operation {
+ public:
+  Gather(const CallInfo& call, std::vector<at::Tensor> keep, Bytes mine, std::vector<Bytes> pieces)
+      : Operation(call, std::move(keep)), mine_(mine), pieces_(std::move(pieces)),
+        rounds_(std::max<int64_t>(1, chunks(longest(pieces_), kChunk))) {}
+
+  int64_t rounds() const override { return rounds_; }
+
+  void write(const Channel& channel, int64_t round, const Slot& slot) override {
+    const Bytes chunk = chunk_of(mine_, round, kChunk);
+    copy(slot.data, chunk);
+    copy_out(chunk_of(pieces_[channel.self()], round, kChunk).data, chunk, large_);
+  }
+
+  void read(const Channel& channel, int64_t round, uint64_t base) override {
+    for_others(channel, [&](int who) {
+      const Bytes target = chunk_of(pieces_[who], round, kChunk);
+      copy_out(target.data, {channel.slot(who, base + round).data, target.size}, large_);
+    });
+  }
+
+ private:
+  static constexpr int64_t kChunk = Channel::kSlotBytes;
+  const Bytes mine_;
+  const std::vector<Bytes> pieces_;
+  const int64_t rounds_;
+  const bool large_ = total(pieces_) >= kLargeBytes;
+};
+
+// How many rounds it takes is known when the counts of all have been read.
+class AllToAll final : public Operation {
+ public:
+  AllToAll(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> out, std::vector<Bytes> in)
+      : Operation(call, std::move(keep)), out_(std::move(out)), in_(std::move(in)), chunk_(Channel::piece_bytes(static_cast<int64_t>(out_.size()))),
+        longest_(std::max(longest(out_), longest(in_))) {}
+
+  int64_t rounds() const override { return std::max<int64_t>(1, chunks(longest_, chunk_)); }
+  bool settled() const override { return read_rounds > 0; }
+
+  void write(const Channel& channel, int64_t round, const Slot& slot) override {
+    for (int who = 0; round == 0 && who < channel.size(); ++who) {
+      slot.counts[who] = out_[who].size;
+      slot.counts[channel.size() + who] = in_[who].size;
+    }
+    for_others(channel, [&](int who) { copy(slot.data + who * chunk_, chunk_of(out_[who], round, chunk_)); });
+    copy_out(chunk_of(in_[channel.self()], round, chunk_).data, chunk_of(out_[channel.self()], round, chunk_), large_);
+  }
+
+  bool agrees(const Channel& channel, int who, const Slot& theirs) override {
+    const int size = channel.size();
+    for (int i = 0; i < 2 * size; ++i) longest_ = std::max(longest_, theirs.counts[i]);
+    return theirs.counts[channel.self()] == in_[who].size && theirs.counts[size + channel.self()] == out_[who].size;
+  }
+
+  void read(const Channel& channel, int64_t round, uint64_t base) override {
+    for_others(channel, [&](int who) {
+      const Bytes target = chunk_of(in_[who], round, chunk_);
+      copy_out(target.data, {channel.slot(who, base + round).data + channel.self() * chunk_, target.size}, large_);
+    });
+  }
+
+ private:
+  const std::vector<Bytes> out_, in_;
+  const int64_t chunk_;
+  int64_t longest_;
+  const bool large_ = total(in_) >= kLargeBytes;
+};
+
+// Piece p of every member's input is reduced by member p.
+class ReduceScatter : public Operation {
+ public:
+  ReduceScatter(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> pieces, Bytes target)
+      : Operation(call, std::move(keep)), pieces_(std::move(pieces)), target_(target),
+        chunk_(Channel::piece_bytes(static_cast<int64_t>(pieces_.size()))), rounds_(std::max<int64_t>(1, chunks(longest(pieces_), chunk_))) {}
+
+  int64_t rounds() const override { return rounds_; }
+  void write(const Channel& channel, int64_t round, const Slot& slot) override { write_chunk(channel, round, slot); }
+  void read(const Channel& channel, int64_t round, uint64_t base) override { reduce_chunk(channel, round, base + round); }
+
+ protected:
+  void write_chunk(const Channel& channel, int64_t index, const Slot& slot) const {
+    for_others(channel, [&](int who) { copy(slot.data + who * chunk_, chunk_of(pieces_[who], index, chunk_)); });
+  }
+
+  void reduce_chunk(const Channel& channel, int64_t index, uint64_t round) const {
+    const Bytes target = chunk_of(target_, index, chunk_);
+    c10::SmallVector<const void*, 16> inputs;
+    for (int who = 0; who < channel.size(); ++who) {
+      inputs.push_back(who == channel.self() ? chunk_of(pieces_[who], index, chunk_).data
+                                             : channel.slot(who, round).data + channel.self() * chunk_);
+    }
+    reduce_to(target, call(), inputs);
+  }
+
+  const std::vector<Bytes> pieces_;
+  const Bytes target_;
+  const int64_t chunk_, rounds_;
+};
+
+// Every member reduces a part, as in reduce_scatter, and shares it. A chunk is shared a few rounds after it was reduced, so that nobody
+// waits: with a lag of 1, reduce 0, reduce 1, share 0, reduce 2, share 1, ..., share n-1.
+class AllReduce final : public ReduceScatter {
+ public:
+  AllReduce(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> pieces, std::vector<Bytes> targets, int self)
+      : ReduceScatter(call, std::move(keep), std::move(pieces), targets[self]), targets_(std::move(targets)) {}
+
+  int64_t rounds() const override { return 2 * rounds_; }
+
+  bool can_write() const override { return !shares(written) || read_rounds > reduce_round(index(written)); }
+
+  void write(const Channel& channel, int64_t round, const Slot& slot) override {
+    if (!shares(round)) return write_chunk(channel, index(round), slot);
+    copy(slot.data, chunk_of(target_, index(round), chunk_));
+  }
+
+  void read(const Channel& channel, int64_t round, uint64_t base) override {
+    if (!shares(round)) return reduce_chunk(channel, index(round), base + round);
+    for_others(channel, [&](int who) {
+      const Bytes target = chunk_of(targets_[who], index(round), chunk_);
+      copy_out(target.data, {channel.slot(who, base + round).data, target.size}, large_);
+    });
+  }
+
+ private:
+  bool shares(int64_t round) const { return round > lag_ && (round - lag_ > 2 * (rounds_ - 1 - lag_) || (round - lag_) % 2 == 1); }
+  // Which chunk the round is about.
+  int64_t index(int64_t round) const {
+    if (!shares(round)) return round <= lag_ ? round : (round + lag_) / 2;
+    return std::max((round - lag_ - 1) / 2, round - rounds_);
+  }
+  int64_t reduce_round(int64_t chunk) const { return std::max(chunk, 2 * chunk - lag_); }
+
+  const std::vector<Bytes> targets_;
+  const bool large_ = total(targets_) >= kLargeBytes;
+  const int64_t lag_ = std::min<int64_t>(Channel::kSlots / 2 - 1, rounds_ - 1);
+};
+
+// Every member shows its whole input.
+class DirectAllReduce final : public Operation {
+ public:
+  DirectAllReduce(const CallInfo& call, std::vector<at::Tensor> keep, Bytes input, Bytes target)
+      : Operation(call, std::move(keep)), input_(input), target_(target) {}
+
+  void write(const Channel&, int64_t, const Slot& slot) override { copy(slot.data, input_); }
+
+  void read(const Channel& channel, int64_t, uint64_t base) override {
+    c10::SmallVector<const void*, 16> inputs;
+    for (int who = 0; who < channel.size(); ++who) {
+      inputs.push_back(who == channel.self() ? input_.data : channel.slot(who, base).data);
+    }
+    reduce_to(target_, call(), inputs);
+  }
+
+ private:
+  const Bytes input_, target_;
+};
+
+// Parts of equal size, in whole elements.
+std::vector<Bytes> parts(const Bytes& bytes, int64_t element, int64_t members) {
+  const int64_t count = bytes.size / element;
+  std::vector<Bytes> result;
+  for (int64_t i = 0; i < members; ++i) {
+    const int64_t begin = count * i / members * element, end = count * (i + 1) / members * element;
+    result.push_back({bytes.data + begin, end - begin});
+  }
+  return result;
+}
+
+}  // namespace
+
+std::shared_ptr<Operation> make_gather(const CallInfo& call, std::vector<at::Tensor> keep, Bytes mine, std::vector<Bytes> pieces) {
+  return std::make_shared<Gather>(call, std::move(keep), mine, std::move(pieces));
+}
+
+std::shared_ptr<Operation> make_all_to_all(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> out,
+                                           std::vector<Bytes> in) {
+  return std::make_shared<AllToAll>(call, std::move(keep), std::move(out), std::move(in));
+}
+
+std::shared_ptr<Operation> make_reduce_scatter(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> pieces,
+                                               Bytes target) {
+  return std::make_shared<ReduceScatter>(call, std::move(keep), std::move(pieces), target);
+}
+
+std::shared_ptr<Operation> make_all_reduce(const CallInfo& call, std::vector<at::Tensor> keep, Bytes input, Bytes target, int members,
+                                           int self) {
+  if (input.size <= kDirectBytes) return std::make_shared<DirectAllReduce>(call, std::move(keep), input, target);
+  const int64_t element = element_size(call);
+  return std::make_shared<AllReduce>(call, std::move(keep), parts(input, element, members), parts(target, element, members), self);
+}
+
+}  // namespace dtensor::comm::shared_memory
