@@ -1,5 +1,7 @@
 #include "src/launch/memory.hpp"
 
+#include "src/launch/large_blocks.hpp"
+
 #include <climits>
 #include <cstdlib>
 #include <initializer_list>
@@ -15,9 +17,10 @@ void keep_freed_memory() {
   for (const char* name : {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES"}) {
     if (std::getenv(name)) return;
   }
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that it takes; larger tensors come from the system and go back
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that it takes
   mallopt(M_TRIM_THRESHOLD, INT_MAX);
   mallopt(M_TOP_PAD, 64 << 20);
+  keep_large_blocks();
 #endif
 }
 

@@ -3,6 +3,8 @@
 
 #include <dtensor/error.hpp>
 
+#include "src/comm/spin.hpp"
+
 #include <algorithm>
 #include <utility>
 
@@ -16,19 +18,6 @@ constexpr Milliseconds kGrace{1};
 constexpr int kIdleTurns = 20;
 // The longest sleep: everything that could end it rings, so this is for what nobody thought of.
 constexpr Milliseconds kNap{50};
-
-// A few microseconds, about what it costs to be woken. Without giving the core away: a thread that yields on a busy machine gets it
-// back much later than one that sleeps and is woken.
-template <class Done>
-bool spin(Done done) {
-  for (int i = 0; i < 256; ++i) {
-    if (done()) return true;
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-  }
-  return false;
-}
 
 template <class T>
 class Count {

@@ -1,13 +1,17 @@
 // Groups, meetings and departures of ranks that are threads.
 #include "src/comm/threads/hub.hpp"
 
+#include "src/comm/spin.hpp"
+
 namespace dtensor::comm::threads {
 
 std::shared_ptr<Slot> Group::post(const SlotKey& key, const std::vector<int>& members, int member, Entry entry) {
   std::shared_ptr<Slot> slot;
   bool everyone = false;
   {
-    std::lock_guard lock(mutex_);
+    // Ranks come at the same time as a rule, and are soon through: who sleeps meanwhile is woken later than that.
+    std::unique_lock lock(mutex_, std::defer_lock);
+    if (!spin([&] { return lock.try_lock(); })) lock.lock();
     auto& place = pending_[key];
     if (!place) {
       std::vector<int> ranks;

@@ -4,6 +4,7 @@
 #include <dtensor/error.hpp>
 
 #include "src/comm/reduce.hpp"
+#include "src/comm/spin.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -26,22 +27,6 @@ int64_t offset(const std::vector<int64_t>& counts, size_t position) {
 
 int64_t element_size(const CallInfo& info) {
   return static_cast<int64_t>(c10::elementSize(static_cast<c10::ScalarType>(info.dtype)));
-}
-
-// Cores are fewer than ranks: give the core away soon.
-template <class Done>
-bool spin(Done done) {
-  for (int i = 0; i < 64; ++i) {
-    if (done()) return true;
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-  }
-  for (int i = 0; i < 8; ++i) {
-    std::this_thread::yield();
-    if (done()) return true;
-  }
-  return false;
 }
 
 }  // namespace
@@ -199,7 +184,12 @@ void Slot::set_state(State state) {
 }
 
 bool Slot::sleep_until(State at_least, std::chrono::steady_clock::time_point end) {
-  if (spin([&] { return state_.load(std::memory_order_acquire) >= at_least; })) return true;
+  const auto reached = [&] { return state_.load(std::memory_order_acquire) >= at_least; };
+  if (spin(reached)) return true;
+  for (int i = 0; i < 8; ++i) {  // there may be fewer cores than ranks
+    std::this_thread::yield();
+    if (reached()) return true;
+  }
   std::unique_lock lock(mutex_);
   sleepers_.fetch_add(1);
   const bool in_time = changed_.wait_until(lock, end, [&] { return state_.load() >= at_least; });
