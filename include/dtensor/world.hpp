@@ -61,7 +61,7 @@ class World {
 
 struct LaunchOptions {
   int ranks = 1;          // threads to start when no launcher set the environment
-  std::string transport;  // "", "threads", "gloo" or "fake"; empty: gloo under a launcher, else threads
+  std::string transport;  // "", "threads", "gloo", "nccl" or "fake"; empty: nccl (with CUDA devices) or gloo under a launcher, else threads
   comm::Milliseconds deadline{300'000};
 };
 

@@ -3,6 +3,7 @@
 #include <dtensor/world.hpp>
 
 #include "src/comm/rendezvous/rendezvous.hpp"
+#include "src/launch/devices.hpp"
 #include "src/launch/environment.hpp"
 #include "src/launch/memory.hpp"
 
@@ -121,10 +122,12 @@ void report(int rank) {
 }
 
 void run_process(const detail::LauncherRank& launched, const LaunchOptions& options, const Body& body) {
-  require(options.transport.empty() || options.transport == "gloo" || launched.size == 1, "launch",
-          "{} started {} processes, which need the transport 'gloo'; got '{}'", launched.launcher, launched.size, options.transport);
+  require(options.transport.empty() || options.transport == "gloo" || options.transport == "nccl" || launched.size == 1, "launch",
+          "{} started {} processes, which need the transport 'gloo' or 'nccl'; got '{}'", launched.launcher, launched.size, options.transport);
   if (launched.size == 1) {
-    run_rank(std::move(comm::make_threads_transports(1).front()), options.deadline, body, [] {});
+    auto alone = std::move(comm::make_threads_transports(1).front());
+    if (options.transport == "nccl") alone = detail::with_nccl(std::move(alone), launched, options.transport);
+    run_rank(std::move(alone), options.deadline, body, [] {});
     return;
   }
   comm::GlooOptions gloo;
@@ -136,7 +139,8 @@ void run_process(const detail::LauncherRank& launched, const LaunchOptions& opti
   if (auto interface = detail::read_environment("GLOO_SOCKET_IFNAME")) gloo.interface = *interface;
   std::shared_ptr<comm::Listener> listener;
   if (launched.agent_store) listener = comm::meet_through_agent(gloo);
-  run_rank(comm::make_gloo_transport(gloo, listener), options.deadline, body, [&] { report(gloo.rank); });
+  auto transport = detail::with_nccl(comm::make_gloo_transport(gloo, listener), launched, options.transport);
+  run_rank(std::move(transport), options.deadline, body, [&] { report(gloo.rank); });
 }
 
 double parse_number(const std::string& name, const std::string& text, double least) {
@@ -182,13 +186,18 @@ LaunchOptions parse_options(int argc, char** argv) {
 void launch(const LaunchOptions& options, const Body& body) {
   require(options.ranks >= 1, "launch", "got {} ranks; expected at least 1", options.ranks);
   const auto& name = options.transport;
-  require(name.empty() || name == "threads" || name == "gloo" || name == "fake", "launch",
-          "unknown transport; got '{}'; expected threads, gloo or fake", name);
+  require(name.empty() || name == "threads" || name == "gloo" || name == "nccl" || name == "fake", "launch",
+          "unknown transport; got '{}'; expected threads, gloo, nccl or fake", name);
   detail::keep_freed_memory();
   if (name == "fake") {
     run_rank(comm::make_fake_transport(0, options.ranks), options.deadline, body, [] {});
   } else if (auto launched = detail::find_launcher()) {
     run_process(*launched, options, body);
+  } else if (name == "nccl") {
+    require(options.ranks == 1, "launch", "the nccl transport has one process per GPU; got {} ranks in one process; hint: dtensor-run -n {} "
+            "./program --transport nccl", options.ranks, options.ranks);
+    auto alone = std::move(comm::make_threads_transports(1).front());
+    run_rank(comm::make_nccl_transport(std::move(alone), 0), options.deadline, body, [] {});
   } else if (name == "gloo" && options.ranks > 1) {
     run_gloo_threads(options, body);
   } else {

@@ -77,6 +77,10 @@ class Link {
   // Leaves, serves the others until all have left or one failed, then ends all waits and connections.
   void shut_down(Milliseconds deadline);
 
+  // See Control.
+  std::optional<std::string> obstacle(const Need& need) { return membership_->obstacle(need.rank, need.stream, need.sequence); }
+  std::optional<std::string> first_failure(Milliseconds patience) { return membership_->failure(patience); }
+
   // What went wrong, for an operation that gloo reports as failed.
   std::string explain(int rank, const std::string& text);
 
