@@ -86,11 +86,14 @@ class NcclWork final : public Work {
     session_->watchdog.check(*work_);
     const auto stream = current_stream(session_->device);
     work_->done.block(stream);
-    if (stream == *work_->issued_on) session_->watchdog.release(*work_);
+    if (stream != *work_->issued_on) return;
+    session_->watchdog.release(*work_);
+    waited_ = true;
   }
 
+  // To the stream that has waited it is done.
   bool done() override {
-    if (session_->watchdog.is_broken()) return true;
+    if (session_->watchdog.is_broken() || (waited_ && current_stream(session_->device) == *work_->issued_on)) return true;
     if (!work_->done.query()) return false;
     session_->watchdog.release(*work_);
     return true;
@@ -99,6 +102,7 @@ class NcclWork final : public Work {
  private:
   std::shared_ptr<Pending> work_;
   std::shared_ptr<Session> session_;
+  std::atomic<bool> waited_{false};
 };
 
 CallInfo describe_call(Collective kind, uint64_t sequence, ReduceOp op, int root, int tag, const at::Tensor& tensor, uint64_t counts_hash) {
