@@ -16,7 +16,7 @@ expect() {
   [ "$status" = "$wanted" ] || { echo "$mode: exit status $status, expected $wanted:"; cat "$TMPDIR/out"; exit 1; }
 }
 
-expect none 0 'rank 0\] 3 ranks over gloo'
+expect none 0 'rank 0\] 3 ranks over (gloo|nccl)'
 for mode in kill:0 kill:2 exit:1 throw:0 throw:1; do
   rank=${mode#*:}
   read -r first second <<<"$(echo 0 1 2 | tr -d "$rank")"

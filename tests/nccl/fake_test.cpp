@@ -260,3 +260,36 @@ TEST_CASE("nccl stand-in: memory is registered once and let go", "[comm][nccl]")
   outlives.reset();
   CHECK(calls_of_nccl("CommDeregister") == 1);  // the other one's communicator is gone
 }
+
+// Ranks compare their calls when a variable says so, which is read once: nccl.sh runs this by itself.
+TEST_CASE("nccl stand-in: ranks that diverge with DTENSOR_CHECK_CALLS", "[.check]") {
+  const auto errors = run_gpus(2, [](World& world) {
+    auto all = connect_all(world);
+    all->all_reduce(on_gpu(at::ones({16})), ReduceOp::sum).get();
+    all->all_reduce(on_gpu(at::ones({16 + world.rank()})), ReduceOp::sum);
+  });
+  for (const auto& error : errors) {
+    CHECK(contains(error, "the ranks diverged: rank 0 called all_reduce(sum) #2 of Float[16] while rank 1 called all_reduce(sum) #2 of Float[17]"));
+  }
+}
+
+// The same of waits that block.
+TEST_CASE("nccl stand-in: DTENSOR_BLOCKING_WAIT makes the host wait", "[.blocking]") {
+  std::atomic<bool> came{false};
+  CHECK(first_error(run_gpus(2, [&](World& world) {
+    auto all = connect_all(world);
+    if (world.rank() == 1) {
+      std::this_thread::sleep_for(Milliseconds(200));
+      came = true;
+    }
+    all->all_reduce(on_gpu(at::ones({16})), ReduceOp::sum).get();
+    require(came, "test", "wait() returned before rank 1 called");
+    all->barrier();
+  })) == "");
+  const auto errors = run_gpus(2, [](World& world) {
+    auto all = connect_all(world);
+    require(world.rank() == 0, "test", "out of cheese");
+    all->all_reduce(on_gpu(at::ones({16})), ReduceOp::sum).get();
+  });
+  CHECK(contains(errors[0], "rank 1 failed: "));
+}

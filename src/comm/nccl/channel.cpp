@@ -6,10 +6,12 @@
 #include <dtensor/error.hpp>
 
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <thread>
 
 namespace dtensor::comm::nccl {
@@ -54,47 +56,43 @@ ncclUniqueId make_unique_id() {
   return id;
 }
 
+// NCCL may write to where it was told to put the communicator until that is settled, so it is the channel's from the beginning.
 std::shared_ptr<Channel> Channel::make(const ncclUniqueId& id, int size, int rank, int device, const Check& check) {
+  auto channel = std::make_shared<Channel>(rank, device);
   const c10::DeviceGuard on(cuda_device(device));
   auto config = make_config();
-  ncclComm_t comm = nullptr;
-  const auto result = ncclCommInitRankConfig(&comm, size, id, rank, &config);
-  if (!comm) fail("nccl", "cannot set up a communicator of {} ranks: {}", size, describe(result, nullptr));
-  auto channel = std::make_shared<Channel>(comm, rank, device);
-  try {
-    const auto settled = channel->settle(result, check);
-    if (settled != ncclSuccess) fail("nccl", "cannot set up a communicator of {} ranks: {}", size, describe(settled, comm));
-  } catch (...) {
-    channel->abort();
-    throw;
-  }
+  channel->finish_setup(ncclCommInitRankConfig(&channel->comm_, size, id, rank, &config), check, "set up");
   return channel;
 }
 
 std::shared_ptr<Channel> Channel::split(const Check& check) {
+  auto child = std::make_shared<Channel>(rank_, device_);
   const c10::DeviceGuard on(cuda_device(device_));
   auto config = make_config();
-  ncclComm_t comm = nullptr;
-  ncclResult_t result = ncclInternalError;
-  {
-    std::lock_guard lock(mutex_);
-    if (comm_) result = ncclCommSplit(comm_, 0, rank_, &comm, &config);
-  }
-  result = settle(result, check);  // until then there may be no child
-  if (result != ncclSuccess || !comm) fail("nccl", "cannot split a communicator: {}", describe(result, nullptr));
-  auto child = std::make_shared<Channel>(comm, rank_, device_);
   try {
-    result = child->settle(ncclInProgress, check);
-    if (result != ncclSuccess) fail("nccl", "cannot split a communicator: {}", describe(result, comm));
+    const auto result = make_call([&](ncclComm_t comm) { return ncclCommSplit(comm, 0, rank_, &child->comm_, &config); }, check);
+    if (result != ncclSuccess) fail("nccl", "cannot split a communicator: {}", describe(result, nullptr));
   } catch (...) {
-    child->abort();
+    abort();  // ends the split
     throw;
   }
+  child->finish_setup(ncclInProgress, check, "split");
   return child;
 }
 
-Channel::Channel(ncclComm_t comm, int rank, int device)
-    : comm_(comm), rank_(rank), device_(device),
+void Channel::finish_setup(ncclResult_t result, const Check& check, const char* what) {
+  try {
+    if (!comm_) fail("nccl", "cannot {} a communicator: {}", what, describe(result, nullptr));
+    result = settle(result, check);
+    if (result != ncclSuccess) fail("nccl", "cannot {} a communicator: {}", what, describe(result, comm_));
+  } catch (...) {
+    abort();
+    throw;
+  }
+}
+
+Channel::Channel(int rank, int device)
+    : rank_(rank), device_(device),
       stream_(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStreamFromGlobalPool(cuda_device(device), true)) {}
 
 Channel::~Channel() {
@@ -103,7 +101,7 @@ Channel::~Channel() {
     if (comm_) {
       const auto end = std::chrono::steady_clock::now() + kFarewell;
       struct TooLate {};
-      const auto result = settle(ncclCommFinalize(comm_), [&] {
+      const auto result = make_call(ncclCommFinalize, [&] {
         if (std::chrono::steady_clock::now() > end) throw TooLate{};
       });
       if (result == ncclSuccess) {
@@ -131,21 +129,25 @@ ncclResult_t Channel::settle(ncclResult_t result, const Check& check) {
   return result;
 }
 
-void Channel::run(const Enqueue& enqueue, const Check& check) {
-  const c10::DeviceGuard on(cuda_device(device_));
-  ncclResult_t result = ncclSuccess;
+ncclResult_t Channel::make_call(const Call& call, const Check& check) {
+  std::lock_guard calling(calling_);
   {
     std::lock_guard lock(mutex_);
-    if (!comm_) throw Broken{"the communicator was aborted"};
-    result = ncclGroupStart();
-    if (!has_failed(result)) {
-      const auto enqueued = enqueue(comm_, native_stream(stream_));
-      result = ncclGroupEnd();
-      if (has_failed(enqueued)) result = enqueued;
-    }
-    if (has_failed(result)) throw Broken{describe(result, comm_)};
+    const auto result = comm_ ? call(comm_) : ncclInternalError;
+    if (has_failed(result)) return result;
   }
-  result = settle(ncclInProgress, check);
+  return settle(ncclInProgress, check);
+}
+
+void Channel::run(const Enqueue& enqueue, const Check& check) {
+  const c10::DeviceGuard on(cuda_device(device_));
+  const auto result = make_call([&](ncclComm_t comm) {
+    const auto started = ncclGroupStart();
+    if (has_failed(started)) return started;
+    const auto enqueued = enqueue(comm, native_stream(stream_));
+    const auto ended = ncclGroupEnd();
+    return has_failed(enqueued) ? enqueued : ended;
+  }, check);
   if (result == ncclSuccess) return;
   std::lock_guard lock(mutex_);
   throw Broken{comm_ ? describe(result, comm_) : "the communicator was aborted"};
@@ -171,21 +173,25 @@ void Channel::abort() {
 void* Channel::add_memory(void* memory, size_t bytes, const Check& check) {
   const c10::DeviceGuard on(cuda_device(device_));
   void* handle = nullptr;
-  ncclResult_t result = ncclInternalError;
-  {
-    std::lock_guard lock(mutex_);
-    if (comm_) result = ncclCommRegister(comm_, memory, bytes, &handle);
-  }
-  return settle(result, check) == ncclSuccess ? handle : nullptr;
+  const auto result = make_call([&](ncclComm_t comm) { return ncclCommRegister(comm, memory, bytes, &handle); }, check);
+  return result == ncclSuccess ? handle : nullptr;
 }
 
-void Channel::remove_memory(void* handle) {
-  std::lock_guard lock(mutex_);
-  if (comm_) ncclCommDeregister(comm_, handle);
+// Not under a call that is still under way.
+void Channel::remove_memory(void* handle) noexcept {
+  try {
+    const c10::DeviceGuard on(cuda_device(device_));
+    c10::Event end(c10::DeviceType::CUDA);
+    end.record(stream_);
+    for (Patience patience; !end.query(); patience.sleep()) {}
+    std::lock_guard lock(mutex_);
+    if (comm_) ncclCommDeregister(comm_, handle);
+  } catch (const std::exception&) {  // of a device that failed
+  }
 }
 #else
 void* Channel::add_memory(void*, size_t, const Check&) { return nullptr; }
-void Channel::remove_memory(void*) {}
+void Channel::remove_memory(void*) noexcept {}
 #endif
 
 }  // namespace dtensor::comm::nccl

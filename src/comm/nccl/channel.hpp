@@ -33,7 +33,7 @@ class Channel {
   // Another one among the same ranks, which all call it, in one order.
   std::shared_ptr<Channel> split(const Check& check);
 
-  Channel(ncclComm_t comm, int rank, int device);
+  Channel(int rank, int device);
   ~Channel();
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
@@ -56,15 +56,19 @@ class Channel {
 
   // See Communicator::register_memory; null when NCCL cannot.
   void* add_memory(void* memory, size_t bytes, const Check& check);
-  void remove_memory(void* handle);
+  void remove_memory(void* handle) noexcept;
 
  private:
+  using Call = std::function<ncclResult_t(ncclComm_t)>;
+  ncclResult_t make_call(const Call& call, const Check& check);
   ncclResult_t settle(ncclResult_t result, const Check& check);
+  void finish_setup(ncclResult_t result, const Check& check, const char* what);
 
-  std::mutex mutex_;  // NCCL's communicators are for one thread at a time
-  ncclComm_t comm_;   // null once aborted
+  std::mutex calling_;  // held until a call is settled: NCCL refuses another one before
+  std::mutex mutex_;    // for each function of NCCL, as communicators are for one thread at a time
+  ncclComm_t comm_ = nullptr;  // also once aborted
   const int rank_, device_;
-  const c10::Stream stream_;
+  const c10::Stream stream_;  // one of the 32 that libtorch hands out in turn
 };
 
 // Whether a call was refused.

@@ -79,9 +79,11 @@ class NcclTransport final : public Transport {
               "it comes, NCCL_SOCKET_IFNAME names the network interface", size());
     };
     session_->world = NcclCommunicator::make_channel(*group, session_->device, check);
-    session_->up = session_->world->split(check);
-    session_->down = session_->world->split(check);
-    for (const auto& channel : {session_->world, session_->up, session_->down}) session_->watchdog.add(channel);
+    session_->watchdog.add(session_->world);
+    for (auto* channel : {&session_->up, &session_->down}) {
+      *channel = session_->world->split(check);
+      session_->watchdog.add(*channel);
+    }
   }
 
   const std::unique_ptr<Transport> host_;  // outlives the session, which asks it about peers

@@ -3,6 +3,8 @@
 
 #include <dtensor/error.hpp>
 
+#include <c10/core/DeviceGuard.h>
+
 #include <algorithm>
 #include <exception>
 #include <utility>
@@ -123,14 +125,16 @@ void Watchdog::serve() {
     if (stopped_) return;
     const Works works = works_;
     lock.unlock();
+    const c10::DeviceGuard on(works.front()->channel->stream().device());  // or this thread would make itself at home on the first one
     Works ended;
-    std::vector<const Channel*> busy;  // a stream does one thing after the other: only its first work can be late
+    std::vector<const Channel*> busy;  // a stream does one thing after the other: only its first work may be done, or late
     for (const auto& work : works) {
+      if (std::find(busy.begin(), busy.end(), work->channel.get()) != busy.end()) continue;
       if (is_done(work->done)) {
         release(*work);
         work->channel.reset();  // a handle that is kept does not keep NCCL's communicator
         ended.push_back(work);
-      } else if (std::find(busy.begin(), busy.end(), work->channel.get()) == busy.end()) {
+      } else {
         busy.push_back(work->channel.get());
         examine(*work);
       }
