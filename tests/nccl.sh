@@ -8,6 +8,6 @@ known=$(ninja -C "$DTENSOR_BUILD" -t targets all)
 
 ninja -C "$DTENSOR_BUILD" "${targets[@]}" >"$TMPDIR/out" 2>&1 || { cat "$TMPDIR/out"; exit 1; }
 "$DTENSOR_BUILD/tests/nccl-link"
-timeout 600 "$DTENSOR_BUILD/tests/nccl-stand-in"
-DTENSOR_CHECK_CALLS=1 timeout 600 "$DTENSOR_BUILD/tests/nccl-stand-in" "~[.blocking]"
-DTENSOR_BLOCKING_WAIT=1 timeout 600 "$DTENSOR_BUILD/tests/nccl-stand-in" "[.blocking]"
+timeout 300 "$DTENSOR_BUILD/tests/nccl-stand-in"
+DTENSOR_CHECK_CALLS=1 timeout 300 "$DTENSOR_BUILD/tests/nccl-stand-in" "nccl stand-in: all*","[.check]"
+DTENSOR_BLOCKING_WAIT=1 timeout 300 "$DTENSOR_BUILD/tests/nccl-stand-in" "nccl stand-in: all*","[.blocking]"

@@ -226,9 +226,7 @@ TEST_CASE("nccl stand-in: a late rank", "[comm][nccl]") {
     auto all = connect_all(world);
     const auto x = on_gpu(at::ones({16}));
     all->all_reduce(x, ReduceOp::sum).get();
-    if (world.rank() == 1) {
-      while (!may_go) std::this_thread::yield();
-    }
+    for (int i = 0; world.rank() == 1 && !may_go && i < 1000; ++i) std::this_thread::sleep_for(Milliseconds(10));
     auto sum = all->all_reduce(x, ReduceOp::sum);
     while (!sum.work->done()) std::this_thread::yield();
     may_go = true;
