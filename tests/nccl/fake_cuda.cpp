@@ -202,9 +202,9 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 }  // namespace
 
 void FakeStream::synchronize() {
-  Flag flag;
-  add([&] { flag.set(); });
-  flag.wait();
+  const auto flag = std::make_shared<Flag>();  // it is told about its being set after this may have returned
+  add([flag] { flag->set(); });
+  flag->wait();
 }
 
 FakeStream& fake_stream(int device, int64_t id) {
