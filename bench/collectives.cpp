@@ -1,11 +1,9 @@
 // Latency and bandwidth of collectives: transport x collective x ranks x bytes per rank. One iteration is one collective
 // that every rank waits for; the time is rank 0's. Under a launcher the ranks are its processes:
 // dtensor-run -n 4 build/bench/collectives [--transport gloo]
-#include <dtensor/world.hpp>
+#include "ranks.hpp"
 
-#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
-#include <benchmark/benchmark.h>
 
 #include <algorithm>
 #include <chrono>
@@ -63,35 +61,12 @@ void measure_job(World& world) {
 
 // `bytes` is the size of the input, except for all_gather, where it is that of the result.
 void measure(benchmark::State& state, const std::string& transport, const std::string& kind, int ranks, int64_t bytes) {
-  dtensor::LaunchOptions options;
-  options.ranks = ranks;
-  options.transport = transport;
-  dtensor::launch(options, [&](World& world) {
-    auto group = connect_all(world);
+  bench::on_ranks(state, ranks, transport, [&](World& world) -> std::function<void()> {
     const int64_t elements = bytes / 4;
     const std::vector<int64_t> counts(ranks, elements / ranks);
     const auto input = at::ones({kind == "all_gather" ? counts[0] : elements});
-    const auto batch = [&](int64_t n) {
-      for (int64_t i = 0; i < n; ++i) run_collective(*group, kind, input, counts);
-    };
-    // Rank 0 drives the benchmark and tells the others how many to do next; 0 ends.
-    constexpr int64_t kBatch = 10;
-    const auto again = [&](int64_t n) {
-      return *group->broadcast(at::full({1}, n, at::kLong), 0).get().data_ptr<int64_t>();
-    };
-    batch(3);
-    if (world.rank() != 0) {
-      while (again(0) != 0) batch(kBatch);
-      return;
-    }
-    while (state.KeepRunningBatch(kBatch)) {
-      state.PauseTiming();
-      again(1);
-      state.ResumeTiming();
-      batch(kBatch);
-    }
-    again(0);
-  });
+    return [=, group = connect_all(world)] { run_collective(*group, kind, input, counts); };
+  }, 10);
   state.SetBytesProcessed(state.iterations() * bytes);
 }
 

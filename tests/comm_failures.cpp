@@ -249,7 +249,12 @@ TEST_CASE("the launcher's environment is read and what is missing is named", "[c
   const Variables torchrun{{"RANK", "2"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "node0"}, {"MASTER_PORT", "1234"}};
   const auto rank = find(torchrun);
   REQUIRE(rank.has_value());
-  CHECK((rank->rank == 2 && rank->size == 4 && rank->host == "node0" && rank->port == 1234 && !rank->agent_store));
+  CHECK((rank->rank == 2 && rank->size == 4 && rank->host == "node0" && rank->port == 1234 && !rank->agent_store && !rank->local_rank));
+  auto second = torchrun;
+  second["LOCAL_RANK"] = "1";
+  CHECK(find(second)->local_rank == 1);
+  second["LOCAL_RANK"] = "x";
+  CHECK(fails_with([&] { find(second); }, "LOCAL_RANK is 'x'"));
   for (const auto& [name, value] : torchrun) {
     auto incomplete = torchrun;
     incomplete.erase(name);
@@ -260,15 +265,15 @@ TEST_CASE("the launcher's environment is read and what is missing is named", "[c
   CHECK(fails_with([&] { find({{"RANK", "4"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}}); }, "rank 4 of 4"));
 
   const auto slurm = find({{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "8"}, {"SLURM_STEP_ID", "0"}, {"SLURM_JOB_ID", "77"},
-                           {"SLURM_NODELIST", "gpu[07-09,12]"}});
+                           {"SLURM_NODELIST", "gpu[07-09,12]"}, {"SLURM_LOCALID", "2"}});
   REQUIRE(slurm.has_value());
-  CHECK((slurm->rank == 3 && slurm->size == 8 && slurm->host == "gpu07" && slurm->port == 20077));
+  CHECK((slurm->rank == 3 && slurm->size == 8 && slurm->host == "gpu07" && slurm->port == 20077 && slurm->local_rank == 2));
   CHECK(fails_with([&] { find({{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}}); }, "SLURM_NTASKS is not set"));
   CHECK_FALSE(find({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_JOB_ID", "77"}}).has_value());  // the batch script
 
-  const auto mpi = find({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}});
+  const auto mpi = find({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}});
   REQUIRE(mpi.has_value());
-  CHECK((mpi->rank == 1 && mpi->size == 2 && mpi->port == 29500));
+  CHECK((mpi->rank == 1 && mpi->size == 2 && mpi->port == 29500 && mpi->local_rank == 1));
   CHECK(fails_with([&] { find({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}}); }, "MASTER_ADDR is not set"));
 
   CHECK(dtensor::detail::first_slurm_host("a,b") == "a");

@@ -16,10 +16,10 @@ expect() {
   [ "$status" = "$wanted" ] || { echo "$mode: exit status $status, expected $wanted:"; cat "$TMPDIR/out"; exit 1; }
 }
 
-expect none 0 'rank 0\] 3 ranks over shm'
+expect none 0 'rank 0\] 3 ranks over (shm|nccl)'
 # Where there is less room than the ranks want to share, or than a group needs, they go on without.
 (ulimit -f 64; expect none 0 'rank 0\] 3 ranks over gloo')
-(ulimit -f 256; expect none 0 'rank 0\] 3 ranks over shm')
+(ulimit -f 256; expect none 0 'rank 0\] 3 ranks over (shm|nccl)')
 ls /dev/shm >"$TMPDIR/before"
 SECONDS=0
 expect kill-midway:1 137 'dtensor-run: rank 1 was killed' 'rank 0\] error: .*all_reduce\(sum\) #[4-6] .* rank 1 failed: its process ended' \

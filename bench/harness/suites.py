@@ -106,32 +106,45 @@ def size_name(size: int) -> str:
     return f"{size >> 20} MB" if size >= 1 << 20 else f"{size >> 10} KB"
 
 
-def collectives_of(s: Setting, group: str, transport: str, at_1_kb: float, at_16_mb: float) -> list[Row]:
+def collectives_of(s: Setting, group: str, ours, at_1_kb: float, at_16_mb: float) -> list[Row]:
+    """`ours(ranks, sizes)`: our times by "all_reduce/bytes:1024"."""
     sizes, rows = [1 << 10, 64 << 10, 1 << 20, 16 << 20], {}
     for i in range(s.rounds):
         for ranks in (2, 4):
-            chosen = f"--benchmark_filter=^{transport}/.*ranks:{ranks}/bytes:({'|'.join(map(str, sizes))})/"
-            here = benchmark(s.build / "bench/collectives", chosen, "--benchmark_min_time=0.1")
-            options = ["--bytes", ",".join(map(str, sizes))]
-            peer = json.loads(on_ranks("torch_collectives.py", ranks, s.next_port(), *options).splitlines()[-1]) if s.torch else {}
+            here, peer = ours(ranks, sizes), {}
+            if s.torch:
+                options = ["--bytes", ",".join(map(str, sizes))]
+                peer = json.loads(on_ranks("torch_collectives.py", ranks, s.next_port(), *options).splitlines()[-1])
             for size in sizes:
                 for kind in KINDS:
-                    entry = here[f"{transport}/{kind}/ranks:{ranks}/bytes:{size}/real_time"]
+                    call = f"{kind}/bytes:{size}"
                     least = {1 << 10: at_1_kb, 16 << 20: at_16_mb}.get(size)
                     row = Row(group, f"{kind}, {ranks} ranks, {size_name(size)}", "us", [], [], f"Gloo in {s.peer()}", ratio_at_least=least)
-                    collect(rows, row, entry["real_time"], peer.get(f"{kind}/bytes:{size}"))
+                    collect(rows, row, here[call], peer.get(call))
             s.progress(f"{group}: round {i + 1} of {s.rounds}, {ranks} ranks")
     return list(rows.values())
 
 
 def threads(s: Setting) -> list[Row]:
     """Collectives between threads beside Gloo's."""
-    return collectives_of(s, "collectives, threads", "threads", 8, 4)
+
+    def ours(ranks, sizes):
+        chosen = f"--benchmark_filter=^threads/.*ranks:{ranks}/bytes:({'|'.join(map(str, sizes))})/"
+        found = benchmark(s.build / "bench/collectives", chosen, "--benchmark_min_time=0.1")
+        return {name.split("/")[1] + "/" + name.split("/")[3]: entry["real_time"] for name, entry in found.items()}
+
+    return collectives_of(s, "collectives, threads", ours, 8, 4)
 
 
 def processes(s: Setting) -> list[Row]:
-    """Collectives through memory that processes share, beside Gloo's."""
-    return collectives_of(s, "collectives, processes", "shm", 5, 2.5)
+    """Collectives between processes of one host, through memory that they share, beside Gloo's."""
+
+    def ours(ranks, sizes):
+        text = outputs([start([s.build / "tools/dtensor-run", "-n", ranks, s.build / "bench/collectives"])])[0]
+        found = re.findall(r"^shm/(\w+)/ranks:\d+/(bytes:\d+) best [\d.]+ us, median ([\d.]+) us", text, re.M)
+        return {f"{kind}/{size}": float(median) for kind, size, median in found}
+
+    return collectives_of(s, "collectives, processes", ours, 5, 2.5)
 
 
 def memory_bound(s: Setting) -> list[Row]:

@@ -61,7 +61,8 @@ class World {
 
 struct LaunchOptions {
   int ranks = 1;          // threads to start when no launcher set the environment
-  std::string transport;  // "", "threads", "shm", "gloo" or "fake"; empty: shm under a launcher, else threads
+  // "threads", "shm", "gloo", "nccl" or "fake"; empty: under a launcher nccl where every rank has a CUDA device, else shm; threads otherwise
+  std::string transport;
   comm::Milliseconds deadline{300'000};
 };
 

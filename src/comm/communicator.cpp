@@ -8,7 +8,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 
 namespace dtensor::comm {
@@ -52,7 +51,7 @@ at::Tensor result_in(Collective kind, const at::Tensor& input, int64_t count, at
 // In a group of one nothing is communicated: the result is the input's copy.
 Async copy_of(const at::Tensor& input, c10::IntArrayRef sizes, at::Tensor result = {}) {
   if (!result.defined()) result = empty_for(input, sizes);
-  if (input.numel() > 0 && !input.is_meta()) std::memcpy(result.data_ptr(), input.data_ptr(), input.nbytes());
+  if (input.numel() > 0 && !input.is_meta()) copy(result, input);
   return {result, {}};
 }
 
@@ -163,5 +162,7 @@ Async Communicator::recv(const at::Tensor& like, int from, int tag) {
 void Communicator::barrier() {
   if (size() > 1) do_barrier(begin(Collective::barrier, at::Tensor()));
 }
+
+std::shared_ptr<void> Communicator::register_memory(const at::Tensor&) { return nullptr; }
 
 }  // namespace dtensor::comm

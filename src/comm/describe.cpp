@@ -90,7 +90,9 @@ std::string lateness(const CallInfo& call, const std::string& group, Millisecond
 }
 
 void require_cpu(Collective kind, const at::Tensor& tensor, std::string_view transport) {
-  require(tensor.device().is_cpu(), name(kind), "the {} transport moves CPU tensors; got one on {}", transport, tensor.device().str());
+  if (tensor.device().is_cpu()) return;
+  fail(name(kind), "the {} transport moves CPU tensors; got one on {}; hint: those go over the nccl transport, with one process per "
+       "GPU: dtensor-run -n N ./program --transport nccl", transport, tensor.device().str());
 }
 
 int position_in(const std::string& name, const std::vector<int>& ranks, int rank, int world_size) {

@@ -4,6 +4,8 @@
 #include <dtensor/error.hpp>
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/copy_ops.h>
+#include <ATen/ops/empty_ops.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 #include <c10/util/complex.h>
@@ -11,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <type_traits>
 
 namespace dtensor::comm {
@@ -120,12 +123,27 @@ void check_reducible(std::string_view tag, c10::ScalarType dtype, ReduceOp op) {
           c10::toString(dtype), dtensor::name(op), op == ReduceOp::norm2 ? ", and reduce the squares with sum" : "");
 }
 
+// Where a call goes straight to the backend's kernel.
+static c10::DispatchKeySet kernels_of(const at::Tensor& tensor) { return tensor.key_set() & c10::DispatchKeySet(c10::DispatchKey::CUDA); }
+
 at::Tensor empty(c10::IntArrayRef sizes, c10::ScalarType dtype) {
   return at::Tensor(at::detail::empty_cpu(sizes, dtype));
 }
 
 at::Tensor empty_for(const at::Tensor& input, c10::IntArrayRef sizes) {
-  return input.is_meta() ? at::Tensor(at::detail::empty_meta(sizes, input.scalar_type())) : empty(sizes, input.scalar_type());
+  if (input.is_meta()) return at::Tensor(at::detail::empty_meta(sizes, input.scalar_type()));
+  if (input.is_cpu()) return empty(sizes, input.scalar_type());
+  return at::_ops::empty_memory_format::redispatch(kernels_of(input), c10::fromIntArrayRefKnownNonNegative(sizes), input.scalar_type(), {},
+                                                   input.device(), {}, {});
+}
+
+void copy(const at::Tensor& to, const at::Tensor& from) {
+  if (from.is_cpu()) {
+    std::memcpy(to.data_ptr(), from.data_ptr(), from.nbytes());
+  } else {
+    auto target = to;
+    at::_ops::copy_::redispatch(kernels_of(from), target, from, true);
+  }
 }
 
 }  // namespace dtensor::comm

@@ -18,7 +18,9 @@ void check_reducible(std::string_view tag, c10::ScalarType dtype, ReduceOp op);
 
 // A new CPU tensor, uninitialized. Does not dispatch, so no interception of operators sees it.
 at::Tensor empty(c10::IntArrayRef sizes, c10::ScalarType dtype);
-// The same, on the meta device where the input is.
+// The same, on the input's device.
 at::Tensor empty_for(const at::Tensor& input, c10::IntArrayRef sizes);
+// Copies all elements, which lie alike, on the device that both are on. Does not dispatch either.
+void copy(const at::Tensor& to, const at::Tensor& from);
 
 }  // namespace dtensor::comm

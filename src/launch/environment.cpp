@@ -27,6 +27,10 @@ class Reader {
     auto value = read_(name);
     return value ? parse(name, *value) : otherwise;
   }
+  std::optional<int> number_if_set(const char* name) const {
+    auto value = read_(name);
+    return value ? std::optional<int>(parse(name, *value)) : std::nullopt;
+  }
 
  private:
   int parse(const char* name, const std::string& value) const {
@@ -47,6 +51,7 @@ LauncherRank from_torchrun(const ReadVariable& read) {
   result.host = reader.text("MASTER_ADDR", "set it to the host of rank 0");
   result.port = reader.number("MASTER_PORT");
   result.agent_store = read("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  result.local_rank = reader.number_if_set("LOCAL_RANK");
   return result;
 }
 
@@ -62,6 +67,7 @@ LauncherRank from_slurm(const ReadVariable& read) {
   } else {
     result.host = reader.text("SLURM_LAUNCH_NODE_IPADDR", "set MASTER_ADDR to the host of rank 0");
   }
+  result.local_rank = reader.number_if_set("SLURM_LOCALID");
   // Jobs that share a node must not share a port; all tasks of one job agree on its number.
   result.port = reader.number("MASTER_PORT", 20000 + reader.number("SLURM_JOB_ID", kDefaultPort) % 40000);
   return result;
@@ -72,6 +78,7 @@ LauncherRank from_open_mpi(const ReadVariable& read) {
   LauncherRank result{"Open MPI", reader.number("OMPI_COMM_WORLD_RANK"), reader.number("OMPI_COMM_WORLD_SIZE"), "", kDefaultPort, false};
   result.host = reader.text("MASTER_ADDR", "pass it with mpirun -x MASTER_ADDR=HOST_OF_RANK_0");
   result.port = reader.number("MASTER_PORT", kDefaultPort);
+  result.local_rank = reader.number_if_set("OMPI_COMM_WORLD_LOCAL_RANK");
   return result;
 }
 

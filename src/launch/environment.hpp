@@ -14,6 +14,7 @@ struct LauncherRank {
   std::string host;
   int port = 29500;
   bool agent_store = false;  // torchrun's agent listens on host:port with a c10d store, so rank 0 cannot
+  std::optional<int> local_rank{};  // among the ranks of this host
 };
 
 // Reads one environment variable; empty optional when it is unset or empty.

@@ -3,6 +3,7 @@
 #include <dtensor/world.hpp>
 
 #include "src/comm/rendezvous/rendezvous.hpp"
+#include "src/launch/devices.hpp"
 #include "src/launch/environment.hpp"
 #include "src/launch/memory.hpp"
 
@@ -123,10 +124,12 @@ void report(int rank) {
 
 void run_process(const detail::LauncherRank& launched, const LaunchOptions& options, const Body& body) {
   const auto& name = options.transport;
-  require(name.empty() || name == "shm" || name == "gloo" || launched.size == 1, "launch",
-          "{} started {} processes, which need the transport 'shm' or 'gloo'; got '{}'", launched.launcher, launched.size, name);
+  require(name.empty() || name == "shm" || name == "gloo" || name == "nccl" || launched.size == 1, "launch",
+          "{} started {} processes, which need the transport 'shm', 'gloo' or 'nccl'; got '{}'", launched.launcher, launched.size, name);
   if (launched.size == 1) {
-    run_rank(std::move(comm::make_threads_transports(1).front()), options.deadline, body, [] {});
+    auto alone = std::move(comm::make_threads_transports(1).front());
+    if (name == "nccl") alone = detail::with_nccl(std::move(alone), launched, name);
+    run_rank(std::move(alone), options.deadline, body, [] {});
     return;
   }
   comm::GlooOptions gloo;
@@ -139,7 +142,8 @@ void run_process(const detail::LauncherRank& launched, const LaunchOptions& opti
   if (auto interface = detail::read_environment("GLOO_SOCKET_IFNAME")) gloo.interface = *interface;
   std::shared_ptr<comm::Listener> listener;
   if (launched.agent_store) listener = comm::meet_through_agent(gloo);
-  run_rank(comm::make_gloo_transport(gloo, listener), options.deadline, body, [&] { report(gloo.rank); });
+  auto transport = detail::with_nccl(comm::make_gloo_transport(gloo, listener), launched, name);
+  run_rank(std::move(transport), options.deadline, body, [&] { report(gloo.rank); });
 }
 
 double parse_number(const std::string& name, const std::string& text, double least) {
@@ -185,13 +189,18 @@ LaunchOptions parse_options(int argc, char** argv) {
 void launch(const LaunchOptions& options, const Body& body) {
   require(options.ranks >= 1, "launch", "got {} ranks; expected at least 1", options.ranks);
   const auto& name = options.transport;
-  require(name.empty() || name == "threads" || name == "shm" || name == "gloo" || name == "fake", "launch",
-          "unknown transport; got '{}'; expected threads, shm, gloo or fake", name);
+  require(name.empty() || name == "threads" || name == "shm" || name == "gloo" || name == "nccl" || name == "fake", "launch",
+          "unknown transport; got '{}'; expected threads, shm, gloo, nccl or fake", name);
   detail::keep_freed_memory();
   if (name == "fake") {
     run_rank(comm::make_fake_transport(0, options.ranks), options.deadline, body, [] {});
   } else if (auto launched = detail::find_launcher()) {
     run_process(*launched, options, body);
+  } else if (name == "nccl") {
+    require(options.ranks == 1, "launch", "the nccl transport has one process per GPU; got {} ranks in one process; hint: dtensor-run -n {} "
+            "./program --transport nccl", options.ranks, options.ranks);
+    auto alone = std::move(comm::make_threads_transports(1).front());
+    run_rank(comm::make_nccl_transport(std::move(alone), 0), options.deadline, body, [] {});
   } else if ((name == "shm" || name == "gloo") && options.ranks > 1) {
     run_connected_threads(options, body);
   } else {

@@ -2,6 +2,8 @@
 
 #include <dtensor/error.hpp>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
@@ -41,17 +43,23 @@ size_t distance(std::string_view pattern, std::string_view name) {
   return row.back();
 }
 
+bool is_regex(std::string_view pattern) { return pattern.substr(0, kRegex.size()) == kRegex; }
+
+// What lies between the bars of "a|b".
+std::vector<std::string_view> sides(std::string_view pattern) {
+  std::vector<std::string_view> result;
+  for (size_t bar; (bar = pattern.find('|')) != std::string_view::npos; pattern.remove_prefix(bar + 1)) result.push_back(pattern.substr(0, bar));
+  result.push_back(pattern);
+  return result;
+}
+
 size_t distance_of_any(std::string_view pattern, std::string_view name) {
   size_t least = SIZE_MAX;
-  for (size_t bar; (bar = pattern.find('|')) != std::string_view::npos; pattern.remove_prefix(bar + 1)) {
-    least = std::min(least, distance(pattern.substr(0, bar), name));
-  }
-  return std::min(least, distance(pattern, name));
+  for (const auto side : sides(pattern)) least = std::min(least, distance(side, name));
+  return least;
 }
 
 }  // namespace
-
-bool is_regex(std::string_view pattern) { return pattern.substr(0, kRegex.size()) == kRegex; }
 
 bool matches(std::string_view pattern, std::string_view name) {
   if (is_regex(pattern)) {
@@ -61,10 +69,15 @@ bool matches(std::string_view pattern, std::string_view name) {
       fail("pattern", "'{}' is no regular expression: {}", pattern, error.what());
     }
   }
-  for (size_t bar; (bar = pattern.find('|')) != std::string_view::npos; pattern.remove_prefix(bar + 1)) {
-    if (matches_one(pattern.substr(0, bar), name)) return true;
-  }
-  return matches_one(pattern, name);
+  const auto all = sides(pattern);
+  return std::any_of(all.begin(), all.end(), [&](std::string_view side) { return matches_one(side, name); });
+}
+
+std::string inside(const std::string& modules, const std::string& name) {
+  if (is_regex(modules)) return fmt::format("{}(?:{})\\.{}", kRegex, modules.substr(kRegex.size()), name);
+  std::string text;
+  for (const auto side : sides(modules)) text += fmt::format("{}{}.{}", text.empty() ? "" : "|", side, name);
+  return text;
 }
 
 std::string closest(const std::string& pattern, const std::vector<std::string>& names) {

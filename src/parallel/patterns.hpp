@@ -11,7 +11,8 @@ namespace dtensor::detail {
 // Throws for one that is none.
 bool matches(std::string_view pattern, std::string_view name);
 
-bool is_regex(std::string_view pattern);
+// The pattern of what is called `name` in modules of a pattern: "a|b" and "weight" give "a.weight|b.weight".
+std::string inside(const std::string& modules, const std::string& name);
 
 // The three names that are most like a pattern, for messages.
 std::string closest(const std::string& pattern, const std::vector<std::string>& names);

@@ -4,21 +4,6 @@
 
 namespace dtensor {
 
-namespace {
-
-// Every alternative of a pattern, with a parameter's name behind it.
-std::string parameter_of(const std::string& modules, const std::string& parameter) {
-  if (detail::is_regex(modules)) return "re:(?:" + modules.substr(3) + ")\\." + parameter;
-  std::string pattern;
-  size_t begin = 0;
-  for (size_t bar; (bar = modules.find('|', begin)) != std::string::npos; begin = bar + 1) {
-    pattern += modules.substr(begin, bar - begin) + "." + parameter + "|";
-  }
-  return pattern + modules.substr(begin) + "." + parameter;
-}
-
-}  // namespace
-
 ParallelStyle ColwiseParallel(int64_t blocks) { return {{"weight", strided_shard(0, blocks)}, {"bias", strided_shard(0, blocks)}}; }
 ParallelStyle RowwiseParallel() { return {{"weight", shard(1)}}; }
 ParallelStyle VocabParallel() { return {{"weight", shard(0)}, {"bias", shard(0)}}; }
@@ -28,7 +13,7 @@ Plan tensor_parallel(const std::vector<std::pair<std::string, ParallelStyle>>& m
   Plan plan;
   for (const auto& [pattern, style] : modules) {
     for (const auto& [parameter, placement] : style) {
-      plan.push_back({parameter_of(pattern, parameter), {{mesh_dim, placement}}, /*may_match_nothing=*/parameter != "weight"});
+      plan.push_back({detail::inside(pattern, parameter), {{mesh_dim, placement}}, /*may_match_nothing=*/parameter != "weight"});
     }
   }
   return plan;

@@ -13,6 +13,7 @@ using T = const at::Tensor&;
 
 // What an operator makes of whole numbers: it keeps them whole (bit by bit the same in any order of summation), or rounds.
 enum class Effect { keeps, rounds };
+constexpr auto keeps = Effect::keeps, rounds = Effect::rounds;
 
 // Chooses operands and arguments; false: nothing there fits.
 using Draw = std::function<bool(Sketch&, Step&)>;

@@ -5,8 +5,6 @@ namespace dtensor::fuzz {
 
 namespace {
 
-constexpr auto keeps = Effect::keeps, rounds = Effect::rounds;
-
 Op in_place(Op op) {
   op.in_place = true;
   op.weight = 9;

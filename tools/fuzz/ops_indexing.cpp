@@ -5,7 +5,6 @@ namespace dtensor::fuzz {
 
 namespace {
 
-constexpr auto keeps = Effect::keeps;
 using Indexed = std::function<Tensors(T x, int64_t dim, T index, T source)>;
 
 // x, an index and a source; args: dim. The index is a vector, or of x's rank ("whole": as gather and scatter want it).

@@ -5,8 +5,6 @@ namespace dtensor::fuzz {
 
 namespace {
 
-constexpr auto keeps = Effect::keeps;
-
 // Two or three tensors of one dtype; args: dim. `equal`: of the same sizes, else they may differ along the dim.
 Op join(std::string name, bool equal, std::function<at::Tensor(const Tensors&, int64_t)> run) {
   return {std::move(name), keeps,

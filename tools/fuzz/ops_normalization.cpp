@@ -5,15 +5,13 @@ namespace dtensor::fuzz {
 
 namespace {
 
-constexpr auto rounds = Effect::rounds;
-
-bool dim(Sketch& sketch, T x, Ints& args) {
+bool some_dim(Sketch& sketch, T x, Ints& args) {
   args = {sketch.dim(x)};
   return x.size(args[0]) > 0;
 }
 
 Op along(std::string name, std::function<at::Tensor(T, int64_t)> run) {
-  return with_args(std::move(name), rounds, with_dims(1, 9, floating), dim, [=](T x, const Ints& a) { return run(x, a[0]); });
+  return with_args(std::move(name), rounds, with_dims(1, 9, floating), some_dim, [=](T x, const Ints& a) { return run(x, a[0]); });
 }
 
 // Scale and shift of the last args[0] dims.

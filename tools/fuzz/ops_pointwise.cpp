@@ -7,7 +7,6 @@ namespace dtensor::fuzz {
 
 namespace {
 
-constexpr auto keeps = Effect::keeps, rounds = Effect::rounds;
 const Tame kink = apart_from({0});
 
 Tame apart_from_whole_numbers() {

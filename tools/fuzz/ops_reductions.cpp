@@ -7,7 +7,6 @@ namespace dtensor::fuzz {
 
 namespace {
 
-constexpr auto keeps = Effect::keeps, rounds = Effect::rounds;
 using Reduce = std::function<at::Tensor(T, at::IntArrayRef dims, bool keep)>;
 
 // keepdim, dims

@@ -2,8 +2,8 @@
 //
 // Tensors are contiguous and on the mesh's device; they are read as flat lists of elements in memory order. Counts are numbers of
 // elements, one per rank of the group, any of them 0: nothing is padded. Results are new tensors, or `into`, which has their size and
-// dtype and shares no memory with the input. Reductions add in rank order on every transport, so that a run gives the same bits on all of
-// them. An input must not be written until the work is done; it is kept alive by the work.
+// dtype and shares no memory with the input. Reductions add in rank order on every transport but nccl, so that a run gives the same bits on
+// all of them. An input must not be written until the work is done; it is kept alive by the work.
 #pragma once
 
 #include <dtensor/comm/record.hpp>
@@ -11,11 +11,16 @@
 #include <dtensor/placement.hpp>
 
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace dtensor::comm {
+
+namespace nccl {
+class NcclCommunicator;
+}
 
 using Counts = c10::ArrayRef<int64_t>;
 
@@ -56,7 +61,13 @@ class Communicator {
   // Returns when every rank of the group has called it.
   void barrier();
 
+  // Tells the transport that `tensor`'s memory will be used again and again, so that it may move it without copies of its own. Undone when
+  // the handle goes, which may outlive the communicator but not the memory. Every rank calls it alike. Null where that is no use.
+  virtual std::shared_ptr<void> register_memory(const at::Tensor& tensor);
+
  protected:
+  friend class nccl::NcclCommunicator;  // hands calls for CPU tensors on to another communicator
+
   // What a call is, and what every rank must agree on.
   struct Call {
     Collective kind;

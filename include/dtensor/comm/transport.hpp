@@ -52,6 +52,14 @@ struct GlooOptions {
 };
 std::unique_ptr<Transport> make_gloo_transport(const GlooOptions& options);
 
+// NCCL for CUDA tensors, one rank per process and GPU. CPU tensors, unique ids and the news that a rank has failed go through `host`, a
+// transport between processes, whose rank and size it has. Every rank makes it at once. `device`: this rank's, which becomes the current one.
+std::unique_ptr<Transport> make_nccl_transport(std::unique_ptr<Transport> host, int device);
+
+// Whether this build has the nccl transport, and whether this process sees a CUDA device as well.
+bool has_nccl_transport();
+bool can_use_nccl_transport();
+
 // Rank `rank` of `size` without peers: collectives return at once as if every peer had this rank's data. For dry runs of
 // any world size.
 std::unique_ptr<Transport> make_fake_transport(int rank, int size);

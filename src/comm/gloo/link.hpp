@@ -69,9 +69,6 @@ class Link {
   // Whether that operation has completed. Only once the transport is given up: waiting ones are ended by it.
   static bool has_received(::gloo::transport::UnboundBuffer& buffer);
 
-  // Why the need cannot be met any more, if so.
-  std::optional<std::string> obstacle(const Need& need);
-
   // Makes every wait look again at whether it can still succeed.
   void interrupt();
   // Calls `notice` at each interruption too.
@@ -87,6 +84,10 @@ class Link {
 
   // Leaves, serves the others until all have left or one failed, then ends all waits and connections.
   void shut_down(Milliseconds deadline);
+
+  // Why the need cannot be met any more, if so. See Control.
+  std::optional<std::string> obstacle(const Need& need);
+  std::optional<std::string> first_failure(Milliseconds patience) { return membership_->failure(patience); }
 
   // What went wrong, for an operation that gloo reports as failed.
   std::string explain(int rank, const std::string& text);

@@ -1,6 +1,7 @@
 // The gloo transport: ranks are processes, on one host or several. Groups whose ranks share a host use its memory.
 #include <dtensor/error.hpp>
 
+#include "src/comm/control.hpp"
 #include "src/comm/shared_memory/communicator.hpp"
 
 namespace dtensor::comm {
@@ -9,7 +10,7 @@ namespace gloo {
 
 namespace {
 
-class GlooTransport final : public Transport {
+class GlooTransport final : public Transport, public Control {
  public:
   GlooTransport(const GlooOptions& options, std::shared_ptr<Listener> listener)
       : rank_(options.rank), size_(options.size), link_(std::make_shared<Link>(options, std::move(listener))),
@@ -48,6 +49,10 @@ class GlooTransport final : public Transport {
   }
 
   void leave(const std::string& why) override { link_->leave(why); }
+
+  void made(uint64_t stream, uint64_t sequence) override { link_->made(stream, sequence); }
+  std::optional<std::string> obstacle(int rank, uint64_t stream, uint64_t sequence) override { return link_->obstacle({rank, stream, sequence}); }
+  std::optional<std::string> first_failure(Milliseconds patience) override { return link_->first_failure(patience); }
 
  private:
   const int rank_, size_;

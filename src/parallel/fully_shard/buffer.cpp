@@ -33,7 +33,7 @@ c10::Storage storage_over(void* memory, int64_t bytes, c10::Device device, Keepe
 }
 
 at::Tensor over(const at::Tensor& buffer, c10::Storage storage, c10::IntArrayRef sizes) {
-  return dtensor::detail::alias(std::move(storage), buffer.key_set(), buffer.dtype(), sizes, contiguous_strides(sizes), 0);
+  return dtensor::detail::alias(std::move(storage), buffer.key_set(), buffer.dtype(), sizes, dtensor::contiguous_strides(sizes), 0);
 }
 
 void* address(const at::Tensor& buffer, int64_t element) {

@@ -86,7 +86,11 @@ void Unit::begin_round() {
   const auto options = options_of_parameters();
   const bool kept = gradient_.defined() && gradient_.use_count() > 1 + own;  // a part, by somebody who took it out of grad()
   overwrites_ = own == 0 || kept;
-  if (!gradient_.defined() || kept) gradient_ = at::empty({piece_}, options.dtype(dtype_));
+  if (!gradient_.defined() || kept) {
+    registered_gradient_.reset();
+    gradient_ = at::empty({piece_}, options.dtype(dtype_));
+    registered_gradient_ = registered(gradient_);
+  }
   whole_gradient_ = at::empty({piece_ * mesh_.size(cut_)}, options.dtype(options_.reduce_dtype.value_or(dtype_)));
 }
 

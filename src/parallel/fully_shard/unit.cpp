@@ -38,6 +38,8 @@ Unit::Unit(std::string name, DeviceMesh mesh, int64_t cut, const FullyShardOptio
 void Unit::release_resources() {
   schedule_->remove(this);
   members_.clear();
+  registered_buffer_.reset();
+  registered_gradient_.reset();
   for (auto* tensor : {&buffer_, &whole_, &whole_gradient_, &gradient_}) tensor->reset();
   gathering_.reset();
   reducing_ = {};
@@ -78,6 +80,7 @@ void Unit::lay_out(const Parameters& parameters) {
     members_.push_back(std::move(member));
     join_group(parameter, c10::intrusive_ptr<FlatGroup>::reclaim_copy(this), static_cast<int64_t>(i));
   }
+  registered_buffer_.reset();
   buffer_.reset();
   fits_ = false;
   if (!DTensor(parameters[0].second).layout().is_deferred()) fill_buffer();
@@ -99,7 +102,13 @@ void Unit::fill_buffer() {
     move_part(parameter, place);
   }
   if (!buffer_.defined()) buffer_ = at::zeros({piece_}, options_of_parameters());
+  if (!registered_buffer_) registered_buffer_ = registered(buffer_);
   fits_ = true;
+}
+
+// What stays, and is sent or received at every step. Meshes on the CPU need no group yet.
+std::shared_ptr<void> Unit::registered(const at::Tensor& memory) const {
+  return memory.is_cuda() && mesh_.size(cut_) > 1 ? group().register_memory(memory) : nullptr;
 }
 
 // A rank may have a part of none of them.

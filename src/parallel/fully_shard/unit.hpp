@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -71,6 +72,7 @@ class Unit final : public FlatGroup {
   void lay_out(const Parameters& parameters);
   void fill_buffer();
   at::TensorOptions options_of_parameters() const;
+  std::shared_ptr<void> registered(const at::Tensor& memory) const;
 
   void land(Member& member, const at::Tensor& gradient);
   bool all_arrived() const;
@@ -94,6 +96,7 @@ class Unit final : public FlatGroup {
   int64_t generation_ = 0;
 
   at::Tensor buffer_;  // [piece]: this rank's parameters
+  std::shared_ptr<void> registered_buffer_, registered_gradient_;  // with the transport; gone before the memory
   bool fits_ = false;  // all parameters lie in it
   at::Tensor whole_;   // [ranks * piece]: everyone's, or undefined
   comm::WorkPtr gathering_;

@@ -1,0 +1,55 @@
+// CUDA devices of ranks.
+#include "src/launch/devices.hpp"
+
+#include <dtensor/error.hpp>
+
+#include "src/comm/reduce.hpp"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <exception>
+#include <numeric>
+#include <optional>
+
+namespace dtensor::detail {
+
+namespace {
+
+int count_devices() {
+  if (!c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) return 0;
+  return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).deviceCount();
+}
+
+// Whether `mine` holds on every rank.
+bool on_every_rank(comm::Transport& host, bool mine) {
+  if (host.size() == 1) return mine;
+  std::vector<int> ranks(host.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto vote = comm::empty({1}, c10::ScalarType::Bool);
+  *vote.data_ptr<bool>() = mine;
+  return *host.connect("launch", ranks)->all_reduce(vote, ReduceOp::min).get().data_ptr<bool>();
+}
+
+}  // namespace
+
+std::optional<int> device_of(const LauncherRank& launched, int devices, const ReadVariable& read) {
+  const auto local = launched.size == 1 ? launched.local_rank.value_or(0) : launched.local_rank;
+  if (!local) return std::nullopt;
+  if (*local < devices) return local;
+  if (devices == 1 && read("CUDA_VISIBLE_DEVICES")) return 0;  // the launcher gave each its own
+  return std::nullopt;
+}
+
+std::unique_ptr<comm::Transport> with_nccl(std::unique_ptr<comm::Transport> host, const LauncherRank& launched, const std::string& name) {
+  const bool asked = name == "nccl";
+  if (!asked && (!name.empty() || !comm::has_nccl_transport())) return host;
+  const int devices = count_devices();
+  const auto device = device_of(launched, devices);
+  if (!asked && !on_every_rank(*host, comm::can_use_nccl_transport() && device)) return host;
+  require(launched.local_rank || launched.size == 1, "launch", "the environment of {} does not say which GPU is this rank's; hint: set LOCAL_RANK to "
+          "its number among the ranks of the host, or start the program with dtensor-run or torchrun", launched.launcher);
+  // One without a device of its own is refused there, as are builds without NCCL.
+  return comm::make_nccl_transport(std::move(host), device.value_or(launched.local_rank.value_or(0)));
+}
+
+}  // namespace dtensor::detail

@@ -1,0 +1,128 @@
+// fully_shard of models that are not all alike: tied parameters, parts, other dtypes, padding; and what it refuses.
+#include "fully_shard_support.hpp"
+
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <optional>
+
+using namespace dtensor;
+using namespace dtensor::test;
+using namespace dtensor::test::sharding;
+
+TEST_CASE("fully shard: tied parameters", "[fsdp]") {
+  const auto step = [](const std::function<void(Net&)>& lay_out, const Place& place) {
+    torch::manual_seed(1);
+    Net net(true);
+    lay_out(net);
+    torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.05));
+    for (int i = 0; i < 3; ++i) {
+      optimizer.zero_grad();
+      plain_step(net, i, place);
+      optimizer.step();
+    }
+    return std::pair(full_tensor(net->tokens->weight.detach()).clone(), full_tensor(net->head.detach()).clone());
+  };
+  const auto expected = step([](Net&) {}, [](const at::Tensor& x) { return x; });
+  REQUIRE(expected.first.equal(expected.second));
+  CHECK_NOTHROW(on_mesh({3}, [&](const DeviceMesh& mesh) {
+    Spmd spmd(mesh);
+    const auto result = step([&](Net& net) { fully_shard(*net, mesh, with([](auto& o) { o.units = {"tokens", "blocks.*"}; })); },
+                             [&](const at::Tensor& x) { return distribute_tensor(x, mesh, {shard(0)}).tensor(); });
+    require(at::allclose(result.first, expected.first, 1e-5, 1e-6) && result.first.equal(result.second), "test", "tied parameters differ");
+  }));
+}
+
+TEST_CASE("fully shard: a module that is made in parts", "[fsdp][deferred]") {
+  const auto expected = on_one_device(plain_step, at::kFloat);
+  CHECK_NOTHROW(on_mesh({2, 2}, [&](const DeviceMesh& plain) {
+    const DeviceMesh mesh(c10::kCPU, plain.ranks(), {2, 2}, {"dp", "tp"});
+    Spmd spmd(mesh);
+    torch::manual_seed(1);
+    std::optional<DeferredInit> deferred(mesh);
+    Net net;
+    deferred.reset();
+    parallelize_module(*net, mesh, tensor_parallel({{"*.up", ColwiseParallel()}, {"*.down", RowwiseParallel()}}));
+    fully_shard(*net, mesh["dp"]);
+    materialize(*net);
+    torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.05));
+    for (int i = 0; i < 3; ++i) {
+      optimizer.zero_grad();
+      plain_step(net, i, [&](const at::Tensor& x) { return distribute_tensor(x, mesh, {shard(0), replicate()}).tensor(); });
+      optimizer.step();
+    }
+    std::vector<at::Tensor> parameters;
+    for (const auto& p : net->parameters()) parameters.push_back(full_tensor(p.detach()).clone());
+    compare("parameter", parameters, expected.parameters, 1e-4);
+  }));
+}
+
+TEST_CASE("fully shard: gathered and reduced in other dtypes", "[fsdp]") {
+  CHECK_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
+    Spmd spmd(mesh);
+    Net net;
+    FullyShardOptions options;
+    options.param_dtype = at::kBFloat16;
+    options.reduce_dtype = at::kFloat;
+    const auto sharded = fully_shard(*net, mesh, options);
+    const auto input = distribute_tensor(fractions({6, 12}), mesh, {shard(0)});
+    const auto& up = net->blocks[0]->as<Block>()->up;
+    CommDebugMode traffic;
+    const auto y = at::linear(input->to(at::kBFloat16), up->weight.to(at::kBFloat16), up->bias.to(at::kBFloat16));
+    require(sharded.gathers() == 1 && traffic.count() == 1, "test", "{} gathers and {} collectives", sharded.gathers(), traffic.count());
+    int64_t bytes = 0;
+    for (const auto& unit : sharded.units()) bytes = std::max(bytes, unit.piece * 2);
+    require(traffic.bytes() <= bytes, "test", "gathered in float32");
+    y.to(at::kFloat).sum().backward();
+    require(up->weight.grad().scalar_type() == at::kFloat, "test", "the gradient has another dtype than the parameter");
+    const auto expected = full_tensor(input.tensor()).to(at::kBFloat16).to(at::kFloat).sum(0);
+    require(at::allclose(full_tensor(up->weight.grad())[3], expected, 1e-2, 1e-2), "test", "the gradient differs");
+  }));
+}
+
+TEST_CASE("fully shard: padding is small", "[fsdp]") {
+  for (const int ranks : {2, 7, 64, 256, 16384}) {
+    Alone alone(ranks, ranks - 1);
+    set_generator_check(GeneratorCheck::off);
+    const auto mesh = init_device_mesh(c10::kCPU, {ranks}, {"dp"});
+    Spmd spmd(mesh);
+    DeferredInit deferred(mesh);
+    auto list = nn::ModuleList(Block(1024), Block(4096));
+    for (const auto& unit : fully_shard(*list, mesh).units()) {
+      INFO(ranks << " ranks, " << unit.name << ": pieces of " << unit.piece);
+      REQUIRE(unit.padding < 0.03);
+    }
+  }
+}
+
+TEST_CASE("fully shard: says what it cannot do", "[fsdp][errors]") {
+  Alone alone(2, 0);
+  set_generator_check(GeneratorCheck::off);
+  const auto mesh = init_device_mesh(c10::kCPU, {2}, {"dp"});
+  {
+    Net plain;
+    CHECK_THROWS_WITH(fully_shard(*plain, mesh), says("is a plain tensor; hint: build the module inside dt::Spmd"));
+  }
+  Spmd spmd(mesh);
+  Net net;
+  const auto with_units = [](std::vector<std::string> units) { return with([&](auto& o) { o.units = std::move(units); }); };
+  CHECK_THROWS_WITH(fully_shard(*net, mesh, with_units({"block.*"})), says("no module is matched by 'block.*'"));
+  CHECK_THROWS_WITH(fully_shard(*net, mesh, with_units({"blocks.0", "blocks.?"})), says("'blocks.0' is listed twice, by 'blocks.0' and 'blocks.?'"));
+  CHECK_THROWS_WITH(fully_shard(*net, mesh, with_units({"blocks", "blocks.1"})), says("'blocks.1' is listed twice, by 'blocks' and 'blocks.1'"));
+  CHECK_THROWS_WITH(fully_shard({net.get(), net.get()}, mesh), says("one module twice"));
+  CHECK_THROWS_WITH(fully_shard(*net, mesh, with([](auto& o) { o.max_whole_units = 0; })), says("max_whole_units 0"));
+  CHECK_THROWS_WITH(fully_shard(*net, mesh, with([](auto& o) { o.unit_bytes = -5; })), says("unit_bytes -5"));
+  CHECK_THROWS_WITH(fully_shard(*net, mesh, with([](auto& o) { o.block = int64_t{1} << 62; })), says("expected 1 to 1073741824"));
+  for (const double factor : {0.0, -1.0, std::nan(""), HUGE_VAL}) {
+    CHECK_THROWS_WITH(fully_shard(*net, mesh, with([factor](auto& o) { o.gradient_divide_factor = factor; })), says("expected a number above 0"));
+  }
+  CHECK_THROWS_WITH(fully_shard(*net, mesh, with([](auto& o) { o.param_dtype = at::kLong; })), says("expected a dtype of floating-point numbers"));
+  CHECK_THROWS_WITH(fully_shard(*net, DeviceMesh(c10::kCPU, {0, 1}, {2}, {"tp"})), says("tp"));
+  Net cut;
+  redistribute_(cut->head, {shard(0)});
+  CHECK_THROWS_WITH(fully_shard(*cut, mesh), says("'head' is not whole along"));
+  fully_shard(*net, mesh);
+  CHECK_THROWS_WITH(fully_shard(*net, mesh), says("every parameter is in a unit already"));
+  CHECK_THROWS_WITH(redistribute_(net->head, {shard(0)}), says("lies in the flat buffer of a unit"));
+  CHECK_THROWS_WITH(parallelize_module(*net, mesh, {{"head", {{"dp", shard(0)}}}}), says("where fully_shard cuts it already"));
+}
