@@ -38,6 +38,11 @@ at::Tensor scaled_mm_autograd(const at::Tensor& x, const at::Tensor& w, const c1
   return ScaledMm::apply(x, w, scale);
 }
 
+// Test cases may run in one process or in several.
+void give_scaled_mm_its_rule() {
+  [[maybe_unused]] static const bool once = (register_rule("dtensor_test::scaled_mm", "mk,kn,mn->mn"), true);
+}
+
 at::Tensor call_scaled_mm(const at::Tensor& x, const at::Tensor& w) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("dtensor_test::scaled_mm", "").typed<decltype(scaled_mm)>();
   return op.call(x, w, {}, 0.5);
@@ -73,7 +78,7 @@ void refuses(std::vector<std::string> parts, const std::function<void()>& call) 
 }  // namespace
 
 TEST_CASE("custom operators: a rule by notation and gradients", "[custom]") {
-  register_rule("dtensor_test::scaled_mm", "mk,kn,mn->mn");
+  give_scaled_mm_its_rule();
   check({"scaled_mm", {whole_numbers({5, 4}), whole_numbers({4, 6}, 1)}, [](const Tensors& in) {
            return Tensors{call_scaled_mm(in[0], in[1])};
          }});
@@ -84,6 +89,7 @@ TEST_CASE("custom operators: a rule by notation and gradients", "[custom]") {
 }
 
 TEST_CASE("custom operators: dims of one letter have one length", "[custom]") {
+  give_scaled_mm_its_rule();
   on_mesh({4}, [](const DeviceMesh& mesh) {
     const auto x = placed(fractions({5, 6}), mesh, {shard(1)}), w = placed(fractions({5, 6}), mesh, {shard(1)});
     CommDebugMode comm;
