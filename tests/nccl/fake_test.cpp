@@ -120,7 +120,7 @@ TEST_CASE("nccl stand-in: the host does not wait and the current stream does", "
       });
     }
     auto sum = all->all_reduce(x, ReduceOp::sum);
-    require(!sum.work->done(), "test", "done before rank 1's stream came to it");
+    require(world.rank() == 1 || !sum.work->done(), "test", "done before rank 1's stream came to it");  // rank 0 lets it go, below
     sum.work->wait();  // returns
     const auto copied = at::empty_like(sum.tensor).copy_(sum.tensor);
     if (world.rank() == 0) {
