@@ -155,6 +155,18 @@ struct Typed<Op, Result(Args...)> {
     }
   }
 
+  static Result boxed(Args... args) {
+    Stack stack;
+    stack.reserve(sizeof...(args));
+    (stack.emplace_back(args), ...);
+    fallback(op(), &stack);
+    if constexpr (in_place) {
+      return first(args...);
+    } else {
+      return std::move(stack.back()).toTensor();
+    }
+  }
+
  private:
   static Result call_local(const Decision& decision, Args... args) {
     LocalMode local_mode;
@@ -178,18 +190,6 @@ struct Typed<Op, Result(Args...)> {
     explicit InOrder(Locals&&... locals) : result(Op::call(std::forward<Locals>(locals)...)) {}
     Result result;
   };
-
-  static Result boxed(Args... args) {
-    Stack stack;
-    stack.reserve(sizeof...(args));
-    (stack.emplace_back(args), ...);
-    fallback(op(), &stack);
-    if constexpr (in_place) {
-      return first(args...);
-    } else {
-      return std::move(stack.back()).toTensor();
-    }
-  }
 };
 
 template <class... Ops>
@@ -207,7 +207,7 @@ at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef sizes) {
   auto* impl = as_dtensor(self);
   const auto* decision = impl ? View::find(self, sizes) : nullptr;
   const auto* reshaped = decision && decision->moves.empty() ? decision->lowering.target<rules::Reshaped>() : nullptr;
-  if (!reshaped || impl->is_meta() || !reshaped->is_alias(impl->local())) return View::run(self, sizes);
+  if (!reshaped || impl->is_meta() || !reshaped->is_alias(impl->local())) return View::boxed(self, sizes);
   auto result = wrap(reshaped->alias(impl->local()), *decision->outputs[0]);
   set_view_offset(*decision, 0, impl->storage_offset(), result);
   inherit(*impl, *as_dtensor(result));
