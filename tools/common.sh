@@ -39,7 +39,7 @@ compile() {
   # So that ccache does not preprocess first, serves other checkouts too, and what is compiled with a precompiled header. Compilers do not
   # list what is in that header, so it is told: a changed one, or another libtorch, serves nothing that was compiled with the one before.
   # (The layers in nn/ are not in it.)
-  headers=$({ find "$PWD"/include "$PWD"/{src,tests}/pch "$PWD/tests/catch.hpp" -name '*.hpp' ! -path '*/dtensor/nn/*'
+  headers=$({ find "$PWD"/include "$PWD"/{src,tests,examples}/pch "$PWD/tests/catch.hpp" -name '*.hpp' ! -path '*/dtensor/nn/*'
               find /usr/include/torch /usr/include/fmt -path '*/torch/version.h' -o -path '*/fmt/core.h'; } 2>/dev/null | LC_ALL=C sort | paste -sd: || true)
   CCACHE_NOHASHDIR=1 CCACHE_DEPEND=1 CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_EXTRAFILES=$headers \
     ninja -C "$folder" -j "$(job_count)" "$@"

@@ -27,7 +27,7 @@ class Row:
 
     def target(self) -> str:
         wanted = []
-        if self.ratio_at_least is not None:
+        if self.ratio_at_least is not None and self.peer:
             wanted.append(f"ratio >= {self.ratio_at_least:g}")
         if self.here_at_most is not None:
             wanted.append(f"<= {self.here_at_most:g} {self.unit}".rstrip())
