@@ -23,7 +23,7 @@ std::vector<at::Tensor> parameters() {
   return {parameter({5, 7}, 0), parameter({6, 4}, 1), parameter({9}, 2), parameter({3, 2, 4}, 3), parameter({}, 4)};
 }
 
-at::Tensor placed(const at::Tensor& plain, const dt::DeviceMesh& mesh, const dt::Placements& placements) {
+at::Tensor laid_out(const at::Tensor& plain, const dt::DeviceMesh& mesh, const dt::Placements& placements) {
   auto p = dt::distribute_tensor(plain.detach(), mesh, placements).tensor().detach().requires_grad_();
   p.mutable_grad() = dt::distribute_tensor(plain.grad(), mesh, placements).tensor().detach();
   return p;
@@ -69,7 +69,7 @@ void clip_on(int ranks, std::vector<int64_t> sizes, std::vector<std::string> nam
         std::vector<at::Tensor> given;
         for (const auto& plain : parameters()) {
           const auto i = given.size();
-          given.push_back(i < layouts.size() ? placed(plain, mesh, layouts[i]) : plain);
+          given.push_back(i < layouts.size() ? laid_out(plain, mesh, layouts[i]) : plain);
         }
         dt::CommDebugMode comm;
         const double norm = dt::clip_grad_norm_(given, max_norm, p);
@@ -108,9 +108,9 @@ TEST_CASE("clip: meshes that hold one another reduce at once", "[clip]") {
   REQUIRE_NOTHROW(on_ranks(4, [&](dt::World& world) {
     const auto mesh = dt::init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"});
     const auto plain = parameters();
-    const std::vector<at::Tensor> given = {placed(plain[0], mesh["tp"], {dt::shard(0)}), placed(plain[1], mesh["dp"], {dt::shard(1)}),
-                                           placed(plain[2], mesh, {dt::shard(0), dt::shard(0)}),
-                                           placed(plain[3], mesh.flatten({"dp", "tp"}, "all"), {dt::shard(2)}), plain[4]};
+    const std::vector<at::Tensor> given = {laid_out(plain[0], mesh["tp"], {dt::shard(0)}), laid_out(plain[1], mesh["dp"], {dt::shard(1)}),
+                                           laid_out(plain[2], mesh, {dt::shard(0), dt::shard(0)}),
+                                           laid_out(plain[3], mesh.flatten({"dp", "tp"}, "all"), {dt::shard(2)}), plain[4]};
     dt::CommDebugMode comm;
     const double norm = dt::clip_grad_norm_(given, 0.5);
     expect(comm, 1, "clipping on four meshes");
@@ -118,8 +118,8 @@ TEST_CASE("clip: meshes that hold one another reduce at once", "[clip]") {
     agreed(norm, world);
     for (size_t i = 0; i < given.size(); ++i) close(given[i].grad(), expected.gradients[i], "gradient");
 
-    const std::vector<at::Tensor> apart = {placed(plain[0], mesh["tp"], {dt::shard(0)}), placed(plain[1], mesh["dp"], {dt::shard(1)}), plain[2],
-                                           placed(plain[3], mesh["tp"], {dt::replicate()}), plain[4]};
+    const std::vector<at::Tensor> apart = {laid_out(plain[0], mesh["tp"], {dt::shard(0)}), laid_out(plain[1], mesh["dp"], {dt::shard(1)}), plain[2],
+                                           laid_out(plain[3], mesh["tp"], {dt::replicate()}), plain[4]};
     comm.reset();
     close(dt::grad_norm(apart), expected.norm, "the norm over meshes of which none holds the other");
     expect(comm, 2, "a norm over two meshes");
@@ -173,7 +173,7 @@ TEST_CASE("clip: what is not finite and bad arguments", "[clip]") {
         const auto mesh = line(world);
         auto plain = parameters();
         plain[2].mutable_grad()[8] = bad;  // of the last rank
-        const std::vector<at::Tensor> given = {placed(plain[0], mesh, {dt::shard(1)}), placed(plain[2], mesh, {dt::shard(0)})};
+        const std::vector<at::Tensor> given = {laid_out(plain[0], mesh, {dt::shard(1)}), laid_out(plain[2], mesh, {dt::shard(0)})};
         bool thrown = false;
         try {
           dt::clip_grad_norm_(given, 1, type, /*error_if_nonfinite=*/true);

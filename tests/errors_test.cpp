@@ -11,7 +11,7 @@ namespace dt = dtensor;
 
 namespace {
 
-void on_ranks(int ranks, const std::function<void(dt::World&)>& body) {
+void run_ranks(int ranks, const std::function<void(dt::World&)>& body) {
   dt::LaunchOptions options;
   options.ranks = ranks;
   options.deadline = std::chrono::seconds(10);
@@ -40,7 +40,7 @@ void same_values(const dt::DTensor& got, const torch::Tensor& expected) {
 }  // namespace
 
 TEST_CASE("errors: operators", "[errors]") {
-  REQUIRE_NOTHROW(on_ranks(2, [](dt::World&) {
+  REQUIRE_NOTHROW(run_ranks(2, [](dt::World&) {
     auto mesh = dt::init_device_mesh(torch::kCPU, {2}, {"tp"}), other = dt::init_device_mesh(torch::kCPU, {1, 2}, {"a", "b"});
     auto x = dt::distribute_tensor(torch::ones({4, 4}), mesh, {dt::shard(0)});
     auto y = dt::distribute_tensor(torch::ones({4, 4}), other, {dt::replicate(), dt::shard(0)});
@@ -67,7 +67,7 @@ TEST_CASE("errors: operators", "[errors]") {
 }
 
 TEST_CASE("errors: layouts and parts", "[errors]") {
-  REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+  REQUIRE_NOTHROW(run_ranks(2, [](dt::World& world) {
     auto mesh = dt::init_device_mesh(torch::kCPU, {2}, {"tp"});
     const auto x = torch::ones({4, 4});
     throws("shard dim", {"3", "[4, 4]"}, [&] { dt::distribute_tensor(x, mesh, {dt::shard(3)}); });
@@ -89,7 +89,7 @@ TEST_CASE("errors: layouts and parts", "[errors]") {
 }
 
 TEST_CASE("errors: a plain tensor that differs between ranks", "[errors]") {
-  REQUIRE_NOTHROW(on_ranks(3, [](dt::World& world) {
+  REQUIRE_NOTHROW(run_ranks(3, [](dt::World& world) {
     auto mesh = dt::init_device_mesh(torch::kCPU, {3}, {"dp"});
     dt::Spmd spmd(mesh);
     auto x = torch::ones({4});
@@ -103,7 +103,7 @@ TEST_CASE("errors: a plain tensor that differs between ranks", "[errors]") {
 }
 
 TEST_CASE("errors: plans", "[errors]") {
-  REQUIRE_NOTHROW(on_ranks(2, [](dt::World&) {
+  REQUIRE_NOTHROW(run_ranks(2, [](dt::World&) {
     auto mesh = dt::init_device_mesh(torch::kCPU, {2}, {"tp"});
     torch::nn::Linear plain(4, 4), linear(nullptr);
     throws("plain module", {"parallelize_module", "'weight'", "Spmd"}, [&] { dt::parallelize_module(*plain, mesh, {}); });

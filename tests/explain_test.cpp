@@ -11,7 +11,7 @@ using namespace dtensor::test;
 
 namespace {
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool says(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 std::string message_of(const std::function<void()>& call) {
   try {
@@ -44,7 +44,7 @@ TEST_CASE("explain: choices and moves are those of the call", "[explain]") {
       require(comm.count() == 0, "test", "explaining communicated");
       require(plan.outputs.size() == 1 && plan.outputs[0] == DTensor(at::mm(a, b)).layout().with(plan.outputs[0]->placements()) &&
                   str(DTensor(at::mm(a, b)).placements()) == str(plan.outputs[0]->placements()), "test", "another output:\n{}", plan.str());
-      require(has(plan.str(), "products over k") && has(plan.str(), "* S(1), S(0) -> P(sum)") && has(plan.str(), "mat2"), "test", "{}",
+      require(says(plan.str(), "products over k") && says(plan.str(), "* S(1), S(0) -> P(sum)") && says(plan.str(), "mat2"), "test", "{}",
               plan.str());
     }
     const auto plan = explain("aten::relu", {pending});
@@ -62,22 +62,22 @@ TEST_CASE("explain: choices and moves are those of the call", "[explain]") {
     const auto in_place = explain("aten::relu_", {a});
     require(in_place.outputs.size() == 1 && in_place.outputs[0] == in_place.operands[0], "test", "{}", in_place.str());
     const auto lists = explain("aten::cat", {std::vector<at::Tensor>{a, a}, 1});
-    require(has(lists.str(), "tensors[1]"), "test", "{}", lists.str());
+    require(says(lists.str(), "tensors[1]"), "test", "{}", lists.str());
     const auto logits = placed(fractions({8, 4000}), mesh, {shard(0), shard(1)});
     const auto lowered = explain("aten::_log_softmax", {logits, 1, false});
-    require(lowered.lowered && has(lowered.str(), "communicated within"), "test", "{}", lowered.str());
+    require(lowered.lowered && says(lowered.str(), "communicated within"), "test", "{}", lowered.str());
     const auto unruled = explain("aten::_pdist_forward", a, 2.0);
-    require(unruled.reason.empty() && has(unruled.str(), "no rule"), "test", "{}", unruled.str());
+    require(unruled.reason.empty() && says(unruled.str(), "no rule"), "test", "{}", unruled.str());
   }));
 }
 
 TEST_CASE("explain: what it refuses", "[explain]") {
   Fake fake({4});
   const auto a = zeros({8, 6}, fake.mesh, {shard(0)}).tensor();
-  CHECK(has(message_of([&] { explain("aten::nothing", a); }), "no operator"));
-  CHECK(has(message_of([&] { explain("aten::matmul", a, a); }), "composes"));
-  CHECK(has(message_of([&] { explain("aten::mm", a, a); }), "mat1 and mat2 shapes cannot be multiplied"));
-  CHECK(has(message_of([&] { explain("aten::relu", at::ones({2})); }), "no argument is distributed"));
+  CHECK(says(message_of([&] { explain("aten::nothing", a); }), "no operator"));
+  CHECK(says(message_of([&] { explain("aten::matmul", a, a); }), "composes"));
+  CHECK(says(message_of([&] { explain("aten::mm", a, a); }), "mat1 and mat2 shapes cannot be multiplied"));
+  CHECK(says(message_of([&] { explain("aten::relu", at::ones({2})); }), "no argument is distributed"));
   CHECK(!message_of([&] { explain("aten::mm", a); }).empty());
 }
 
@@ -123,7 +123,7 @@ TEST_CASE("visualize: grids and lists", "[explain]") {
   CHECK(picture({3}, {shard(0), shard(0)}) == " | 0:1 | 1:2 | 2:3\n | 0   | 1   | 2\nranks 3 hold nothing\n");
   CHECK(picture({8}, {strided_shard(0, 2), replicate()}) == " | 0:2 | 2:4 | 4:6 | 6:8\n | 0 1 | 2 3 | 0 1 | 2 3\n");
   CHECK(picture({}, {replicate(), replicate()}) == " | 0:1\n | 0-3\n");
-  CHECK(has(picture({0, 3}, {shard(0), replicate()}), "no elements"));
+  CHECK(says(picture({0, 3}, {shard(0), replicate()}), "no elements"));
   CHECK(picture({2, 3, 4}, {shard(0), shard(2)}) ==
         "dim 0 | dim 1 | dim 2 | ranks\n0:1   | 0:3   | 0:2   | 0\n0:1   | 0:3   | 2:4   | 1\n1:2   | 0:3   | 0:2   | 2\n"
         "1:2   | 0:3   | 2:4   | 3\n");
@@ -133,7 +133,7 @@ TEST_CASE("visualize: grids and lists", "[explain]") {
 TEST_CASE("visualize: many ranks and files", "[explain]") {
   Fake fake({4096});
   const auto text = visualize(zeros({1 << 20, 8}, fake.mesh, {shard(0)}).tensor());
-  CHECK(has(text, "... 4032 more regions"));
+  CHECK(says(text, "... 4032 more regions"));
   CHECK(std::count(text.begin(), text.end(), '\n') < 80);
   const auto path = (std::filesystem::temp_directory_path() / fmt::format("dtensor-{}.svg", ::getpid())).string();
   for (const auto& sizes : std::vector<std::vector<int64_t>>{{}, {0}, {64}, {64, 3}, {2, 64, 3}}) {
@@ -142,7 +142,7 @@ TEST_CASE("visualize: many ranks and files", "[explain]") {
     std::stringstream content;
     content << file.rdbuf();
     CHECK(
-        (has(content.str(), "<svg") && has(content.str(), "</svg>") && has(content.str(), "0-4095") == (sizes != std::vector<int64_t>{0})));
+        (says(content.str(), "<svg") && says(content.str(), "</svg>") && says(content.str(), "0-4095") == (sizes != std::vector<int64_t>{0})));
   }
   std::filesystem::remove(path);
   CHECK_THROWS_AS(visualize_svg(zeros({4}, fake.mesh, {shard(0)}).tensor(), "/nowhere/x.svg"), Error);

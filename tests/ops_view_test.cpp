@@ -18,7 +18,7 @@ using Shape = std::vector<int64_t>;
 using Tensors = std::vector<at::Tensor>;
 using View = std::function<Tensors(const at::Tensor&)>;
 
-void on_ranks(int ranks, const std::function<void()>& body, std::string transport = "threads") {
+void on_each_rank(int ranks, const std::function<void()>& body, std::string transport = "threads") {
   dt::launch(dt::LaunchOptions{.ranks = ranks, .transport = std::move(transport), .deadline = std::chrono::seconds(60)},
              [&](dt::World&) { body(); });
 }
@@ -192,7 +192,7 @@ void check_local(const Local& local, const dt::DeviceMesh& mesh) {
 
 TEST_CASE("views on one mesh dimension match one device under every placement", "[ops][view]") {
   for (const int ranks : {1, 2, 3, 4}) {
-    REQUIRE_NOTHROW(on_ranks(ranks, [&] {
+    REQUIRE_NOTHROW(on_each_rank(ranks, [&] {
       const auto mesh = mesh_of({ranks});
       for (const auto& c : cases()) {
         for (const auto& p : placements_of(c.sizes, true)) {
@@ -204,7 +204,7 @@ TEST_CASE("views on one mesh dimension match one device under every placement", 
 }
 
 TEST_CASE("views on a 2x2 mesh match one device under every pair of placements", "[ops][view]") {
-  REQUIRE_NOTHROW(on_ranks(4, [] {
+  REQUIRE_NOTHROW(on_each_rank(4, [] {
     const auto mesh = mesh_of({2, 2});
     for (const auto& c : cases()) {
       for (const auto& p : placements_of(c.sizes, false)) {
@@ -217,7 +217,7 @@ TEST_CASE("views on a 2x2 mesh match one device under every pair of placements",
 }
 
 TEST_CASE("views over gloo match one device", "[ops][view][gloo]") {
-  REQUIRE_NOTHROW(on_ranks(2, [] {
+  REQUIRE_NOTHROW(on_each_rank(2, [] {
     const auto mesh = mesh_of({2});
     for (const auto& c : cases()) {
       for (int64_t d = 0; d < static_cast<int64_t>(c.sizes.size()); ++d) check(c.name, c.sizes, c.view, mesh, {shard(d)});
@@ -252,12 +252,12 @@ TEST_CASE("views that keep elements on their rank communicate nothing either way
   };
   for (const auto& local : table) {
     CAPTURE(local.name);
-    REQUIRE_NOTHROW(on_ranks(2, [&] { check_local(local, mesh_of({2})); }));
+    REQUIRE_NOTHROW(on_each_rank(2, [&] { check_local(local, mesh_of({2})); }));
   }
 }
 
 TEST_CASE("flattening batch x sequence cut over both communicates nothing", "[ops][view]") {
-  REQUIRE_NOTHROW(on_ranks(4, [] {
+  REQUIRE_NOTHROW(on_each_rank(4, [] {
     const auto mesh = mesh_of({2, 2});
     const auto x = dt::distribute_tensor(numbers({4, 6, 2}), mesh, {shard(0), shard(1)});
     dt::CommDebugMode comm;
@@ -270,7 +270,7 @@ TEST_CASE("flattening batch x sequence cut over both communicates nothing", "[op
 }
 
 TEST_CASE("a view shares memory so that a write through it reaches the base", "[ops][view]") {
-  REQUIRE_NOTHROW(on_ranks(2, [] {
+  REQUIRE_NOTHROW(on_each_rank(2, [] {
     const auto mesh = mesh_of({2});
     const auto x = dt::distribute_tensor(numbers({4, 6}), mesh, {shard(0)});
     const auto expected = numbers({4, 6});
@@ -284,7 +284,7 @@ TEST_CASE("a view shares memory so that a write through it reaches the base", "[
 
 TEST_CASE("a write reaches a view that had to be copied and its base", "[ops][view]") {
   for (const auto* transport : {"threads", "gloo"}) {
-    REQUIRE_NOTHROW(on_ranks(2, [] {
+    REQUIRE_NOTHROW(on_each_rank(2, [] {
       const std::vector<std::function<at::Tensor(const at::Tensor&)>> chains{
           [](const at::Tensor& t) { return t.select(0, 2); },
           [](const at::Tensor& t) { return t.select(1, 0); },
@@ -318,7 +318,7 @@ TEST_CASE("a write reaches a view that had to be copied and its base", "[ops][vi
 }
 
 TEST_CASE("a write to a piece of a cut dim communicates what was written or says so", "[ops][view]") {
-  REQUIRE_NOTHROW(on_ranks(2, [] {
+  REQUIRE_NOTHROW(on_each_rank(2, [] {
     const auto mesh = mesh_of({2});
     auto plain = numbers({4, 6});
     auto x = dt::distribute_tensor(plain, mesh, {shard(0)}).tensor();
@@ -354,7 +354,7 @@ TEST_CASE("a write to a piece of a cut dim communicates what was written or says
 }
 
 TEST_CASE("a write reaches views that read the bits anew", "[ops][view]") {
-  REQUIRE_NOTHROW(on_ranks(2, [] {
+  REQUIRE_NOTHROW(on_each_rank(2, [] {
     for (const auto& placement : {dt::replicate(), shard(0), shard(1), dt::partial()}) {
       auto plain = numbers({4, 2}).to(torch::kDouble);
       auto x = dt::distribute_tensor(plain, mesh_of({2}), {placement}).tensor();
@@ -386,7 +386,7 @@ TEST_CASE("a write reaches views that read the bits anew", "[ops][view]") {
 
 TEST_CASE("a write reaches conjugated and negated views", "[ops][view]") {
   using Complex = c10::complex<double>;
-  REQUIRE_NOTHROW(on_ranks(2, [] {
+  REQUIRE_NOTHROW(on_each_rank(2, [] {
     const auto start = torch::complex(numbers({4, 2}).to(torch::kDouble), numbers({4, 2}).to(torch::kDouble) + 3);
     for (const auto& placement : {dt::replicate(), shard(0), shard(1), dt::partial()}) {
       auto plain = start.clone(), x = dt::distribute_tensor(start, mesh_of({2}), {placement}).tensor();
@@ -422,7 +422,7 @@ TEST_CASE("a write reaches conjugated and negated views", "[ops][view]") {
 
 TEST_CASE("a written tensor is read where it overlaps as it was before", "[ops][view]") {
   for (const auto* transport : {"threads", "gloo"}) {
-    REQUIRE_NOTHROW(on_ranks(2, [] {
+    REQUIRE_NOTHROW(on_each_rank(2, [] {
       for (const auto& placement : {dt::replicate(), shard(0), shard(1)}) {
         for (const int64_t rows : {3, 6}) {
           auto plain = numbers({rows, rows});
@@ -446,7 +446,7 @@ TEST_CASE("a gradient passes through a write to a piece of a cut dim", "[ops][vi
   };
   const auto expected = gradients(numbers({5, 3}).requires_grad_(), numbers({3}).requires_grad_());
   for (const auto* transport : {"threads", "gloo"}) {
-    REQUIRE_NOTHROW(on_ranks(2, [&] {
+    REQUIRE_NOTHROW(on_each_rank(2, [&] {
       const auto mesh = mesh_of({2});
       for (const auto& placement : {dt::replicate(), shard(0), shard(1)}) {
         const auto leaf = dt::distribute_tensor(numbers({5, 3}), mesh, {placement}).tensor().requires_grad_();
@@ -459,7 +459,7 @@ TEST_CASE("a gradient passes through a write to a piece of a cut dim", "[ops][vi
 }
 
 TEST_CASE("as_strided reads what one device would and refuses what lies outside of the tensor", "[ops][view]") {
-  REQUIRE_NOTHROW(on_ranks(2, [] {
+  REQUIRE_NOTHROW(on_each_rank(2, [] {
     const auto full = numbers({4, 6});
     const auto x = dt::distribute_tensor(full, mesh_of({2}), {shard(0)});
     dt::require(dt::full_tensor(x->as_strided({2}, {1}, 3)).equal(full.as_strided({2}, {1}, 3)), "test", "wrong values");
@@ -480,7 +480,7 @@ TEST_CASE("view: overlapping windows of a pending maximum", "[view]") {
     return torch::autograd::grad({x.unfold(0, 4, 2)}, {x}, {weight})[0];
   };
   const auto expected = gradient(numbers({6}).requires_grad_(), numbers({2, 4}));
-  REQUIRE_NOTHROW(on_ranks(2, [&] {
+  REQUIRE_NOTHROW(on_each_rank(2, [&] {
     const auto mesh = mesh_of({2});
     const auto x = dt::distribute_tensor(numbers({6}), mesh, {dt::replicate()}).tensor().requires_grad_();
     const auto mine = torch::arange(2).view({2, 1}).expand({2, 4}).eq(mesh.coordinate(0));  // a window's values are with one rank

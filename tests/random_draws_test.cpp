@@ -15,14 +15,14 @@ using namespace dtensor::test;
 
 namespace {
 
-struct Operator {
+struct Fill {
   std::string name;
   std::function<void(const at::Tensor&)> draw;  // in place
   bool integers = false;                        // draws integers too
   bool floats = true;
 };
 
-const std::vector<Operator> kOperators = {
+const std::vector<Fill> kFills = {
     {"uniform_", [](const at::Tensor& t) { t.uniform_(-1, 2); }},
     {"normal_", [](const at::Tensor& t) { t.normal_(1, 3); }},
     {"bernoulli_", [](const at::Tensor& t) { t.bernoulli_(0.3); }, true},
@@ -58,7 +58,7 @@ const std::vector<Memory> kMemory = {
 };
 
 // A draw twice, so that a generator that has gone on differently shows.
-Tensors draws(const Operator& op, const std::function<at::Tensor()>& make) {
+Tensors draws(const Fill& op, const std::function<at::Tensor()>& make) {
   before();
   Tensors results{make(), make()};
   for (const auto& tensor : results) op.draw(tensor);
@@ -66,7 +66,7 @@ Tensors draws(const Operator& op, const std::function<at::Tensor()>& make) {
   return results;
 }
 
-void check_draws(const Operator& op, const at::Tensor& like, const Tensors& expected, const DeviceMesh& mesh, PlacementsRef placements) {
+void check_draws(const Fill& op, const at::Tensor& like, const Tensors& expected, const DeviceMesh& mesh, PlacementsRef placements) {
   const auto got = draws(op, [&] { return distribute_tensor(like, mesh, placements).tensor(); });
   for (size_t i = 0; i < got.size(); ++i) {
     const auto whole = is_dtensor(got[i]) ? full_tensor(got[i]) : got[i];
@@ -91,7 +91,7 @@ std::vector<Placements> all_placements(at::IntArrayRef sizes, int64_t mesh_dims)
   return result;
 }
 
-void check_operator(const Operator& op, at::ScalarType dtype, const std::vector<std::vector<int64_t>>& shapes,
+void check_operator(const Fill& op, at::ScalarType dtype, const std::vector<std::vector<int64_t>>& shapes,
                     const std::vector<std::vector<int64_t>>& meshes, const std::string& transport = "threads") {
   for (const auto& memory : kMemory) {
     std::vector<at::Tensor> likes;
@@ -115,7 +115,7 @@ void check_operator(const Operator& op, at::ScalarType dtype, const std::vector<
 }
 
 // bernoulli_ and random_ take no float16 on libtorch 1.13.
-bool takes(const Operator& op, at::ScalarType dtype) {
+bool takes(const Fill& op, at::ScalarType dtype) {
   if (!at::isFloatingType(dtype)) return op.integers && (dtype == at::kLong || op.name == "random_" || op.name == "bernoulli_");
   if (!op.floats) return false;
   return dtype != at::kHalf || TORCH_VERSION_MAJOR >= 2 || op.name != "bernoulli_";
@@ -125,7 +125,7 @@ bool takes(const Operator& op, at::ScalarType dtype) {
 
 TEST_CASE("random: every operator under every layout", "[random]") {
   const std::vector<std::vector<int64_t>> shapes = {{5000}, {50, 37}, {7, 3, 5, 41}, {3, 20000}, {9000, 4}, {6}, {3, 5}, {0, 4}};
-  for (const auto& op : kOperators) {
+  for (const auto& op : kFills) {
     for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kByte, at::kBool}) {
       if (!takes(op, dtype)) continue;
       INFO(op.name << " of " << at::toString(dtype));
@@ -135,7 +135,7 @@ TEST_CASE("random: every operator under every layout", "[random]") {
 }
 
 TEST_CASE("random: complex numbers", "[random]") {
-  const Operator normal{"normal_", [](const at::Tensor& t) { t.normal_(); }};
+  const Fill normal{"normal_", [](const at::Tensor& t) { t.normal_(); }};
   for (const auto dtype : {at::kComplexFloat, at::kComplexDouble}) check_operator(normal, dtype, {{2003}, {50, 37}, {2, 5}}, {{3}, {2, 2}});
 }
 
@@ -186,7 +186,7 @@ TEST_CASE("random: going ahead without drawing", "[random]") {
 }
 
 TEST_CASE("random: millions of elements", "[random]") {
-  for (const auto& op : kOperators) {
+  for (const auto& op : kFills) {
     if (!op.floats) continue;
     INFO(op.name);
     for (const auto dtype : {at::kFloat, at::kDouble}) check_operator(op, dtype, {{2'000'003}, {999, 2003}}, {{3}});
@@ -194,7 +194,7 @@ TEST_CASE("random: millions of elements", "[random]") {
 }
 
 TEST_CASE("random: over gloo", "[random]") {
-  for (const auto& op : kOperators) {
+  for (const auto& op : kFills) {
     for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong}) {
       if (!takes(op, dtype)) continue;
       INFO(op.name << " of " << at::toString(dtype));

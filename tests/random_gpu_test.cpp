@@ -10,13 +10,13 @@ namespace {
 
 bool has_gpu() { return torch::cuda::is_available(); }
 
-struct Operator {
+struct CudaFill {
   std::string name;
   std::function<void(const at::Tensor&)> draw;
   bool integers = false;
 };
 
-const std::vector<Operator> kOperators = {
+const std::vector<CudaFill> kCudaFills = {
     {"uniform_", [](const at::Tensor& t) { t.uniform_(-1, 2); }},
     {"normal_", [](const at::Tensor& t) { t.normal_(1, 3); }},
     {"log_normal_", [](const at::Tensor& t) { t.log_normal_(0.5, 2); }},
@@ -36,7 +36,7 @@ void on_gpu(std::vector<int64_t> sizes, const std::function<void(const DeviceMes
 }
 
 // A draw twice, and a plain one, so that a generator that went on differently shows.
-Tensors draws(const Operator& op, const std::function<at::Tensor()>& make) {
+Tensors draws(const CudaFill& op, const std::function<at::Tensor()>& make) {
   torch::manual_seed(7);
   Tensors results{make(), make()};
   for (const auto& tensor : results) op.draw(tensor);
@@ -44,7 +44,7 @@ Tensors draws(const Operator& op, const std::function<at::Tensor()>& make) {
   return results;
 }
 
-void check_draws(const Operator& op, at::ScalarType dtype, const Sizes& sizes, std::vector<int64_t> mesh_sizes) {
+void check_draws(const CudaFill& op, at::ScalarType dtype, const Sizes& sizes, std::vector<int64_t> mesh_sizes) {
   const auto options = at::TensorOptions(dtype).device(at::kCUDA);
   const auto expected = draws(op, [&] { return torch::empty(sizes, options); });
   REQUIRE_NOTHROW(on_gpu(mesh_sizes, [&](const DeviceMesh& mesh) {
@@ -66,7 +66,7 @@ void check_draws(const Operator& op, at::ScalarType dtype, const Sizes& sizes, s
 TEST_CASE("random gpu: every operator and dtype", "[random][gpu]") {
   if (!has_gpu()) DTENSOR_SKIP("no GPU");
   const std::vector<Sizes> shapes = {{1000}, {1024, 1024}, {999, 1001}, {7, 300, 501}};
-  for (const auto& op : kOperators) {
+  for (const auto& op : kCudaFills) {
     for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kByte}) {
       if (!at::isFloatingType(dtype) && !op.integers) continue;
       if (dtype == at::kByte && op.name == "random_ between") continue;
@@ -79,7 +79,7 @@ TEST_CASE("random gpu: every operator and dtype", "[random][gpu]") {
 
 TEST_CASE("random gpu: 64 million elements", "[random][gpu][slow]") {
   if (!has_gpu()) DTENSOR_SKIP("no GPU");
-  for (const auto& op : {kOperators[0], kOperators[1], kOperators[6], kOperators[8]}) {
+  for (const auto& op : {kCudaFills[0], kCudaFills[1], kCudaFills[6], kCudaFills[8]}) {
     for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf}) check_draws(op, dtype, {8192, 8192}, {4});
   }
 }
@@ -109,7 +109,7 @@ TEST_CASE("random gpu: dropout", "[random][gpu]") {
 
 TEST_CASE("random gpu: a dt Generator draws what it draws on the CPU", "[random][gpu]") {
   if (!has_gpu()) DTENSOR_SKIP("no GPU");
-  for (const auto& op : kOperators) {
+  for (const auto& op : kCudaFills) {
     for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong}) {
       if (!at::isFloatingType(dtype) && !op.integers) continue;
       INFO(op.name << " of " << c10::toString(dtype));

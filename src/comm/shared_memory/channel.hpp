@@ -6,6 +6,8 @@
 #include "src/comm/describe.hpp"
 #include "src/comm/shared_memory/arena.hpp"
 
+#include <algorithm>
+
 namespace dtensor::comm::shared_memory {
 
 // A member's part of one round.
@@ -28,8 +30,8 @@ class Channel {
 
   // Of member `who`, for the round.
   Slot slot(int who, uint64_t round) const;
-  // Where slots are cut into one piece for each member.
-  static int64_t piece_bytes(int64_t members) { return kSlotBytes / members / 64 * 64; }
+  // Where slots are cut into one piece for each other member.
+  static int64_t piece_bytes(int64_t members) { return kSlotBytes / std::max<int64_t>(1, members - 1) / 64 * 64; }
 
   bool has_posted(int who, uint64_t round) const { return member(who).posted.load() > round; }
   // Whether `who` has read what was in this member's slot before `round`.

@@ -2,15 +2,11 @@
 // while it is in a cache.
 #include "src/comm/shared_memory/operation.hpp"
 
+#include "src/comm/copy.hpp"
 #include "src/comm/reduce.hpp"
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
-
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
 
 namespace dtensor::comm::shared_memory {
 
@@ -18,8 +14,6 @@ namespace {
 
 // Up to this size every rank reduces everything by itself: one round instead of two.
 constexpr int64_t kDirectBytes = 32 << 10;
-// A result of this size is not found in a cache afterwards.
-constexpr int64_t kLargeBytes = 8 << 20;
 
 int64_t chunks(int64_t bytes, int64_t chunk) { return (bytes + chunk - 1) / chunk; }
 
@@ -28,29 +22,8 @@ Bytes chunk_of(const Bytes& bytes, int64_t index, int64_t chunk) {
   return {bytes.data + begin, std::min(chunk, bytes.size - begin)};
 }
 
-void copy(char* to, const Bytes& from) {
-  if (from.size > 0) std::memcpy(to, from.data, static_cast<size_t>(from.size));
-}
-
-// Into a large result: past the caches, which leaves them to the slots, and does not read what is overwritten.
-void copy_out(char* to, const Bytes& from, bool large) {
-#if defined(__SSE2__)
-  const auto ahead = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) % 16);
-  if (large && from.size >= 4096) {
-    std::memcpy(to, from.data, static_cast<size_t>(ahead));
-    int64_t done = ahead;
-    for (; done + 64 <= from.size; done += 64) {
-      const auto* source = reinterpret_cast<const __m128i*>(from.data + done);
-      auto* target = reinterpret_cast<__m128i*>(to + done);
-      for (int i = 0; i < 4; ++i) _mm_stream_si128(target + i, _mm_loadu_si128(source + i));
-    }
-    _mm_sfence();
-    std::memcpy(to + done, from.data + done, static_cast<size_t>(from.size - done));
-    return;
-  }
-#endif
-  copy(to, from);
-}
+// `large`: into a large result.
+void copy(char* to, const Bytes& from, bool large = false) { copy_bytes(to, from.data, static_cast<size_t>(from.size), large); }
 
 int64_t total(const std::vector<Bytes>& pieces) {
   int64_t size = 0;
@@ -76,6 +49,9 @@ void for_others(const Channel& channel, F visit) {
   for (int step = 1; step < channel.size(); ++step) visit((channel.self() + step) % channel.size());
 }
 
+// Where the slot of `from` has the piece for `to`, of those for all others.
+int64_t place(const Channel& channel, int from, int to) { return (to - from - 1 + channel.size()) % channel.size(); }
+
 class Gather final : public Operation {
  public:
   Gather(const CallInfo& call, std::vector<at::Tensor> keep, Bytes mine, std::vector<Bytes> pieces)
@@ -84,16 +60,15 @@ class Gather final : public Operation {
 
   int64_t rounds() const override { return rounds_; }
 
-  void write(const Channel& channel, int64_t round, const Slot& slot) override {
-    const Bytes chunk = chunk_of(mine_, round, kChunk);
-    copy(slot.data, chunk);
-    copy_out(chunk_of(pieces_[channel.self()], round, kChunk).data, chunk, large_);
+  void write(const Channel&, int64_t round, const Slot& slot) override {
+    copy(slot.data, chunk_of(mine_, round, kChunk));
   }
 
   void read(const Channel& channel, int64_t round, uint64_t base) override {
+    copy(chunk_of(pieces_[channel.self()], round, kChunk).data, chunk_of(mine_, round, kChunk), large_);
     for_others(channel, [&](int who) {
       const Bytes target = chunk_of(pieces_[who], round, kChunk);
-      copy_out(target.data, {channel.slot(who, base + round).data, target.size}, large_);
+      copy(target.data, {channel.slot(who, base + round).data, target.size}, large_);
     });
   }
 
@@ -120,8 +95,7 @@ class AllToAll final : public Operation {
       slot.counts[who] = out_[who].size;
       slot.counts[channel.size() + who] = in_[who].size;
     }
-    for_others(channel, [&](int who) { copy(slot.data + who * chunk_, chunk_of(out_[who], round, chunk_)); });
-    copy_out(chunk_of(in_[channel.self()], round, chunk_).data, chunk_of(out_[channel.self()], round, chunk_), large_);
+    for_others(channel, [&](int who) { copy(slot.data + place(channel, channel.self(), who) * chunk_, chunk_of(out_[who], round, chunk_)); });
   }
 
   bool agrees(const Channel& channel, int who, const Slot& theirs) override {
@@ -131,9 +105,10 @@ class AllToAll final : public Operation {
   }
 
   void read(const Channel& channel, int64_t round, uint64_t base) override {
+    copy(chunk_of(in_[channel.self()], round, chunk_).data, chunk_of(out_[channel.self()], round, chunk_), large_);
     for_others(channel, [&](int who) {
       const Bytes target = chunk_of(in_[who], round, chunk_);
-      copy_out(target.data, {channel.slot(who, base + round).data + channel.self() * chunk_, target.size}, large_);
+      copy(target.data, {channel.slot(who, base + round).data + place(channel, who, channel.self()) * chunk_, target.size}, large_);
     });
   }
 
@@ -157,7 +132,7 @@ class ReduceScatter : public Operation {
 
  protected:
   void write_chunk(const Channel& channel, int64_t index, const Slot& slot) const {
-    for_others(channel, [&](int who) { copy(slot.data + who * chunk_, chunk_of(pieces_[who], index, chunk_)); });
+    for_others(channel, [&](int who) { copy(slot.data + place(channel, channel.self(), who) * chunk_, chunk_of(pieces_[who], index, chunk_)); });
   }
 
   void reduce_chunk(const Channel& channel, int64_t index, uint64_t round) const {
@@ -165,7 +140,7 @@ class ReduceScatter : public Operation {
     c10::SmallVector<const void*, 16> inputs;
     for (int who = 0; who < channel.size(); ++who) {
       inputs.push_back(who == channel.self() ? chunk_of(pieces_[who], index, chunk_).data
-                                             : channel.slot(who, round).data + channel.self() * chunk_);
+                                             : channel.slot(who, round).data + place(channel, who, channel.self()) * chunk_);
     }
     reduce_to(target, call(), inputs);
   }
@@ -195,7 +170,7 @@ class AllReduce final : public ReduceScatter {
     if (!shares(round)) return reduce_chunk(channel, index(round), base + round);
     for_others(channel, [&](int who) {
       const Bytes target = chunk_of(targets_[who], index(round), chunk_);
-      copy_out(target.data, {channel.slot(who, base + round).data, target.size}, large_);
+      copy(target.data, {channel.slot(who, base + round).data, target.size}, large_);
     });
   }
 

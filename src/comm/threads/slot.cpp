@@ -3,11 +3,11 @@
 
 #include <dtensor/error.hpp>
 
+#include "src/comm/copy.hpp"
 #include "src/comm/reduce.hpp"
 #include "src/comm/spin.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <thread>
 
@@ -50,6 +50,7 @@ std::vector<int> Slot::absent() const {
 void Slot::start() {
   if (state_.load(std::memory_order_relaxed) == kFailed) return;
   const bool whole = traffic() <= kInlineBytes;
+  large_ = traffic() >= kLargeBytes;
   plan(whole);
   if (!whole && !tasks_.empty()) return set_state(kReady);
   for (const Task& task : tasks_) run(task);
@@ -132,16 +133,15 @@ void Slot::run(const Task& task) const {
   const int64_t size = element_size(info), bytes = task.count * size;
   const auto input = [&](size_t member) { return static_cast<const char*>(entries_[member].in) + task.source * size; };
   const auto result = [&](size_t member) { return static_cast<char*>(entries_[member].out) + task.destination * size; };
-  if (task.from >= 0) {
-    std::memcpy(result(task.to), input(task.from), bytes);
-    return;
-  }
+  if (task.from >= 0) return copy_bytes(result(task.to), input(task.from), static_cast<size_t>(bytes), large_);
   c10::SmallVector<const void*, 16> inputs;
   for (size_t member = 0; member < entries_.size(); ++member) inputs.push_back(input(member));
   const size_t first = task.to < 0 ? 0 : static_cast<size_t>(task.to);
   reduce(static_cast<c10::ScalarType>(info.dtype), info.op, result(first), inputs, task.count);
   if (task.to >= 0) return;
-  for (size_t member = 1; member < entries_.size(); ++member) std::memcpy(result(member), result(0), bytes);
+  for (size_t member = 1; member < entries_.size(); ++member) {
+    copy_bytes(result(member), result(0), static_cast<size_t>(bytes), large_);
+  }
 }
 
 void Slot::run_tasks() {

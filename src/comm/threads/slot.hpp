@@ -71,6 +71,7 @@ class Slot {
   const std::vector<int> ranks_;  // world ranks, for errors
   std::vector<Entry> entries_;
   std::vector<Task> tasks_;
+  bool large_ = false;
   int arrived_ = 0;
   std::string error_;
 
