@@ -82,7 +82,9 @@ c10::Device device_of(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IVal
     if (value.isTensor() && value.toTensor().defined()) return value.toTensor().device();
   }
   const auto at = schema.argumentIndexWithName("device");
-  return at && arguments[*at].isDevice() ? arguments[*at].toDevice() : c10::Device(c10::kCPU);
+  if (at && arguments[*at].isDevice()) return arguments[*at].toDevice();
+  const auto* mesh = Spmd::current();
+  return at && mesh ? c10::Device(mesh->device_type()) : c10::Device(c10::kCPU);
 }
 
 bool is_plain(const c10::IValue& self) { return self.isTensor() && !is_dtensor(self.toTensor()); }

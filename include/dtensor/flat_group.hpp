@@ -5,6 +5,8 @@
 #include <dtensor/layout.hpp>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/util/Optional.h>
 #include <c10/util/intrusive_ptr.h>
 
 namespace dtensor {
@@ -25,6 +27,9 @@ class FlatGroup : public c10::intrusive_ptr_target {
   virtual void written(int64_t index) = 0;
   // Counts such changes.
   virtual int64_t generation() const = 0;
+
+  // The device that members are said to be on and gathered to, where their parts are kept on another.
+  virtual c10::optional<c10::Device> device() const { return {}; }
 
   // Lets the members go, whole along the mesh dimension, and takes them back as they are then laid out on others.
   virtual void dissolve() = 0;

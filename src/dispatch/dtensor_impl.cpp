@@ -10,6 +10,7 @@
 #include <dtensor/redistribute.hpp>
 
 #include <ATen/ops/empty.h>
+#include <c10/core/TensorOptions.h>
 
 #include <array>
 
@@ -104,7 +105,7 @@ void DTensorImpl::relay(at::Tensor local, LayoutPtr layout, comm::WorkPtr work) 
 at::Tensor DTensorImpl::detached() const {
   auto impl = c10::make_intrusive<DTensorImpl>(local_, *this);
   impl->work_ = work_;
-  impl->member_ = member_;
+  if (member_) [[unlikely]] impl->set_member(member_);
   impl->pinned = pinned;
   if (storage_offset() != 0) impl->set_storage_offset(storage_offset());
   return at::Tensor(std::move(impl));
@@ -118,6 +119,16 @@ void DTensorImpl::forget_values() {
   relay(part, layout);
   key_set_ = like.key_set();
   device_opt_ = like.device();
+}
+
+// Autograd and autocast go by the device that a tensor is said to be on.
+void DTensorImpl::set_member(FlatMemberPtr member) {
+  member_ = std::move(member);
+  const auto device = member_ ? member_->group->device() : c10::nullopt;
+  if (!device || *device == this->device()) return;
+  const c10::DispatchKeySet keys{kDTensorKey, c10::computeDispatchKey(c10::nullopt, c10::nullopt, *device)};
+  key_set_ = c10::make_intrusive<c10::TensorImpl>(keys, data_type_, *device)->key_set();
+  device_opt_ = *device;
 }
 
 void DTensorImpl::finish() {
@@ -148,7 +159,7 @@ template <class Version>
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool allow_metadata_change) const {
   auto impl = c10::make_intrusive<DTensorImpl>(local_, layout_);
   impl->work_ = work_;
-  impl->member_ = member_;
+  if (member_) [[unlikely]] impl->set_member(member_);
   impl->pinned = pinned;
   if (layout_->is_deferred()) impl->deferred().add_handle(*impl);
   impl->set_storage_offset(storage_offset());

@@ -51,7 +51,7 @@ class DTensorImpl final : public c10::TensorImpl {
   const at::Tensor& local_under_way() const { return local_; }
 
   const FlatMemberPtr& member() const { return member_; }
-  void set_member(FlatMemberPtr member) { member_ = std::move(member); }
+  void set_member(FlatMemberPtr member);
   void note_written() const {
     if (member_) [[unlikely]]
       member_->group->written(member_->index);

@@ -315,7 +315,9 @@ at::Tensor moved(const OpInfo& info, const at::Tensor& tensor, const Move& move,
   if (move.from->is_flat()) [[unlikely]]
     check_explicit(info, move);
   const bool keep = may_settle && impl && move.settles && is_alone(*impl);
-  auto part = move_local(impl ? impl->local() : tensor, move.from, move.to).get();
+  auto local = impl ? impl->local() : tensor;
+  if (impl && impl->member() && local.device().type() != impl->device().type()) [[unlikely]] local = local.to(impl->device());
+  auto part = move_local(local, move.from, move.to).get();
   // Kernels read saved state (the statistics of a norm) as contiguous where one device would have it so; a chunk may be a view.
   if (move.row_major && !part.is_contiguous()) part = part.contiguous();
   if (keep) impl->relay(part, move.to);
@@ -416,6 +418,18 @@ void run_without_values(const c10::OperatorHandle& op, const OpInfo& info, Stack
   for (auto& result : results) stack.push_back(std::move(result));
 }
 
+// The "device" of a call, if it may have one.
+static c10::IValue* device_argument(const OpInfo& info, Stack& stack, size_t begin) {
+  const auto at = info.schema->argumentIndexWithName("device");
+  return at ? &stack[begin + *at] : nullptr;
+}
+
+// Factories make tensors of the host, if nobody says where.
+static void make_on_mesh(const OpInfo& info, Stack& stack, size_t begin, const DeviceMesh& mesh) {
+  auto* device = device_argument(info, stack, begin);
+  if (device && device->isNone()) *device = c10::Device(mesh.device_type());
+}
+
 void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision) {
   const auto& info = *decision.info;
   const bool lists = info.has_tensor_list && !info.written.empty() && info.schema->returns().empty();
@@ -428,6 +442,7 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
     comm::Cause cause(info.name, true);
     LocalMode local;
     replace_by_locals(stack, begin, decision);
+    if (!info.has_tensor_argument) make_on_mesh(info, stack, begin, decision.mesh);
     const auto separate = separate_written(stack, begin, decision);
     if (!info.written.empty()) part_overlapping(info, stack, begin);
     rules::LocalCall call{op, stack, begin, originals};
@@ -444,6 +459,11 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
   bump_versions(op, info, originals);
   wrap_results(stack, begin, decision, originals);
   if (info.is_view || decision.casts) inherit(decision, originals[0], stack[begin]);
+}
+
+bool is_made_elsewhere(const OpInfo& info, Stack& stack, size_t begin, const DeviceMesh& mesh) {
+  const auto* value = device_argument(info, stack, begin);
+  return value && value->isDevice() && value->toDevice().type() != mesh.device_type() && !value->toDevice().is_meta();
 }
 
 bool is_factory(const OpInfo& info) {

@@ -48,6 +48,8 @@ inline bool overlap(const at::Tensor& a, const at::Tensor& b) {
 
 // Whether the operator makes tensors from nothing.
 bool is_factory(const OpInfo& info);
+// Whether a factory was asked for a device that is not the mesh's. (Without a device it makes tensors on the mesh's.)
+bool is_made_elsewhere(const OpInfo& info, Stack& stack, size_t begin, const DeviceMesh& mesh);
 
 // Views are pinned as their operand is, and of a group's member they are the member too, whose group learns what is written to them. So are
 // flat casts.

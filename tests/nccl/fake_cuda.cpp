@@ -3,9 +3,14 @@
 
 #include "src/comm/nccl/native_stream.hpp"
 
+#include <dtensor/compat.hpp>
+
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/empty_ops.h>
 #include <ATen/ops/empty_strided_ops.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/accumulate.h>
 #include <torch/library.h>
@@ -129,6 +134,30 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
 
 C10_REGISTER_GUARD_IMPL(CUDA, FakeGuard)
 
+// What libtorch asks its CUDA library.
+class FakeHooks final : public at::CUDAHooksInterface {
+ public:
+  explicit FakeHooks(at::CUDAHooksArgs) {}
+#if DTENSOR_TORCH_AT_LEAST(2, 3)
+  using Index = c10::DeviceIndex;
+  void init() const override {}
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return generator_; }
+#else
+  using Index = int64_t;
+  void initCUDA() const override {}
+  const at::Generator& getDefaultCUDAGenerator(c10::DeviceIndex) const override { return generator_; }
+#endif
+  bool hasCUDA() const override { return true; }
+  bool hasPrimaryContext(Index) const override { return true; }
+  int getNumGPUs() const override { return kFakeDevices; }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+
+ private:
+  at::Generator generator_ = at::make_generator<at::CPUGeneratorImpl>();  // to be seeded, no more
+};
+
+at::RegistererCUDAHooksRegistry register_hooks("CUDAHooks", at::CUDAHooksRegistry(), at::RegistererCUDAHooksRegistry::DefaultCreator<FakeHooks>);
+
 // Memory is free again for what comes later on the stream that it was made on, as libtorch's allocator has it.
 struct Memory {
   void* address;
@@ -143,6 +172,13 @@ void free_in_order(void* context) {
     std::free(memory->address);
     delete memory;
   });
+}
+
+at::Tensor& copy_on_host(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
+  auto target = host_view(to);
+  current_fake_stream().synchronize();
+  target.copy_(host_view(from), non_blocking);
+  return to;
 }
 
 at::Tensor make(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype, c10::Device device) {
@@ -173,19 +209,21 @@ template <class Size, class Dtype, class Layout, class Device, class Pin, class 
 struct Kernel<at::Tensor(Size, Dtype, Layout, Device, Pin, Format)> {
   static at::Tensor empty(Size sizes, Dtype dtype, Layout, Device device, Pin, Format) {
     const auto plain = c10::asIntArrayRefUnchecked(sizes);
-    return make(plain, row_major(plain), *dtype, *device);
+    return make(plain, row_major(plain), c10::dtype_or_default(dtype), *device);
   }
 };
 template <class Size, class Dtype, class Layout, class Device, class Pin>
 struct Kernel<at::Tensor(Size, Size, Dtype, Layout, Device, Pin)> {
   static at::Tensor empty_strided(Size sizes, Size strides, Dtype dtype, Layout, Device device, Pin) {
-    return make(c10::asIntArrayRefUnchecked(sizes), c10::asIntArrayRefUnchecked(strides), *dtype, *device);
+    return make(c10::asIntArrayRefUnchecked(sizes), c10::asIntArrayRefUnchecked(strides), c10::dtype_or_default(dtype), *device);
   }
 };
 
-// Between devices and the host, of tensors that lie alike. A copy to the host waits for the stream, as CUDA's does.
-at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool) {
-  TORCH_CHECK(to.is_contiguous() && from.is_contiguous() && to.dtype() == from.dtype() && to.sizes() == from.sizes());
+// Between devices and the host. A copy to the host waits for the stream, as CUDA's does, and so does one that is more than bytes.
+at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
+  if (!to.is_contiguous() || !from.is_contiguous() || to.dtype() != from.dtype() || to.sizes() != from.sizes()) {
+    return copy_on_host(to, from, non_blocking);
+  }
   current_fake_stream().add([to, from] {
     if (to.numel() > 0) std::memcpy(to.data_ptr(), from.data_ptr(), to.nbytes());
   });

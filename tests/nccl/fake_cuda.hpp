@@ -1,6 +1,8 @@
 // CUDA devices of host memory, for running the nccl transport where there is no GPU: streams are threads that do one thing after the other,
-// tensors on a device are plain memory, and libtorch's kernels for them are the few that make and copy tensors.
+// tensors on a device are plain memory, and operators run on the host (fake_kernels.cpp).
 #pragma once
+
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
@@ -21,6 +23,9 @@ class FakeStream {
   State* state_ = make();
   static State* make();
 };
+
+// The same memory as a tensor of the host; a tensor of the host as it is.
+at::Tensor host_view(const at::Tensor& tensor);
 
 FakeStream& fake_stream(int device, int64_t id);
 FakeStream& current_fake_stream();

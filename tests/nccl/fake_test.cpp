@@ -3,17 +3,13 @@
 #include "tests/comm_bodies.hpp"
 #include "tests/nccl/fake_cuda.hpp"
 #include "tests/nccl/fake_nccl.hpp"
-
-#include "src/comm/rendezvous/rendezvous.hpp"
+#include "tests/nccl/fake_ranks.hpp"
 
 #include <dtensor/error.hpp>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <atomic>
-#include <exception>
-#include <mutex>
 #include <thread>
 
 #include "tests/catch.hpp"  // last: libtorch's logging has a CHECK of its own
@@ -26,48 +22,7 @@ using namespace dtensor::comm;
 
 namespace {
 
-using Body = std::function<void(World&)>;
-
 at::Tensor on_gpu(const at::Tensor& tensor) { return tensor.to(at::kCUDA); }
-
-// As launch does, with a thread for each process; the errors of all ranks, empty where there was none.
-std::vector<std::string> run_gpus(int ranks, const Body& body, int deadline_ms = 20'000) {
-  auto listener = std::make_shared<Listener>("127.0.0.1", 0);
-  std::vector<std::string> errors(ranks);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      at::set_num_threads(1);
-      GlooOptions options;
-      options.rank = rank, options.size = ranks, options.port = listener->port(), options.deadline = Milliseconds(deadline_ms);
-      try {
-        auto host = ranks == 1 ? std::move(make_threads_transports(1).front()) : make_gloo_transport(options, rank == 0 ? listener : nullptr);
-        host->set_deadline(options.deadline);
-        auto transport = make_nccl_transport(std::move(host), rank);
-        auto& reach = *transport;
-        World world(std::move(transport));
-        World::Use use(world);
-        try {
-          body(world);
-        } catch (const c10::Error& error) {
-          errors[rank] = error.what_without_backtrace();
-          reach.leave(errors[rank]);
-        }
-      } catch (const c10::Error& error) {
-        errors[rank] = error.what_without_backtrace();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  return errors;
-}
-
-std::string first_error(const std::vector<std::string>& errors) {
-  for (const auto& error : errors) {
-    if (!error.empty()) return error;
-  }
-  return "";
-}
 
 bool contains(const std::string& text, const std::string& part) {
   if (text.find(part) != std::string::npos) return true;

@@ -39,6 +39,10 @@ struct FullyShardOptions {
   // Gradients are divided by it. 1: they are those of one device.
   double gradient_divide_factor = 1;
 
+  // Parameters, gradients and what optimizers make like them are kept in the host's memory (pinned, where there is CUDA), and the optimizer
+  // computes there; a unit is copied to the mesh's device when it is gathered. Nothing on a mesh of the CPU.
+  bool cpu_offload = false;
+
   // Every parameter is cut in whole blocks of this many elements (tiles of a quantization).
   int64_t block = 1;
 };

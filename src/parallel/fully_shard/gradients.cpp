@@ -88,7 +88,7 @@ void Unit::begin_round() {
   overwrites_ = own == 0 || kept;
   if (!gradient_.defined() || kept) {
     registered_gradient_.reset();
-    gradient_ = at::empty({piece_}, options.dtype(dtype_));
+    gradient_ = at::empty({piece_}, options_of_parts());
     registered_gradient_ = registered(gradient_);
   }
   whole_gradient_ = at::empty({piece_ * mesh_.size(cut_)}, options.dtype(options_.reduce_dtype.value_or(dtype_)));
@@ -145,7 +145,7 @@ void Unit::start_reduction() {
   }
   whole_gradient_.narrow(0, end, whole_gradient_.numel() - end).zero_();
   if (options_.gradient_divide_factor != 1) whole_gradient_.div_(options_.gradient_divide_factor);
-  const bool in_place = overwrites_ && whole_gradient_.scalar_type() == dtype_;
+  const bool in_place = overwrites_ && whole_gradient_.scalar_type() == dtype_ && !device_;
   reducing_ = group().reduce_scatter(whole_gradient_, counts(), ReduceOp::sum, in_place ? gradient_ : at::Tensor());
   schedule_->reducing(*this);
 }
@@ -164,6 +164,7 @@ void Unit::finish_reduction() {
   reduce_pending(reduced);
   whole_gradient_.reset();
   if (reduced.unsafeGetTensorImpl() == gradient_.unsafeGetTensorImpl()) return;
+  reduced = reduced.to(gradient_.device());
   for (const auto& member : members_) {
     if (!member.landed || member.part_elements == 0) continue;
     auto place = gradient_.narrow(0, member.part, member.part_elements);

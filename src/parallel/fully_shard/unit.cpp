@@ -9,7 +9,9 @@
 #include <dtensor/error.hpp>
 #include <dtensor/tensor.hpp>
 
+#include <ATen/Context.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/accumulate.h>
 
 #include <numeric>
@@ -61,6 +63,7 @@ void Unit::set_schedule(const std::shared_ptr<Schedule>& schedule) {
 
 void Unit::lay_out(const Parameters& parameters) {
   dtype_ = parameters[0].second.scalar_type();
+  if (options_.cpu_offload && mesh_.device_type() != c10::DeviceType::CPU) device_ = device_of_mesh();
   std::vector<int64_t> most;
   for (const auto& [name, parameter] : parameters) most.push_back(most_elements(DTensor(parameter).layout(), cut_));
   const auto plan = plan_buffer(most, mesh_.size(cut_), options_.block, static_cast<int64_t>(c10::elementSize(dtype_)));
@@ -92,16 +95,16 @@ void Unit::fill_buffer() {
   dispatch::LocalMode below;
   for (const auto& member : members_) {
     const auto impl = member.parameter.lock();
-    if (!impl || member.part_elements == 0) continue;
+    if (!impl || (member.part_elements == 0 && !device_)) continue;
     const at::Tensor parameter(impl);
     const auto part = part_of(parameter);
-    if (!buffer_.defined()) buffer_ = at::zeros({piece_}, part.options());
+    if (!buffer_.defined()) buffer_ = at::zeros({piece_}, options_of_parts());
     const auto place = part_of_buffer(buffer_, member.part, member.layout->local_sizes());
     if (part.storage().data() == place.storage().data() && !part.is_meta()) continue;
     place.copy_(part);
     move_part(parameter, place);
   }
-  if (!buffer_.defined()) buffer_ = at::zeros({piece_}, options_of_parameters());
+  if (!buffer_.defined()) buffer_ = at::zeros({piece_}, options_of_parts());
   if (!registered_buffer_) registered_buffer_ = registered(buffer_);
   fits_ = true;
 }
@@ -117,6 +120,17 @@ at::TensorOptions Unit::options_of_parameters() const {
     if (const auto impl = member.parameter.lock()) return at::TensorOptions(impl->device()).dtype(dtype_);
   }
   return at::TensorOptions(mesh_.device_type()).dtype(dtype_);
+}
+
+// In memory that the device reads by itself, where libtorch has such.
+at::TensorOptions Unit::options_of_parts() const {
+  const auto options = options_of_parameters();
+  return device_ == options.device() ? options.device(c10::kCPU).pinned_memory(at::hasCUDA()) : options;
+}
+
+// With the index that this rank's tensors have.
+c10::Device Unit::device_of_mesh() const {
+  return c10::impl::VirtualGuardImpl(mesh_.device_type()).getDevice();
 }
 
 comm::Communicator& Unit::group() const { return mesh_.communicator(cut_); }
@@ -138,7 +152,7 @@ void Unit::start_gather() {
   comm::Cause cause("dtensor::fully_shard", false);
   comm::Subject subject(name_);
   ++schedule_->gathers;
-  const auto own = options_.param_dtype ? buffer_.to(*options_.param_dtype) : buffer_;
+  const auto own = buffer_.to(options_.param_dtype.value_or(dtype_)).to(options_of_parameters().device());
   if (mesh_.size(cut_) == 1) {
     whole_ = own;
     return;

@@ -46,6 +46,7 @@ class Unit final : public FlatGroup {
   at::Tensor reduce(int64_t index, const at::Tensor& leaf, const at::Tensor& gradient, bool defer) override;
   void written(int64_t index) override;
   int64_t generation() const override { return generation_; }
+  c10::optional<c10::Device> device() const override { return device_; }
   void dissolve() override;
   void restore() override;
 
@@ -71,7 +72,9 @@ class Unit final : public FlatGroup {
  private:
   void lay_out(const Parameters& parameters);
   void fill_buffer();
-  at::TensorOptions options_of_parameters() const;
+  at::TensorOptions options_of_parameters() const;  // on the device
+  at::TensorOptions options_of_parts() const;
+  c10::Device device_of_mesh() const;
   std::shared_ptr<void> registered(const at::Tensor& memory) const;
 
   void land(Member& member, const at::Tensor& gradient);
@@ -91,6 +94,7 @@ class Unit final : public FlatGroup {
   std::shared_ptr<Schedule> schedule_;
   std::vector<Member> members_;
   Parameters dissolved_;
+  c10::optional<c10::Device> device_;  // where parts are on another
   at::ScalarType dtype_{};
   int64_t piece_ = 0, elements_ = 0;
   int64_t generation_ = 0;
