@@ -1,8 +1,11 @@
 // Views of plain memory, made without the dispatcher. They track no gradient: for code that works on local parts.
 #pragma once
 
+#include <dtensor/layout.hpp>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/util/accumulate.h>
 
 namespace dtensor::detail {
 
@@ -45,6 +48,26 @@ inline at::Tensor narrow(const at::Tensor& base, int64_t dim, int64_t begin, int
   c10::SmallVector<int64_t, 6> sizes(base.sizes().begin(), base.sizes().end());
   sizes[dim] = length;
   return alias(base, sizes, base.strides(), base.storage_offset() + begin * base.strides()[dim]);
+}
+
+// A storage over memory that something else keeps.
+template <class Keeper>
+c10::Storage storage_over(void* memory, int64_t bytes, c10::Device device, Keeper keeper) {
+  auto* held = new Keeper(std::move(keeper));
+  return {c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes),
+          c10::DataPtr(memory, held, [](void* context) { delete static_cast<Keeper*>(context); }, device), nullptr, false};
+}
+
+// A contiguous tensor over such a storage.
+inline at::Tensor over(const at::Tensor& like, c10::Storage storage, c10::IntArrayRef sizes) {
+  return alias(std::move(storage), like.key_set(), like.dtype(), sizes, dtensor::contiguous_strides(sizes), 0);
+}
+
+// The elements of a flat buffer that begin at `begin`, as a tensor that nobody takes for a view: its storage is its own, and keeps the buffer.
+inline at::Tensor part_of_buffer(const at::Tensor& buffer, int64_t begin, c10::IntArrayRef sizes) {
+  const auto width = static_cast<int64_t>(buffer.element_size());
+  auto* memory = static_cast<char*>(buffer.data_ptr());  // null on the meta device
+  return over(buffer, storage_over(memory ? memory + begin * width : nullptr, c10::multiply_integers(sizes) * width, buffer.device(), at::Tensor(buffer)), sizes);
 }
 
 }  // namespace dtensor::detail

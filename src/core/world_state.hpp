@@ -16,6 +16,7 @@
 namespace dtensor {
 
 class World;
+class GradientBuckets;
 
 // The layouts that exist. It holds them weakly: a layout leaves the table when its last user lets go. Layouts and
 // meshes share its ownership, since they may outlive their World.
@@ -96,6 +97,7 @@ struct WorldState : std::enable_shared_from_this<WorldState> {
   std::shared_ptr<LayoutTable> layouts = std::make_shared<LayoutTable>();
   PlanCache plans;
   std::unordered_map<const void*, Compared> compared;  // by mesh
+  std::shared_ptr<GradientBuckets> gradient_buckets;   // made on use
   at::Generator rank_local;                            // the rank's own stream, undefined until it is drawn from
   std::map<std::pair<int, bool>, at::Generator> device_generators;  // by CUDA device, and whether it is the rank's own stream
 };

@@ -49,6 +49,7 @@ class DTensorImpl final : public c10::TensorImpl {
   // Where the part will be; may still be under way.
   void set_pending(comm::WorkPtr work) { work_ = std::move(work); }
   const at::Tensor& local_under_way() const { return local_; }
+  const comm::WorkPtr& work() const { return work_; }
 
   const FlatMemberPtr& member() const { return member_; }
   void set_member(FlatMemberPtr member);

@@ -1,5 +1,6 @@
 // A gradient accumulates in its parameter's layout: leaves get a hook on first use that moves what backward brings.
 #include "src/dispatch/dtensor_impl.hpp"
+#include "src/dispatch/gradient_buckets.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/key.hpp"
 
@@ -21,16 +22,29 @@ thread_local int no_sync_depth = 0;
 // The last move of a leaf's gradient: the next is the same, as a rule.
 struct LastMove {
   LayoutPtr from, to;
+  comm::Communicator* sums = nullptr;  // where it is nothing but a sum over this group
+  ReduceOp op = ReduceOp::sum;
+
+  LastMove() = default;
+  LastMove(LayoutPtr before, LayoutPtr after) : from(std::move(before)), to(std::move(after)) {
+    const auto plan = plan_move(from, to);
+    if (plan.steps.size() != 1) return;
+    const auto& step = plan.steps[0];
+    if (!step.to.is_replicate() || !(step.from.is_partial(ReduceOp::sum) || step.from.is_partial(ReduceOp::avg))) return;
+    sums = &from->mesh().communicator(step.mesh_dims);
+    op = step.from.op;
+  }
 };
 
 at::Tensor in_layout(const at::Tensor& gradient, const LayoutPtr& like, LastMove& last) {
   const auto& layout = as_dtensor(gradient)->layout();
   if (layout->placements() == like->placements()) return gradient;
-  if (layout != last.from || last.to->placements() != like->placements()) last = {layout, layout->with(like->placements())};
-  const auto target = last.to;
+  if (layout != last.from || last.to->placements() != like->placements()) last = LastMove(layout, layout->with(like->placements()));
   comm::Cause cause("gradient", true);
   if (gradient.requires_grad() && c10::GradMode::is_enabled()) return redistribute(gradient, like->placements());  // create_graph
-  return move_tensor(gradient, target);
+  const auto& part = as_dtensor(gradient)->local();
+  if (last.sums && last.sums->size() > 1 && fits_bucket(part)) return reduce_in_bucket(part, last.to, *last.sums, last.op);
+  return move_tensor(gradient, last.to);
 }
 
 // Runs before the engine accumulates `gradient` into the leaf.

@@ -6,6 +6,7 @@
 #include "src/dispatch/fallback.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/reading.hpp"
+#include "src/redistribute/transition.hpp"
 
 #include <dtensor/comm/record.hpp>
 
@@ -221,11 +222,34 @@ at::Tensor detach(const at::Tensor& self) {
   return Typed<at::_ops::detach>::run(self);
 }
 
+// What is under way is added when it is there, so that a gradient can be accumulated while others are computed.
+bool adds_later(at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
+  auto *sum = as_dtensor(self), *added = as_dtensor(other);
+  if (!added || !added->work() || !sum || sum == added || sum->layout() != added->layout()) [[likely]] return false;
+  if (sum->layout()->is_deferred() || sum->layout()->has_partial()) return false;
+  const auto& to = sum->local_under_way();
+  if (sum->member() || sum->is_meta() || !sum->owns_local_alone() || is_parted(to)) return false;
+  before_write(to);
+  const auto finish = [to, earlier = sum->work(), from = added->local_under_way(), alpha] {
+    if (earlier) earlier->wait();
+    at::_ops::add__Tensor::call(const_cast<at::Tensor&>(to), from, alpha);
+  };
+  auto later = redistribute::then({{}, added->work()}, {}, finish);
+  reading(added->local_under_way(), later.work);
+  sum->set_pending(std::move(later.work));
+  return true;
+}
+
+at::Tensor& add_(at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
+  return adds_later(self, other, alpha) ? self : Typed<at::_ops::add__Tensor>::run(self, other, alpha);
+}
+
 TORCH_LIBRARY_IMPL(aten, Fake, library) {
   namespace o = at::_ops;
   library.impl("detach", TORCH_FN(detach));
   library.impl("view", TORCH_FN(view));
-  add_kernels<o::add_Tensor, o::add__Tensor, o::sub_Tensor, o::mul_Tensor, o::mul__Tensor, o::mul_Scalar, o::mul__Scalar, o::div_Tensor,
+  library.impl("add_.Tensor", TORCH_FN(add_));
+  add_kernels<o::add_Tensor, o::sub_Tensor, o::mul_Tensor, o::mul__Tensor, o::mul_Scalar, o::mul__Scalar, o::div_Tensor,
               o::div__Tensor, o::div_Scalar, o::addcmul_, o::addcdiv_, o::sqrt, o::zero_,
               o::mm, o::bmm, o::addmm, o::t, o::transpose_int, o::expand, o::ones_like,
               o::relu, o::threshold_backward, o::gelu, o::gelu_backward, o::silu, o::_softmax,

@@ -24,23 +24,6 @@ BufferPlan plan_with(const std::vector<int64_t>& elements, int64_t ranks, int64_
   return plan;
 }
 
-// A storage over memory that something else keeps.
-template <class Keeper>
-c10::Storage storage_over(void* memory, int64_t bytes, c10::Device device, Keeper keeper) {
-  auto* held = new Keeper(std::move(keeper));
-  return {c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes),
-          c10::DataPtr(memory, held, [](void* context) { delete static_cast<Keeper*>(context); }, device), nullptr, false};
-}
-
-at::Tensor over(const at::Tensor& buffer, c10::Storage storage, c10::IntArrayRef sizes) {
-  return dtensor::detail::alias(std::move(storage), buffer.key_set(), buffer.dtype(), sizes, dtensor::contiguous_strides(sizes), 0);
-}
-
-void* address(const at::Tensor& buffer, int64_t element) {
-  auto* memory = static_cast<char*>(buffer.data_ptr());
-  return memory ? memory + element * static_cast<int64_t>(buffer.element_size()) : nullptr;
-}
-
 // Keeps memory, and counts its bytes.
 struct Counted {
   Counted(at::Tensor m, std::shared_ptr<Counter> c) : memory(std::move(m)), counter(std::move(c)) { counter->add(bytes()); }
@@ -72,15 +55,10 @@ int64_t most_elements(const Layout& layout, int64_t cut) {
   return c10::multiply_integers(most);
 }
 
-at::Tensor part_of_buffer(const at::Tensor& buffer, int64_t begin, c10::IntArrayRef sizes) {
-  const auto bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(buffer.element_size());
-  return over(buffer, storage_over(address(buffer, begin), bytes, buffer.device(), at::Tensor(buffer)), sizes);
-}
-
 at::Tensor counted_empty(int64_t elements, const at::TensorOptions& options, const std::shared_ptr<Counter>& counter) {
   const auto memory = at::empty({elements}, options);
   const auto bytes = static_cast<int64_t>(memory.nbytes());
-  return over(memory, storage_over(memory.data_ptr(), bytes, memory.device(), Counted(memory, counter)), {elements});
+  return detail::over(memory, detail::storage_over(memory.data_ptr(), bytes, memory.device(), Counted(memory, counter)), {elements});
 }
 
 }  // namespace dtensor::fsdp

@@ -21,9 +21,6 @@ BufferPlan plan_buffer(const std::vector<int64_t>& elements, int64_t ranks, int6
 // The largest number of elements that any rank has under all placements but that of `cut`.
 int64_t most_elements(const Layout& layout, int64_t cut);
 
-// Part of a one-dimensional buffer as a tensor with a storage of its own: what is noted about one parameter's memory concerns no other.
-at::Tensor part_of_buffer(const at::Tensor& buffer, int64_t begin, c10::IntArrayRef sizes);
-
 // One-dimensional, uninitialized, and counted as long as anything refers to its memory.
 at::Tensor counted_empty(int64_t elements, const at::TensorOptions& options, const std::shared_ptr<Counter>& counter);
 

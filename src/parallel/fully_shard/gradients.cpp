@@ -1,5 +1,6 @@
 // Gradients of a unit: they land in a whole flat buffer, which one reduce_scatter brings to where the parameters are.
 #include "src/comm/describe.hpp"
+#include "src/core/alias.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/parallel/fully_shard/buffer.hpp"
 #include "src/parallel/fully_shard/unit.hpp"
@@ -98,7 +99,7 @@ void Unit::begin_round() {
 at::Tensor Unit::gradient_of(Member& member, const at::Tensor& leaf) {
   const auto earlier = std::exchange(leaf.mutable_grad(), at::Tensor());
   if (!earlier.defined()) member.landed = member.accumulates = false;  // what landed was thrown away
-  auto place = part_of_buffer(gradient_, member.part, member.layout->local_sizes());
+  auto place = detail::part_of_buffer(gradient_, member.part, member.layout->local_sizes());
   if (earlier.defined() && !member.landed) {
     member.accumulates = true;
     if (!is_own(earlier, member)) {

@@ -2,6 +2,7 @@
 #include "src/parallel/fully_shard/unit.hpp"
 
 #include "src/comm/describe.hpp"
+#include "src/core/alias.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/parallel/fully_shard/buffer.hpp"
 
@@ -99,7 +100,7 @@ void Unit::fill_buffer() {
     const at::Tensor parameter(impl);
     const auto part = part_of(parameter);
     if (!buffer_.defined()) buffer_ = at::zeros({piece_}, options_of_parts());
-    const auto place = part_of_buffer(buffer_, member.part, member.layout->local_sizes());
+    const auto place = detail::part_of_buffer(buffer_, member.part, member.layout->local_sizes());
     if (part.storage().data() == place.storage().data() && !part.is_meta()) continue;
     place.copy_(part);
     move_part(parameter, place);

@@ -1,0 +1,18 @@
+// Small gradients that are sums over the same ranks are reduced together: one message for many.
+#pragma once
+
+#include <dtensor/comm/communicator.hpp>
+#include <dtensor/layout.hpp>
+
+#include <ATen/core/Tensor.h>
+
+namespace dtensor {
+
+// Whether a gradient of this part is one of those: small, and row-major. Says the same on every rank that has the sum.
+bool fits_bucket(const at::Tensor& part);
+
+// The sum over `group` of what every rank has, as a distributed tensor of `target`, still under way: `part` is copied to a bucket, which is reduced
+// when it is full, or when somebody waits for one of its gradients. All ranks of the group call it with the same sequence of sizes.
+at::Tensor reduce_in_bucket(const at::Tensor& part, const LayoutPtr& target, comm::Communicator& group, ReduceOp op);
+
+}  // namespace dtensor

@@ -1,0 +1,114 @@
+// Gradients that are reduced while others are computed: small ones together, and added when they are there.
+#include "dispatch_support.hpp"
+
+#include <optional>
+
+namespace dt = dtensor;
+using namespace dt::test;
+
+namespace {
+
+// Layers of two small parameters each, and one of more than a bucket takes of a single gradient.
+torch::nn::Sequential layers(int64_t widest = 8) {
+  torch::nn::Sequential net;
+  for (int i = 0; i < 10; ++i) net->push_back(torch::nn::Linear(8, 8));
+  net->push_back(torch::nn::Linear(8, widest));
+  return net;
+}
+
+void train(torch::nn::Sequential& net, const at::Tensor& x, int steps, bool reset) {
+  for (int i = 0; i < steps; ++i) {
+    for (auto& p : net->parameters()) {
+      if (reset) p.mutable_grad().reset();
+      if (!reset && p.grad().defined()) p.grad().zero_();
+    }
+    net->forward(x).square().mean().backward();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("gradient buckets: small gradients are one message", "[gradients]") {
+  const char* transport = GENERATE("threads", "gloo");
+  const bool reset = GENERATE(true, false);
+  REQUIRE_NOTHROW(on_ranks(3, [&](dt::World& world) {
+    const auto mesh = line(world);
+    dt::Spmd spmd(mesh);
+    torch::manual_seed(1);
+    auto net = layers(10'000);  // its weight has 320 KB
+    auto x = dt::distribute_tensor(torch::randn({6, 8}), mesh, {dt::shard(0)}).tensor();
+    train(net, x, 1, reset);
+    for (const auto& p : net->parameters()) dt::DTensor(p.grad()).to_local();
+    dt::CommDebugMode comm;
+    train(net, x, 1, reset);
+    expect(comm, 1, "in backward, where the widest weight is reduced");
+    for (const auto& p : net->parameters()) dt::DTensor(p.grad()).to_local();
+    expect(comm, 2, "and one for 21 gradients when they are read");
+  }, transport));
+}
+
+TEST_CASE("gradient buckets: the bits are those of single reductions", "[gradients]") {
+  REQUIRE_NOTHROW(on_ranks(4, [](dt::World& world) {
+    const auto mesh = dt::init_device_mesh(c10::kCPU, {2, 2}, {"dp", "tp"});
+    dt::Spmd spmd(mesh);
+    torch::manual_seed(1);
+    auto net = layers();
+    const auto x = torch::randn({8, 8});
+    const auto gradients = [&](const dt::Placements& batch, bool alone) {
+      std::vector<at::Tensor> all;
+      std::optional<dt::NoSync> defer;
+      if (alone) defer.emplace();
+      train(net, dt::distribute_tensor(dt::full_tensor(x), mesh, batch).tensor(), 1, true);
+      for (const auto& p : net->parameters()) all.push_back(dt::full_tensor(p.grad()));
+      return all;
+    };
+    for (const auto& batch : {dt::Placements{dt::shard(0), dt::replicate()}, {dt::replicate(), dt::shard(0)}, {dt::shard(0), dt::shard(0)}}) {
+      const auto together = gradients(batch, false), alone = gradients(batch, true);
+      for (size_t i = 0; i < alone.size(); ++i) same(together[i], alone[i], "a gradient");
+    }
+  }));
+}
+
+TEST_CASE("gradient buckets: several backward passes add up", "[gradients]") {
+  REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+    const auto mesh = line(world);
+    dt::Spmd spmd(mesh);
+    torch::manual_seed(1);
+    auto net = layers();
+    const auto x = dt::distribute_tensor(torch::randn({4, 8}), mesh, {dt::shard(0)}).tensor();
+    train(net, x, 1, true);
+    std::vector<at::Tensor> once;
+    for (const auto& p : net->parameters()) once.push_back(dt::full_tensor(p.grad()).clone());
+    for (auto& p : net->parameters()) p.mutable_grad().reset();
+    std::vector<at::Tensor> seen;
+    for (int pass = 0; pass < 3; ++pass) {
+      net->forward(x).square().mean().backward();
+      if (pass == 0) {
+        for (const auto& p : net->parameters()) seen.push_back(p.grad());
+      }
+    }
+    for (size_t i = 0; i < once.size(); ++i) {
+      const auto p = net->parameters()[i];
+      dt::require(p.grad().is_same(seen[i]), "test", "gradient {} is another tensor", i);
+      same(dt::full_tensor(p.grad()), once[i] + once[i] + once[i], "three passes");
+    }
+    // A tensor that somebody else sees too is added to at once.
+    auto p = net->parameters()[0];
+    const auto view = p.grad().view({-1});
+    const auto before = dt::full_tensor(p.grad()).clone();
+    net->forward(x).square().mean().backward();
+    same(dt::full_tensor(view).view_as(before), before + once[0], "a view of a gradient");
+  }));
+}
+
+TEST_CASE("gradient buckets: what nobody read when the world ended", "[gradients]") {
+  std::vector<at::Tensor> left(2);
+  REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) {
+    const auto mesh = line(world);
+    dt::Spmd spmd(mesh);
+    torch::nn::Linear layer(3, 3);
+    layer(dt::distribute_tensor(torch::ones({4, 3}), mesh, {dt::shard(0)}).tensor()).sum().backward();
+    left[world.rank()] = layer->weight.grad();
+  }));
+  CHECK_THROWS_WITH(dt::DTensor(left[0]).to_local(), says("was not begun when its World ended"));
+}
