@@ -24,10 +24,13 @@ struct Reshaped {
     return detail::alias(source, sizes, contiguous_strides(sizes), source.storage_offset());
   }
 
+  // An empty part whose order is to be found wanting again, as that of the others is.
+  at::Tensor out_of_order(const at::Tensor& empty) const { return detail::alias(empty, sizes, Sizes(sizes.size(), 0), empty.storage_offset()); }
+
   void operator()(LocalCall& local) const {
     const auto source = local.arg(0).toTensor();
-    const bool in_order = detail::in_row_major_order(source) || source.numel() == 0;
-    auto result = in_order ? alias(source) : at::reshape(source, sizes);
+    const bool in_order = detail::in_row_major_order(source);
+    auto result = in_order ? alias(source) : source.numel() == 0 ? out_of_order(source) : at::reshape(source, sizes);
     if ((copies || (strict && !in_order)) && result.is_alias_of(source)) result = result.clone();
     local.replace({std::move(result)});
   }

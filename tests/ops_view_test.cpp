@@ -489,3 +489,15 @@ TEST_CASE("view: overlapping windows of a pending maximum", "[view]") {
     dt::require(dt::full_tensor(got).equal(expected), "test", "the gradient differs");
   }));
 }
+
+TEST_CASE("ops: views of empty parts follow the order of the others", "[ops][view]") {
+  REQUIRE_NOTHROW(on_each_rank(3, [] {
+    const auto mesh = dt::init_device_mesh(c10::kCPU, {3}, {"dp"});
+    const auto x = torch::arange(4.0, torch::kDouble).view({2, 2});
+    auto base = dt::distribute_tensor(x.t(), mesh, {dt::shard(1)}).tensor().exp();  // rank 2 has nothing of it
+    const auto view = base.t().unsqueeze(2).permute({2, 0, 1}).reshape({1, 1, 4});
+    base.add_(1);
+    const auto expected = x.exp() + 1;
+    dt::require(dt::full_tensor(base).equal(expected.t()) && dt::full_tensor(view).equal(expected.view({1, 1, 4})), "test", "other values");
+  }));
+}

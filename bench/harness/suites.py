@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 
-from .programs import PEERS, Failed, benchmark, on_ranks, outputs, start, tokens_per_second
+from .programs import PEERS, Failed, benchmark, command, on_ranks, outputs, tokens_per_second
 from .row import Row
 
 KINDS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -45,7 +45,7 @@ def dispatch(s: Setting) -> list[Row]:
     for i in range(s.rounds):
         here = benchmark(s.build / "bench/dispatch", "--benchmark_filter=/2/")
         script = [sys.executable, PEERS / "torch_dispatch.py"]
-        peer = json.loads(outputs([start(script)])[0].splitlines()[-1]) if s.torch else {}
+        peer = json.loads(outputs([command(script)])[0].splitlines()[-1]) if s.torch else {}
         for name, entry in here.items():
             case = name.split("/")[0]
             linear, many = case == "linear_forward_backward", "foreach" in case
@@ -63,7 +63,7 @@ def instructions(s: Setting) -> list[Row]:
         raise Failed("there is no valgrind; on Debian: apt-get install valgrind, and build bench/instructions again")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        outputs([start(["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/out",
+        outputs([command(["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/out",
                         s.build / "bench/instructions"])])
         counts = {}
         for path in pathlib.Path(folder).iterdir():
@@ -140,7 +140,7 @@ def processes(s: Setting) -> list[Row]:
     """Collectives between processes of one host, through memory that they share, beside Gloo's."""
 
     def ours(ranks, sizes):
-        text = outputs([start([s.build / "tools/dtensor-run", "-n", ranks, s.build / "bench/collectives"])])[0]
+        text = outputs([command([s.build / "tools/dtensor-run", "-n", ranks, s.build / "bench/collectives"])])[0]
         found = re.findall(r"^shm/(\w+)/ranks:\d+/(bytes:\d+) best [\d.]+ us, median ([\d.]+) us", text, re.M)
         return {f"{kind}/{size}": float(median) for kind, size, median in found}
 
@@ -172,8 +172,8 @@ def step(s: Setting) -> list[Row]:
     rows: dict = {}
 
     def ours(mode, dim, batch=8, copies=1):
-        command = [s.build / "examples/gpt_step", mode, "--dim", dim, "--batch", batch] + (["--ranks", 2] if mode != "single" else [])
-        return tokens_per_second(outputs([start(command) for _ in range(copies)]))
+        words = [s.build / "examples/gpt_step", mode, "--dim", dim, "--batch", batch] + (["--ranks", 2] if mode != "single" else [])
+        return tokens_per_second(outputs([command(words) for _ in range(copies)]))
 
     for i in range(s.rounds):
         for dim in (256, 64):
