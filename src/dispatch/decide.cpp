@@ -1,6 +1,7 @@
 #include "src/dispatch/decide.hpp"
 
 #include "src/core/world_state.hpp"
+#include "src/dispatch/backward.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/replicated.hpp"
 
@@ -43,7 +44,7 @@ DeviceMesh common_mesh(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments)
 namespace {
 
 // Derivatives make tensors from nothing: zeros for an output that was not used. Outside of Spmd these are plain.
-bool in_backward() { return torch::autograd::get_current_graph_task_exec_info() != nullptr; }
+bool in_backward() { return current_backward() != nullptr; }
 
 // The first of its kind on the mesh, which it is on all of the mesh's ranks or on none.
 void check_first(const OpInfo& info, const rules::Call& call, const rules::Operand& operand, const at::Tensor& tensor) {

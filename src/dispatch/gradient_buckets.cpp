@@ -2,6 +2,7 @@
 
 #include "src/core/alias.hpp"
 #include "src/core/world_state.hpp"
+#include "src/dispatch/backward.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/guard.hpp"
 
@@ -10,8 +11,12 @@
 #include <dtensor/world.hpp>
 
 #include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/engine.h>
 
+#include <algorithm>
+#include <exception>
 #include <tuple>
+#include <vector>
 
 namespace dtensor {
 
@@ -40,28 +45,32 @@ class Bucket final : public comm::Work {
     if (!group_) return;
     dispatch::LocalMode local;
     comm::Cause cause("gradient", true);
-    reducing_ = std::exchange(group_, nullptr)->all_reduce(buffer_.narrow(0, 0, used_), op_);
+    attempt([&] { reducing_ = std::exchange(group_, nullptr)->all_reduce(buffer_.narrow(0, 0, used_), op_); });
   }
 
-  // What nobody has waited for when its world ends never will be there.
+  // What was not begun when its world ended never will be there.
   void abandon() {
     if (std::exchange(group_, nullptr)) abandoned_ = true;
   }
 
   void wait() override {
-    require(!abandoned_, "gradient", "its reduction was not begun when its World ended; hint: read gradients before");
     if (!buffer_.defined()) return;
+    require(!abandoned_, "gradient", "its reduction was not begun when its World ended: the backward pass that it came from failed");
+    if (error_) std::rethrow_exception(error_);
     close();
     dispatch::LocalMode local;
-    const auto sums = std::exchange(reducing_, {}).get();
-    const auto buffer = std::exchange(buffer_, {});
-    buffer.narrow(0, 0, used_).copy_(sums);
+    attempt([&] { buffer_.narrow(0, 0, used_).copy_(std::exchange(reducing_, {}).get()); });
+    buffer_.reset();
   }
 
+  // Never begins a reduction: when somebody asks is no point of the program.
   bool done() override {
     if (!buffer_.defined()) return true;
-    if (group_ || abandoned_ || (reducing_.work && !reducing_.work->done())) return false;
-    wait();
+    if (group_ || abandoned_ || error_ || (reducing_.work && !reducing_.work->done())) return false;
+    try {
+      wait();
+    } catch (const std::exception&) {  // the next wait() says it again
+    }
     return true;
   }
 
@@ -71,17 +80,28 @@ class Bucket final : public comm::Work {
   }
 
  private:
+  template <class Step>
+  void attempt(Step step) {
+    try {
+      step();
+    } catch (...) {
+      error_ = std::current_exception();
+      throw;
+    }
+  }
+
   at::Tensor buffer_;  // undefined once the sums are in it
   comm::Communicator* group_;  // null once it is closed
   const ReduceOp op_;
   int64_t used_ = 0;
   bool abandoned_ = false;
+  std::exception_ptr error_;
   comm::Async reducing_;
 };
 
 }  // namespace
 
-// A rank's buckets that are filled at present.
+// A rank's buckets that are filled at present, in the order in which they were begun: that of the program, so all ranks agree on it.
 class GradientBuckets {
  public:
   ~GradientBuckets() {
@@ -89,20 +109,31 @@ class GradientBuckets {
   }
 
   Bucket& with_room(const at::Tensor& part, comm::Communicator& group, ReduceOp op) {
-    auto& bucket = open_[{&group, op, part.scalar_type(), part.device().type()}];
-    if (bucket && !bucket->has_room(part.numel())) {
-      bucket->close();
-      bucket.reset();
+    const Key key{&group, op, part.scalar_type(), part.device().type()};
+    const auto found = std::find_if(open_.begin(), open_.end(), [&](const auto& entry) { return entry.first == key; });
+    if (found != open_.end()) {
+      if (found->second->has_room(part.numel())) return *found->second;
+      const auto full = found->second;
+      open_.erase(found);
+      full->close();
     }
-    if (!bucket) {
-      const auto elements = kBucketBytes / static_cast<int64_t>(part.element_size());
-      bucket = c10::make_intrusive<Bucket>(at::empty({elements}, part.options()), group, op);
-    }
-    return *bucket;
+    const auto elements = kBucketBytes / static_cast<int64_t>(part.element_size());
+    open_.emplace_back(key, c10::make_intrusive<Bucket>(at::empty({elements}, part.options()), group, op));
+    return *open_.back().second;
   }
 
+  void close() {
+    for (auto& [key, bucket] : std::exchange(open_, {})) bucket->close();
+    backward_ = nullptr;
+  }
+
+  // Whether this is the first time in the backward pass.
+  bool begins(const void* backward) { return backward && std::exchange(backward_, backward) != backward; }
+
  private:
-  std::map<std::tuple<comm::Communicator*, ReduceOp, c10::ScalarType, c10::DeviceType>, c10::intrusive_ptr<Bucket>> open_;
+  using Key = std::tuple<comm::Communicator*, ReduceOp, c10::ScalarType, c10::DeviceType>;
+  std::vector<std::pair<Key, c10::intrusive_ptr<Bucket>>> open_;
+  const void* backward_ = nullptr;
 };
 
 bool fits_bucket(const at::Tensor& part) {
@@ -113,9 +144,18 @@ bool fits_bucket(const at::Tensor& part) {
 at::Tensor reduce_in_bucket(const at::Tensor& part, const LayoutPtr& target, comm::Communicator& group, ReduceOp op) {
   auto& buckets = target->mesh().world().state().gradient_buckets;
   if (!buckets) buckets = std::make_shared<GradientBuckets>();
+  if (buckets->begins(dispatch::current_backward())) {
+    torch::autograd::Engine::get_default_engine().queue_callback([weak = std::weak_ptr<GradientBuckets>(buckets)] {
+      if (const auto open = weak.lock()) open->close();
+    });
+  }
   dispatch::LocalMode local;
   auto& bucket = buckets->with_room(part, group, op);
   return make_part(bucket.add(part), target, c10::intrusive_ptr<Bucket>::reclaim_copy(&bucket));
+}
+
+void close_buckets(World& world) {
+  if (const auto buckets = world.state().gradient_buckets) buckets->close();
 }
 
 }  // namespace dtensor

@@ -12,7 +12,9 @@ namespace dtensor {
 bool fits_bucket(const at::Tensor& part);
 
 // The sum over `group` of what every rank has, as a distributed tensor of `target`, still under way: `part` is copied to a bucket, which is reduced
-// when it is full, or when somebody waits for one of its gradients. All ranks of the group call it with the same sequence of sizes.
+// when it is full, when the backward pass ends, or when somebody waits for one of its gradients before. All ranks of the group call it with the
+// same sequence of sizes. Outside of a backward pass close_buckets() is to follow.
 at::Tensor reduce_in_bucket(const at::Tensor& part, const LayoutPtr& target, comm::Communicator& group, ReduceOp op);
+void close_buckets(World& world);
 
 }  // namespace dtensor

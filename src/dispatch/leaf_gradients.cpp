@@ -1,5 +1,6 @@
 // A gradient accumulates in its parameter's layout: leaves get a hook on first use that moves what backward brings.
 #include "src/dispatch/dtensor_impl.hpp"
+#include "src/core/world_state.hpp"
 #include "src/dispatch/gradient_buckets.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/key.hpp"
@@ -101,6 +102,7 @@ void sync_gradients(c10::ArrayRef<at::Tensor> parameters) {
     LastMove last;
     if (impl && gradient.defined() && as_dtensor(gradient)) gradient = in_layout(gradient, impl->layout(), last);
   }
+  if (auto* world = detail::existing_world()) close_buckets(*world);
 }
 
 namespace dispatch {

@@ -6,6 +6,7 @@
 #include "src/core/world_state.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/guard.hpp"
+#include "src/dispatch/reading.hpp"
 #include "src/dispatch/replicated.hpp"
 
 #include <dtensor/error.hpp>
@@ -155,6 +156,7 @@ at::Tensor DTensor::to_local() const { return to_local(gradient_placements(layou
 
 at::Tensor DTensor::to_local(PlacementsRef gradient) const {
   const auto target = layout().with(gradient);
+  dispatch::before_write(as_dtensor(tensor_)->local());  // which whoever gets it may do
   require(target->local_sizes() == layout().local_sizes(), "to_local",
           "a part of the gradient has the sizes of a part of the tensor; got a gradient placed {} of {}", dtensor::str(gradient),
           layout().str());

@@ -1,6 +1,7 @@
 // Kernels of their own for the operators that training calls most: the arguments stay on the machine's stack and the local call is
 // direct, where the boxed fallback would build a list of IValues and take it apart again. What is not simple goes to the fallback.
 #include "ops/reshaped.hpp"
+#include "src/dispatch/backward.hpp"
 #include "src/dispatch/execute.hpp"
 #include "src/dispatch/explicit.hpp"
 #include "src/dispatch/fallback.hpp"
@@ -222,18 +223,16 @@ at::Tensor detach(const at::Tensor& self) {
   return Typed<at::_ops::detach>::run(self);
 }
 
-// What is under way is added when it is there, so that a gradient can be accumulated while others are computed.
+// Gradients are accumulated when they are there, while others are computed. Not where somebody else may see the memory: a storage without a
+// context is of memory that is not its own.
 bool adds_later(at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
   auto *sum = as_dtensor(self), *added = as_dtensor(other);
-  if (!added || !added->work() || !sum || sum == added || sum->layout() != added->layout()) [[likely]] return false;
+  if (!added || !added->work() || !sum || sum == added || sum->layout() != added->layout() || !current_backward()) [[likely]] return false;
   if (sum->layout()->is_deferred() || sum->layout()->has_partial()) return false;
-  const auto& to = sum->local_under_way();
-  if (sum->member() || sum->is_meta() || !sum->owns_local_alone() || is_parted(to)) return false;
+  const auto& to = sum->local();
+  if (sum->member() || sum->is_meta() || !sum->owns_local_alone() || is_parted(to) || !to.storage().data_ptr().get_context()) return false;
   before_write(to);
-  const auto finish = [to, earlier = sum->work(), from = added->local_under_way(), alpha] {
-    if (earlier) earlier->wait();
-    at::_ops::add__Tensor::call(const_cast<at::Tensor&>(to), from, alpha);
-  };
+  const auto finish = [to, from = added->local_under_way(), alpha] { at::_ops::add__Tensor::call(const_cast<at::Tensor&>(to), from, alpha); };
   auto later = redistribute::then({{}, added->work()}, {}, finish);
   reading(added->local_under_way(), later.work);
   sum->set_pending(std::move(later.work));

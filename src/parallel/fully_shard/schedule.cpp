@@ -1,5 +1,6 @@
 #include "src/parallel/fully_shard/schedule.hpp"
 
+#include "src/dispatch/backward.hpp"
 #include "src/parallel/fully_shard/unit.hpp"
 
 #include <c10/core/GradMode.h>
@@ -11,9 +12,6 @@
 namespace dtensor::fsdp {
 
 namespace {
-
-// Which backward runs on this thread; null outside of one.
-const void* current_backward() { return torch::autograd::get_current_graph_task_exec_info(); }
 
 }  // namespace
 
@@ -28,7 +26,7 @@ void Schedule::remove(Unit* unit) {
 void Schedule::use(Unit& unit) {
   if (current_ == &unit && unit.is_whole()) [[likely]]
     return;
-  const bool in_backward = current_backward() != nullptr;
+  const bool in_backward = dispatch::current_backward() != nullptr;
   if (current_ != &unit) {
     if (current_) next_[{current_in_backward_, before_, current_}] = &unit;
     before_ = current_;
@@ -47,7 +45,7 @@ void Schedule::use(Unit& unit) {
 void Schedule::make_room(const Unit& used, const Unit* next) {
   std::vector<Unit*> others;
   for (auto* unit : units_) {
-    const bool stays = unit->stays_whole() && (c10::GradMode::is_enabled() || current_backward());
+    const bool stays = unit->stays_whole() && (c10::GradMode::is_enabled() || dispatch::current_backward());
     if (unit->is_whole() && unit != &used && unit != next && !stays) others.push_back(unit);
   }
   std::sort(others.begin(), others.end(), [](const Unit* a, const Unit* b) { return a->last_use > b->last_use; });
@@ -56,8 +54,8 @@ void Schedule::make_room(const Unit& used, const Unit* next) {
 }
 
 void Schedule::begin_backward() {
-  if (backward_ == current_backward()) return;
-  backward_ = current_backward();
+  if (backward_ == dispatch::current_backward()) return;
+  backward_ = dispatch::current_backward();
   torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {
     if (const auto schedule = self.lock()) schedule->end_backward();
   });
