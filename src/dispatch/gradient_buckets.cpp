@@ -1,5 +1,6 @@
 #include "src/dispatch/gradient_buckets.hpp"
 
+#include "src/comm/reduce.hpp"
 #include "src/core/alias.hpp"
 #include "src/core/world_state.hpp"
 #include "src/dispatch/backward.hpp"
@@ -10,7 +11,6 @@
 #include <dtensor/error.hpp>
 #include <dtensor/world.hpp>
 
-#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ class Bucket final : public comm::Work {
   // Where the gradient's sum will be.
   at::Tensor add(const at::Tensor& part) {
     auto place = detail::part_of_buffer(buffer_, used_, part.sizes());
-    place.copy_(part);
+    if (!part.is_meta()) comm::copy(place, part);
     used_ += part.numel();
     return place;
   }
@@ -45,7 +45,7 @@ class Bucket final : public comm::Work {
     if (!group_) return;
     dispatch::LocalMode local;
     comm::Cause cause("gradient", true);
-    attempt([&] { reducing_ = std::exchange(group_, nullptr)->all_reduce(buffer_.narrow(0, 0, used_), op_); });
+    attempt([&] { reducing_ = std::exchange(group_, nullptr)->all_reduce(filled(), op_); });
   }
 
   // What was not begun when its world ended never will be there.
@@ -58,8 +58,10 @@ class Bucket final : public comm::Work {
     require(!abandoned_, "gradient", "its reduction was not begun when its World ended: the backward pass that it came from failed");
     if (error_) std::rethrow_exception(error_);
     close();
-    dispatch::LocalMode local;
-    attempt([&] { buffer_.narrow(0, 0, used_).copy_(std::exchange(reducing_, {}).get()); });
+    attempt([&] {
+      const auto sums = std::exchange(reducing_, {}).get();
+      if (!sums.is_meta()) comm::copy(filled(), sums);
+    });
     buffer_.reset();
   }
 
@@ -80,6 +82,8 @@ class Bucket final : public comm::Work {
   }
 
  private:
+  at::Tensor filled() const { return detail::narrow(buffer_, 0, 0, used_); }
+
   template <class Step>
   void attempt(Step step) {
     try {
@@ -101,30 +105,33 @@ class Bucket final : public comm::Work {
 
 }  // namespace
 
-// A rank's buckets that are filled at present, in the order in which they were begun: that of the program, so all ranks agree on it.
+// A rank's buckets, one that is filled for each kind of sum. Kinds are in the order in which they first came, which all ranks agree on.
 class GradientBuckets {
  public:
   ~GradientBuckets() {
-    for (auto& [key, bucket] : open_) bucket->abandon();
+    for (auto& kind : kinds_) {
+      if (kind.open) kind.open->abandon();
+    }
   }
 
   Bucket& with_room(const at::Tensor& part, comm::Communicator& group, ReduceOp op) {
-    const Key key{&group, op, part.scalar_type(), part.device().type()};
-    const auto found = std::find_if(open_.begin(), open_.end(), [&](const auto& entry) { return entry.first == key; });
-    if (found != open_.end()) {
-      if (found->second->has_room(part.numel())) return *found->second;
-      const auto full = found->second;
-      open_.erase(found);
-      full->close();
-    }
-    const auto elements = kBucketBytes / static_cast<int64_t>(part.element_size());
-    open_.emplace_back(key, c10::make_intrusive<Bucket>(at::empty({elements}, part.options()), group, op));
-    return *open_.back().second;
+    auto& kind = kind_of({&group, op, part.scalar_type(), part.device().type()});
+    const auto earlier = std::exchange(kind.in_this_pass, kind.in_this_pass + part.numel());
+    if (kind.open && kind.open->has_room(part.numel())) return *kind.open;
+    if (const auto full = std::exchange(kind.open, {})) full->close();
+    // No larger than what the pass before had left to come.
+    const auto most = kBucketBytes / static_cast<int64_t>(part.element_size());
+    const auto elements = kind.in_last_pass < 0 ? most : std::clamp(kind.in_last_pass - earlier, part.numel(), most);
+    kind.open = c10::make_intrusive<Bucket>(comm::empty_for(part, {elements}), group, op);
+    return *kind.open;
   }
 
   void close() {
-    for (auto& [key, bucket] : std::exchange(open_, {})) bucket->close();
     backward_ = nullptr;
+    for (auto& kind : kinds_) {
+      kind.in_last_pass = std::exchange(kind.in_this_pass, 0);
+      if (const auto last = std::exchange(kind.open, {})) last->close();
+    }
   }
 
   // Whether this is the first time in the backward pass.
@@ -132,7 +139,20 @@ class GradientBuckets {
 
  private:
   using Key = std::tuple<comm::Communicator*, ReduceOp, c10::ScalarType, c10::DeviceType>;
-  std::vector<std::pair<Key, c10::intrusive_ptr<Bucket>>> open_;
+  struct Kind {
+    Key key;
+    c10::intrusive_ptr<Bucket> open = {};
+    int64_t in_this_pass = 0, in_last_pass = -1;  // elements
+  };
+
+  Kind& kind_of(const Key& key) {
+    for (auto& kind : kinds_) {
+      if (kind.key == key) return kind;
+    }
+    return kinds_.emplace_back(Kind{key});
+  }
+
+  std::vector<Kind> kinds_;
   const void* backward_ = nullptr;
 };
 
@@ -145,11 +165,8 @@ at::Tensor reduce_in_bucket(const at::Tensor& part, const LayoutPtr& target, com
   auto& buckets = target->mesh().world().state().gradient_buckets;
   if (!buckets) buckets = std::make_shared<GradientBuckets>();
   if (buckets->begins(dispatch::current_backward())) {
-    torch::autograd::Engine::get_default_engine().queue_callback([weak = std::weak_ptr<GradientBuckets>(buckets)] {
-      if (const auto open = weak.lock()) open->close();
-    });
+    torch::autograd::Engine::get_default_engine().queue_callback([open = buckets] { open->close(); });
   }
-  dispatch::LocalMode local;
   auto& bucket = buckets->with_room(part, group, op);
   return make_part(bucket.add(part), target, c10::intrusive_ptr<Bucket>::reclaim_copy(&bucket));
 }

@@ -7,7 +7,6 @@
 #include "src/dispatch/fallback.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/reading.hpp"
-#include "src/redistribute/transition.hpp"
 
 #include <dtensor/comm/record.hpp>
 
@@ -223,6 +222,39 @@ at::Tensor detach(const at::Tensor& self) {
   return Typed<at::_ops::detach>::run(self);
 }
 
+// An addition to be done when what is added is there.
+class Addition final : public comm::Work {
+ public:
+  Addition(at::Tensor to, at::Tensor from, comm::WorkPtr arrival, const at::Scalar& alpha)
+      : to_(std::move(to)), from_(std::move(from)), arrival_(std::move(arrival)), alpha_(alpha) {}
+
+  void wait() override {
+    if (!to_.defined()) return;
+    arrival_->wait();
+    const auto kernels = to_.key_set() & c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::CUDA});  // whatever mode is on
+    at::_ops::add__Tensor::redispatch(kernels, to_, from_, alpha_);
+    release_resources();
+  }
+  bool done() override {
+    if (to_.defined() && !arrival_->done()) return false;
+    try {
+      wait();
+    } catch (const std::exception&) {  // the next wait() says it again
+    }
+    return true;
+  }
+  void release_resources() override {
+    to_.reset();
+    from_.reset();
+    arrival_.reset();
+  }
+
+ private:
+  at::Tensor to_, from_;
+  comm::WorkPtr arrival_;
+  const at::Scalar alpha_;
+};
+
 // Gradients are accumulated when they are there, while others are computed. Not where somebody else may see the memory: a storage without a
 // context is of memory that is not its own.
 bool adds_later(at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
@@ -232,10 +264,9 @@ bool adds_later(at::Tensor& self, const at::Tensor& other, const at::Scalar& alp
   const auto& to = sum->local();
   if (sum->member() || sum->is_meta() || !sum->owns_local_alone() || is_parted(to) || !to.storage().data_ptr().get_context()) return false;
   before_write(to);
-  const auto finish = [to, from = added->local_under_way(), alpha] { at::_ops::add__Tensor::call(const_cast<at::Tensor&>(to), from, alpha); };
-  auto later = redistribute::then({{}, added->work()}, {}, finish);
-  reading(added->local_under_way(), later.work);
-  sum->set_pending(std::move(later.work));
+  auto addition = c10::make_intrusive<Addition>(to, added->local_under_way(), added->work(), alpha);
+  if (other.use_count() > 1) reading(added->local_under_way(), addition);
+  sum->set_pending(std::move(addition));
   return true;
 }
 
