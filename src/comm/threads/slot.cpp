@@ -49,8 +49,9 @@ std::vector<int> Slot::absent() const {
 
 void Slot::start() {
   if (state_.load(std::memory_order_relaxed) == kFailed) return;
-  const bool whole = traffic() <= kInlineBytes;
-  large_ = traffic() >= kLargeBytes;
+  const auto bytes = traffic();
+  const bool whole = bytes <= kInlineBytes;
+  large_ = bytes >= kLargeBytes;
   plan(whole);
   if (!whole && !tasks_.empty()) return set_state(kReady);
   for (const Task& task : tasks_) run(task);

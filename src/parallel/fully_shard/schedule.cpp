@@ -11,10 +11,6 @@
 
 namespace dtensor::fsdp {
 
-namespace {
-
-}  // namespace
-
 void Schedule::remove(Unit* unit) {
   units_.erase(std::remove(units_.begin(), units_.end(), unit), units_.end());
   std::erase_if(next_, [&](const auto& entry) {
