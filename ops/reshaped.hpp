@@ -19,20 +19,25 @@ struct Reshaped {
   // decided alike on every rank: a part of length one would be contiguous in any order.
   bool strict;
 
-  bool is_alias(const at::Tensor& source) const { return !copies && detail::in_row_major_order(source); }
+  bool is_alias(const at::Tensor& source) const { return !copies && is_in_order(source); }
   at::Tensor alias(const at::Tensor& source) const {
     return detail::alias(source, sizes, contiguous_strides(sizes), source.storage_offset());
   }
 
-  // An empty part whose order is to be found wanting again, as that of the others is.
-  at::Tensor out_of_order(const at::Tensor& empty) const { return detail::alias(empty, sizes, Sizes(sizes.size(), 0), empty.storage_offset()); }
-
   void operator()(LocalCall& local) const {
     const auto source = local.arg(0).toTensor();
-    const bool in_order = detail::in_row_major_order(source);
-    auto result = in_order ? alias(source) : source.numel() == 0 ? out_of_order(source) : at::reshape(source, sizes);
-    if ((copies || (strict && !in_order)) && result.is_alias_of(source)) result = result.clone();
+    const bool in_order = is_in_order(source), apart = copies || (strict && !in_order);
+    auto result = source.numel() == 0 && !in_order ? without_elements(source, apart) : in_order ? alias(source) : at::reshape(source, sizes);
+    if (apart && result.is_alias_of(source)) result = result.clone(at::MemoryFormat::Contiguous);
     local.replace({std::move(result)});
+  }
+
+ private:
+  bool is_in_order(const at::Tensor& source) const { return detail::part_in_row_major_order(source, strict); }
+
+  // An empty part, in the order that the other ranks' parts then are in: row-major in memory of their own, else to be found wanting again.
+  at::Tensor without_elements(const at::Tensor& source, bool apart) const {
+    return apart ? alias(source) : detail::alias(source, sizes, Sizes(sizes.size(), 0), source.storage_offset());
   }
 };
 

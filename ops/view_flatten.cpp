@@ -7,8 +7,6 @@ namespace dtensor::rules {
 
 namespace {
 
-bool in_row_major(const Layout& layout) { return layout.strides() == c10::IntArrayRef(contiguous_strides(layout.sizes())); }
-
 class ReshapeRule : public Rule {
  public:
   explicit ReshapeRule(bool copies) : copies_(copies) {}
@@ -23,7 +21,7 @@ class ReshapeRule : public Rule {
     auto offer = [&](const Placement& p) {
       if (const auto out = follow(reshape, p, parts)) result.push_back({{p}, {*out}});
     };
-    if (now.is_flat() && !call.outputs[0].sizes.empty() && in_row_major(*call.operands[0].layout)) result.push_back({{now}, {now}});
+    if (now.is_flat() && !call.outputs[0].sizes.empty() && detail::in_row_major_order(*call.operands[0].layout)) result.push_back({{now}, {now}});
     if (now.is_shard()) offer(now);
     for (int64_t d = 0; d < call.operands[0].ndim(); ++d) {
       if (now != shard(d)) offer(shard(d));
@@ -38,7 +36,7 @@ class ReshapeRule : public Rule {
   Lowering lower(const Call& call, const Resolution& resolution) const override {
     if (call.outputs.size() != 1) return {};
     const auto& whole = *resolution.in[0];
-    return whole.is_flat() ? flat_view(call, resolution) : reshaped(call, resolution, in_row_major(whole));
+    return whole.is_flat() ? flat_view(call, resolution) : reshaped(call, resolution, detail::in_row_major_order(whole));
   }
 
  protected:

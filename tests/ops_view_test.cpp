@@ -503,3 +503,15 @@ TEST_CASE("ops: views of empty parts follow the order of the others", "[ops][vie
     dt::require(dt::full_tensor(product.detach()).allclose(x.exp().sum(1).view({1, 2})), "test", "another product");
   }));
 }
+
+TEST_CASE("ops: views of empty parts that a pointwise operator ordered", "[ops][view]") {
+  REQUIRE_NOTHROW(on_each_rank(3, [] {
+    const auto mesh = dt::init_device_mesh(c10::kCPU, {3}, {"dp"});
+    const auto a = torch::arange(2.0, torch::kDouble).view({1, 2, 1}), b = a + 1;
+    const auto whole = dt::distribute_tensor(a, mesh, {dt::replicate()}).tensor();
+    const auto least = dt::distribute_tensor(b, mesh, {dt::replicate()}).redistribute({dt::partial(dt::ReduceOp::min)}).tensor();
+    auto product = torch::einsum("bij,bkj->bik", {whole, least});  // cut along k: rank 2 has nothing of it
+    product.mul_(0.5);
+    dt::require(dt::full_tensor(product).equal(torch::einsum("bij,bkj->bik", {a, b}) * 0.5), "test", "the product differs");
+  }));
+}

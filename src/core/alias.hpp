@@ -7,6 +7,8 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/accumulate.h>
 
+#include <algorithm>
+
 namespace dtensor::detail {
 
 inline at::Tensor alias(c10::Storage memory, c10::DispatchKeySet keys, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,
@@ -41,6 +43,16 @@ inline bool in_row_major_order(const at::Tensor& tensor) {
     expected *= size > 1 ? size : 1;
   }
   return true;
+}
+
+inline bool in_row_major_order(const Layout& whole) { return whole.strides() == c10::IntArrayRef(dtensor::contiguous_strides(whole.sizes())); }
+
+// The same of a part of a tensor that is in row-major order itself, or is not. A pointwise operator orders an empty part as it likes and
+// leaves strides of 0 beside others: such a part is in the order of the whole, as the other ranks' parts are.
+inline bool part_in_row_major_order(const at::Tensor& part, bool whole) {
+  if (part.numel() > 0) [[likely]] return in_row_major_order(part);
+  const auto zeros = std::count(part.strides().begin(), part.strides().end(), 0);
+  return zeros > 0 && zeros < part.dim() ? whole : in_row_major_order(part);
 }
 
 // at::narrow of a tensor with storage.

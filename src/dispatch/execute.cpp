@@ -257,7 +257,7 @@ void part_overlapping(const OpInfo& info, Stack& stack, size_t begin) {
 }
 
 at::Tensor in_reported_order(at::Tensor local, const Layout& layout) {
-  if (dtensor::detail::in_row_major_order(local) || layout.strides() != c10::IntArrayRef(contiguous_strides(layout.sizes()))) return local;
+  if (dtensor::detail::in_row_major_order(local) || !dtensor::detail::in_row_major_order(layout)) return local;
   LocalMode below;
   return local.clone(at::MemoryFormat::Contiguous);
 }

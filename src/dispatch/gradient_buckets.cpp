@@ -82,7 +82,7 @@ class Bucket final : public comm::Work {
   }
 
  private:
-  at::Tensor filled() const { return detail::narrow(buffer_, 0, 0, used_); }
+  at::Tensor filled() const { return used_ == buffer_.numel() ? buffer_ : detail::narrow(buffer_, 0, 0, used_); }
 
   template <class Step>
   void attempt(Step step) {
