@@ -23,7 +23,7 @@ namespace {
 struct ZooOptions : RunOptions {
   std::string model = "llama3-debug";
   bool sp = false, fsdp = false, traffic = false;
-  int64_t zero = 3;
+  int64_t zero = 3, overlap = 1;
 };
 
 // Inputs and targets of a step, plain tensors.
@@ -91,6 +91,7 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
   const std::optional<int64_t> along = entry.is_text() ? 1 : 2, labels_along = entry.is_text() ? std::optional(1) : std::nullopt;
   if (log) log->begin(name, o.steps);
   dt::CommDebugMode traffic;
+  const dt::OverlapLinear overlap(o.overlap);
   for (int64_t step = 0; step < o.steps; ++step) {
     const auto start = std::chrono::steady_clock::now();
     auto [input, target] = batch(step);
@@ -126,6 +127,7 @@ ZooOptions parse_options(CLI::App& app, int argc, char** argv) {
   app.add_flag("--sp", o.sp, "sequence parallelism: tp cuts the positions of text, or the rows of images, too");
   app.add_flag("--fsdp", o.fsdp, "cut parameters, gradients and optimizer states over dp too");
   app.add_option("--zero", o.zero, "with --fsdp: 1 optimizer states, 2 gradients too, 3 parameters too are whole in use only")->check(CLI::Range(1, 3));
+  app.add_option("--overlap", o.overlap, "pieces of tensor-parallel layers, which overlap with their collective")->check(CLI::Range(1, 1024));
   app.add_flag("--traffic", o.traffic, "print what the ranks sent, by collective and operator");
   for (auto* option : app.get_options()) option->capture_default_str();
   app.parse(argc, argv);

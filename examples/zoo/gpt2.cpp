@@ -2,7 +2,7 @@
 #include "gpt2.hpp"
 
 #include <dtensor/nn/attention.hpp>
-#include <dtensor/parallel/marks.hpp>
+#include <dtensor/parallel/overlap.hpp>
 
 #include <torch/nn/init.h>
 
@@ -37,10 +37,10 @@ Gpt2AttentionImpl::Gpt2AttentionImpl(const Gpt2Options& options)
 
 torch::Tensor Gpt2AttentionImpl::forward(const torch::Tensor& x) {
   const auto b = x.size(0), t = x.size(1), d = x.size(2);
-  const auto fused = c_attn(dtensor::prepare_input(x, c_attn->weight));
+  const auto fused = dtensor::gather_linear(x, {c_attn})[0];
   const auto qkv = fused.reshape({b, t, 3, heads_, d / heads_}).transpose(1, 3).unbind(2);  // [b, heads, t, d / heads] each
   const auto y = dtensor::nn::attention(qkv[0], qkv[1], qkv[2], {/*causal=*/true, is_training() ? dropout_ : 0});
-  return dtensor::lay_out_like(c_proj(y.transpose(1, 2).reshape({b, t, d})), x);
+  return dtensor::linear_reduce(y.transpose(1, 2).reshape({b, t, d}), c_proj, x);
 }
 
 Gpt2MlpImpl::Gpt2MlpImpl(const Gpt2Options& options)
@@ -48,7 +48,7 @@ Gpt2MlpImpl::Gpt2MlpImpl(const Gpt2Options& options)
       c_proj(register_module("c_proj", linear(4 * options.dim, options.dim, residual_std(options)))) {}
 
 torch::Tensor Gpt2MlpImpl::forward(const torch::Tensor& x) {
-  return dtensor::lay_out_like(c_proj(at::gelu(c_fc(dtensor::prepare_input(x, c_fc->weight)), "tanh")), x);
+  return dtensor::linear_reduce(at::gelu(dtensor::gather_linear(x, {c_fc})[0], "tanh"), c_proj, x);
 }
 
 Gpt2BlockImpl::Gpt2BlockImpl(const Gpt2Options& options)

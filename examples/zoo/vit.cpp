@@ -2,7 +2,7 @@
 #include "vit.hpp"
 
 #include <dtensor/nn/attention.hpp>
-#include <dtensor/parallel/marks.hpp>
+#include <dtensor/parallel/overlap.hpp>
 
 #include <torch/nn/init.h>
 
@@ -36,10 +36,10 @@ VitAttentionImpl::VitAttentionImpl(const VitOptions& options)
 
 torch::Tensor VitAttentionImpl::forward(const torch::Tensor& x) {
   const auto b = x.size(0), n = x.size(1), d = x.size(2);
-  const auto fused = qkv_(dtensor::prepare_input(x, qkv_->weight));
+  const auto fused = dtensor::gather_linear(x, {qkv_})[0];
   const auto qkv = fused.reshape({b, n, 3, heads_, d / heads_}).transpose(1, 3).unbind(2);  // [b, heads, n, d / heads] each
   const auto y = dtensor::nn::attention(qkv[0], qkv[1], qkv[2]);
-  return dtensor::lay_out_like(proj_(y.transpose(1, 2).reshape({b, n, d})), x);
+  return dtensor::linear_reduce(y.transpose(1, 2).reshape({b, n, d}), proj_, x);
 }
 
 VitMlpImpl::VitMlpImpl(const VitOptions& options)
@@ -47,7 +47,7 @@ VitMlpImpl::VitMlpImpl(const VitOptions& options)
       fc2_(register_module("fc2", linear(options.hidden, options.dim, 1e-6))) {}
 
 torch::Tensor VitMlpImpl::forward(const torch::Tensor& x) {
-  return dtensor::lay_out_like(fc2_(at::gelu(fc1_(dtensor::prepare_input(x, fc1_->weight)))), x);
+  return dtensor::linear_reduce(at::gelu(dtensor::gather_linear(x, {fc1_})[0]), fc2_, x);
 }
 
 VitBlockImpl::VitBlockImpl(const VitOptions& options)

@@ -13,6 +13,7 @@
 #include <dtensor/layout.hpp>
 #include <dtensor/parallel/fully_shard.hpp>
 #include <dtensor/parallel/marks.hpp>
+#include <dtensor/parallel/overlap.hpp>
 #include <dtensor/parallel/parallelize.hpp>
 #include <dtensor/parallel/plans.hpp>
 #include <dtensor/placement.hpp>

@@ -1,6 +1,6 @@
 #include <dtensor/nn/attention.hpp>
 #include <dtensor/nn/grouped_query_attention.hpp>
-#include <dtensor/parallel/marks.hpp>
+#include <dtensor/parallel/overlap.hpp>
 
 namespace dtensor::nn {
 
@@ -21,15 +21,15 @@ GroupedQueryAttentionImpl::GroupedQueryAttentionImpl(const GroupedQueryAttention
 }
 
 torch::Tensor GroupedQueryAttentionImpl::forward(const torch::Tensor& input, const RotaryTable& table) {
-  const auto x = prepare_input(input, wq->weight);
-  const auto batch = x.size(0), length = x.size(1), repeats = options_.heads / options_.kv_heads;
+  const auto projected = gather_linear(input, {wq, wk, wv});
+  const auto batch = input.size(0), length = input.size(1), repeats = options_.heads / options_.kv_heads;
   const auto split_heads = [&](const torch::Tensor& y, int64_t heads) { return y.reshape({batch, length, heads, options_.head_dim}); };
-  const auto q = apply_rotary(split_heads(wq(x), options_.heads), table);
-  const auto k = repeat_heads(apply_rotary(split_heads(wk(x), options_.kv_heads), table), repeats);
-  const auto v = repeat_heads(split_heads(wv(x), options_.kv_heads), repeats);
+  const auto q = apply_rotary(split_heads(projected[0], options_.heads), table);
+  const auto k = repeat_heads(apply_rotary(split_heads(projected[1], options_.kv_heads), table), repeats);
+  const auto v = repeat_heads(split_heads(projected[2], options_.kv_heads), repeats);
   const AttentionOptions options{/*causal=*/true, is_training() ? options_.dropout : 0};
   const auto y = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), options);
-  return lay_out_like(wo(y.transpose(1, 2).reshape({batch, length, options_.heads * options_.head_dim})), input);
+  return linear_reduce(y.transpose(1, 2).reshape({batch, length, options_.heads * options_.head_dim}), wo, input);
 }
 
 }  // namespace dtensor::nn

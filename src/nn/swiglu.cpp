@@ -1,6 +1,6 @@
 #include <dtensor/nn/swiglu.hpp>
 
-#include <dtensor/parallel/marks.hpp>
+#include <dtensor/parallel/overlap.hpp>
 
 namespace dtensor::nn {
 
@@ -14,8 +14,8 @@ SwiGLUImpl::SwiGLUImpl(int64_t dim, int64_t hidden) {
 }
 
 torch::Tensor SwiGLUImpl::forward(const torch::Tensor& input) {
-  const auto x = prepare_input(input, w1->weight);
-  return lay_out_like(w2(at::silu(w1(x)) * w3(x)), input);
+  const auto gated = gather_linear(input, {w1, w3});
+  return linear_reduce(at::silu(gated[0]) * gated[1], w2, input);
 }
 
 }  // namespace dtensor::nn

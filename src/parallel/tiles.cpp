@@ -1,0 +1,202 @@
+#include "src/parallel/tiles.hpp"
+
+#include "src/dispatch/dtensor_impl.hpp"
+
+#include <dtensor/redistribute.hpp>
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/cat.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <optional>
+
+namespace dtensor {
+
+namespace {
+
+bool cuts_evenly(const Placement& placement, int64_t length, int64_t ranks) {
+  return placement.shares == nullptr && length % (placement.cut().block() * ranks) == 0;
+}
+
+// The mesh dimension along which all the weights are cut at `weight_dim`, and by nothing else but a flat buffer; evenly.
+std::optional<int64_t> dimension_that_cuts(const std::vector<LinearLayer>& layers, int64_t weight_dim) {
+  std::optional<int64_t> found;
+  const auto first = as_dtensor(layers[0].weight)->layout();
+  for (int64_t m = 0; m < first->mesh().ndim(); ++m) {
+    const auto& placement = first->placements()[m];
+    if (placement.is_replicate() || placement.is_flat()) continue;
+    if (found || !placement.is_shard(weight_dim)) return {};
+    found = m;
+  }
+  if (!found || first->mesh().size(*found) < 2) return {};
+  for (const auto& layer : layers) {
+    const auto* impl = as_dtensor(layer.weight);
+    if (impl->layout()->placements() != first->placements()) {
+      const bool flat = std::any_of(first->placements().begin(), first->placements().end(), [](const auto& p) { return p.is_flat(); });
+      if (!flat || impl->layout()->placements()[*found] != first->placements()[*found]) return {};
+    }
+    if (!cuts_evenly(first->placements()[*found], impl->layout()->sizes()[weight_dim], first->mesh().size(*found))) return {};
+  }
+  return found;
+}
+
+bool are_pinned_on_one_mesh(const at::Tensor& rows, const std::vector<LinearLayer>& layers) {
+  const auto* impl = as_dtensor(rows);
+  return impl && std::all_of(layers.begin(), layers.end(), [&](const LinearLayer& layer) {
+    const auto* weight = as_dtensor(layer.weight);
+    const bool bias_too = layer.bias.defined() == layers[0].bias.defined() && (!layer.bias.defined() || as_dtensor(layer.bias));
+    return weight && bias_too && weight->pinned && weight->layout()->mesh() == impl->layout()->mesh() && weight->dim() == 2 &&
+           layer.weight.scalar_type() == rows.scalar_type();
+  });
+}
+
+// Whether mesh dimensions cut whole rows, each dim of the tensor evenly, and `dim` one that no other cuts.
+bool has_even_rows(const Layout& layout, int64_t dim) {
+  std::vector<int64_t> parts(layout.ndim(), 1);
+  const auto placements = layout.placements();
+  for (int64_t m = 0; m < layout.mesh().ndim(); ++m) {
+    const auto& placement = placements[m];
+    if (placement.is_replicate()) continue;
+    if (!placement.is_shard() || placement != shard(placement.dim) || placement.dim >= layout.ndim() - 1) return false;
+    parts[placement.dim] *= layout.mesh().size(m);
+    if (m != dim && placements[dim].is_shard(placement.dim)) return false;
+  }
+  for (int64_t d = 0; d < layout.ndim(); ++d) {
+    if (layout.sizes()[d] % parts[d] != 0) return false;
+  }
+  return true;
+}
+
+int64_t product(c10::IntArrayRef lengths) { return std::accumulate(lengths.begin(), lengths.end(), int64_t{1}, std::multiplies<>()); }
+
+at::Tensor as_placed(const at::Tensor& tensor, const Placements& placements) {
+  return DTensor(tensor).placements() == PlacementsRef(placements) ? tensor : redistribute(tensor, placements);
+}
+
+at::Tensor joined(const std::vector<at::Tensor>& tiles) {
+  std::vector<at::Tensor> parts;
+  for (const auto& tile : tiles) parts.push_back(part_of(tile));
+  return at::cat(parts, 1);
+}
+
+}  // namespace
+
+TilesPtr Tiles::of_columns(const at::Tensor& x, const std::vector<LinearLayer>& layers, int64_t pieces) {
+  return make(x, layers, 0, pieces);
+}
+
+TilesPtr Tiles::of_rows(const at::Tensor& x, const LinearLayer& layer, const at::Tensor& like, int64_t pieces) {
+  const auto tiles = make(like, {layer}, 1, pieces);
+  if (!tiles) return {};
+  const auto* impl = as_dtensor(x);
+  const bool fits = impl && impl->layout()->placements() == PlacementsRef(tiles->by_width_) && x.dim() == like.dim() &&
+                    x.sizes().slice(0, x.dim() - 1) == like.sizes().slice(0, x.dim() - 1) && x.scalar_type() == like.scalar_type() &&
+                    x.size(-1) == layer.weight.size(1);
+  return fits ? tiles : TilesPtr();
+}
+
+TilesPtr Tiles::make(const at::Tensor& rows, const std::vector<LinearLayer>& layers, int64_t weight_dim, int64_t pieces) {
+  if (pieces < 2 || at::autocast::is_enabled() || at::autocast::is_cpu_enabled()) return {};
+  if (!are_pinned_on_one_mesh(rows, layers) || rows.dim() < 2) return {};
+  const auto dim = dimension_that_cuts(layers, weight_dim);
+  if (!dim || !has_even_rows(*as_dtensor(rows)->layout(), *dim)) return {};
+  for (const auto& layer : layers) {
+    if (weight_dim == 0 && layer.weight.size(1) != rows.size(-1)) return {};
+  }
+  const auto cut = as_dtensor(layers[0].weight)->layout()->placements()[*dim].cut();
+  if (weight_dim == 1 && cut != Cut()) return {};
+  TilesPtr tiles = TilesPtr::reclaim(new Tiles(rows, *dim, shard(rows.dim() - 1, cut), pieces));
+  return tiles->before_ * tiles->length_ * tiles->after_ >= pieces ? tiles : TilesPtr();
+}
+
+Tiles::Tiles(const at::Tensor& rows, int64_t dim, const Placement& across, int64_t pieces)
+    : mesh_(DTensor(rows).mesh()), dim_(dim), pieces_(pieces) {
+  const auto& layout = DTensor(rows).layout();
+  by_rows_.assign(layout.placements().begin(), layout.placements().end());
+  by_width_ = by_rows_;
+  by_width_[dim] = across;
+  for (int64_t m = 0; m < mesh_.ndim(); ++m) {
+    const bool others = m != dim && by_rows_[m].is_shard();
+    of_tile_.push_back(others ? shard(1) : replicate());
+    if (others) row_cuts_ *= mesh_.size(m);
+  }
+  const auto ndim = layout.ndim();
+  const auto leading = [&](c10::IntArrayRef sizes) { return sizes.slice(0, ndim - 1).vec(); };
+  const auto local = layout.local_sizes();
+  leading_ = leading(layout.sizes());
+  leading_by_rows_ = leading_by_width_ = leading(local);
+  length_ = product(leading_by_rows_);
+  if (!by_rows_[dim].is_shard()) return;
+  const auto cut = by_rows_[dim].dim;
+  ranks_ = mesh_.size(dim);
+  leading_by_width_[cut] *= ranks_;
+  const c10::IntArrayRef lengths(leading_by_rows_);
+  before_ = product(lengths.slice(0, cut)), length_ = lengths[cut], after_ = product(lengths.slice(cut + 1));
+}
+
+Placements Tiles::along(const Placement& placement) const {
+  auto placements = of_tile_;
+  placements[dim_] = placement;
+  return placements;
+}
+
+std::vector<int64_t> Tiles::with_width(c10::IntArrayRef leading, int64_t width) const {
+  auto sizes = leading.vec();
+  sizes.push_back(width);
+  return sizes;
+}
+
+// Of a part [this rank's, rows, width's]; `width` is that of the whole.
+at::Tensor Tiles::tile(const at::Tensor& part, int64_t piece, const Placement& placement, int64_t width) const {
+  const auto rows = part.size(1), begin = rows * piece / pieces_, count = rows * (piece + 1) / pieces_ - begin;
+  return from_local(part.narrow(1, begin, count), mesh_, along(placement), {ranks_, count * row_cuts_, width}).tensor();
+}
+
+std::vector<at::Tensor> Tiles::gather(const at::Tensor& tensor) const {
+  const auto placed = as_placed(tensor, by_rows_);
+  const auto width = tensor.size(-1);
+  const auto part = part_of(placed).reshape({1, before_ * length_ * after_, width});
+  std::vector<at::Tensor> tiles;
+  for (int64_t piece = 0; piece < pieces_; ++piece) {
+    const auto cut = tile(part, piece, ranks_ > 1 ? shard(0) : replicate(), width);
+    tiles.push_back(ranks_ > 1 ? redistribute(cut, along(replicate())) : cut);
+  }
+  return tiles;
+}
+
+at::Tensor Tiles::reduce(const at::Tensor& tile) const { return redistribute(tile, along(ranks_ > 1 ? shard(0) : replicate())); }
+
+at::Tensor Tiles::join(const std::vector<at::Tensor>& tiles) const {
+  const auto width = tiles[0].size(-1);
+  return from_local(joined(tiles).reshape(with_width(leading_by_rows_, width)), mesh_, by_rows_, with_width(leading_, width)).tensor();
+}
+
+at::Tensor Tiles::across(const at::Tensor& tensor) const {
+  const auto part = part_of(as_placed(tensor, by_width_));
+  const auto width = part.size(-1), rows = before_ * length_ * after_;
+  return part.reshape({before_, ranks_, length_ * after_, width}).transpose(0, 1).reshape({ranks_, rows, width});
+}
+
+at::Tensor Tiles::tile_across(const at::Tensor& part, int64_t piece) const {
+  auto placement = by_width_[dim_];
+  placement.dim = 2;
+  return tile(part, piece, placement, part.size(-1) * mesh_.size(dim_));
+}
+
+at::Tensor Tiles::join_across(const std::vector<at::Tensor>& tiles) const {
+  const auto width = tiles[0].size(-1), local = part_of(tiles[0]).size(-1);
+  const auto part = joined(tiles).reshape({ranks_, before_, length_ * after_, local}).transpose(0, 1).reshape(with_width(leading_by_width_, local));
+  return from_local(part, mesh_, by_width_, with_width(leading_, width)).tensor();
+}
+
+at::Tensor Tiles::summed(const at::Tensor& part, const at::Tensor& parameter) const {
+  if (!part.defined()) return part;
+  Placements placements;
+  for (const auto& placement : of_tile_) placements.push_back(placement.is_shard() ? partial() : replicate());
+  placements[dim_] = DTensor(parameter).placements()[dim_];
+  return from_local(part, mesh_, placements, parameter.sizes()).tensor();
+}
+
+}  // namespace dtensor

@@ -1,0 +1,60 @@
+// A rank's rows in pieces that are gathered and reduced one by one.
+#pragma once
+
+#include <dtensor/parallel/overlap.hpp>
+#include <dtensor/tensor.hpp>
+
+#include <ATen/core/ivalue.h>
+
+#include <vector>
+
+namespace dtensor {
+
+class Tiles;
+using TilesPtr = c10::intrusive_ptr<Tiles>;
+
+// The rows of tensors [..., width] on a mesh one dimension of which cuts weights. Along it a tensor is either cut by rows or whole (as a
+// block's input is), or cut across, by its width (as what is between the block's layers). A tile is some of every rank's rows: a DTensor
+// [ranks, rows, width].
+class Tiles : public torch::CustomClassHolder {
+ public:
+  // Null where such layers are not to be, or cannot be, computed in pieces, which every rank finds alike.
+  static TilesPtr of_columns(const at::Tensor& x, const std::vector<LinearLayer>& layers, int64_t pieces);
+  static TilesPtr of_rows(const at::Tensor& x, const LinearLayer& layer, const at::Tensor& like, int64_t pieces);
+
+  int64_t pieces() const { return pieces_; }
+
+  // Tiles of a tensor that is cut by rows, or whole; whole, and under way where they were cut.
+  std::vector<at::Tensor> gather(const at::Tensor& tensor) const;
+  // A tile of pending sums as it lies where the tensor is cut by rows, or whole; under way. And the tensor of all of these.
+  at::Tensor reduce(const at::Tensor& tile) const;
+  at::Tensor join(const std::vector<at::Tensor>& tiles) const;
+
+  // This rank's part [ranks, rows, width] of a tensor cut across; a tile of it; and the tensor of all tiles.
+  at::Tensor across(const at::Tensor& tensor) const;
+  at::Tensor tile_across(const at::Tensor& part, int64_t piece) const;
+  at::Tensor join_across(const std::vector<at::Tensor>& tiles) const;
+
+  // What ranks that have other rows add to the gradient of a parameter of a layer.
+  at::Tensor summed(const at::Tensor& part, const at::Tensor& parameter) const;
+
+ private:
+  Tiles(const at::Tensor& rows, int64_t dim, const Placement& across, int64_t pieces);
+  static TilesPtr make(const at::Tensor& rows, const std::vector<LinearLayer>& layers, int64_t weight_dim, int64_t pieces);
+
+  Placements along(const Placement& placement) const;
+  at::Tensor tile(const at::Tensor& part, int64_t piece, const Placement& placement, int64_t width) const;
+  std::vector<int64_t> with_width(c10::IntArrayRef leading, int64_t width) const;
+
+  DeviceMesh mesh_;
+  int64_t dim_;           // of the mesh, that cuts weights
+  Placements of_tile_;    // along the others
+  Placements by_rows_, by_width_;
+  int64_t row_cuts_ = 1;  // ranks along other dimensions, that have other rows
+  int64_t ranks_ = 1;     // along dim_, that have other rows
+  int64_t before_ = 1, length_ = 1, after_ = 1;  // lengths of a part's dims around the one that dim_ cuts
+  std::vector<int64_t> leading_, leading_by_rows_, leading_by_width_;  // lengths of all dims but the last: whole, and of parts
+  int64_t pieces_;
+};
+
+}  // namespace dtensor
