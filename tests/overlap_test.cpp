@@ -115,6 +115,25 @@ TEST_CASE("overlap: what cannot be cut evenly is computed as without", "[overlap
   }));
 }
 
+TEST_CASE("overlap: what is frozen or unused gets no gradient", "[overlap]") {
+  REQUIRE_NOTHROW(on_ranks(2, [](World&) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2}, {"tp"});
+    const Spmd spmd(mesh);
+    GatedBlock block;
+    parallelize_module(*block, mesh, tensor_parallel({{"up|gate", ColwiseParallel()}, {"down", RowwiseParallel()}}));
+    block->gate->weight.requires_grad_(false);
+    const OverlapLinear overlap(2);
+    const auto x = distribute_tensor(doubles({1, 8, 6}, 9), mesh, {shard(1)}).tensor();
+    const auto gated = gather_linear(x, {block->up, block->gate});
+    linear_reduce(gated[1], block->down, x).sum().backward();  // gated[0] leads nowhere
+    const auto has = [](const at::Tensor& parameter) { return parameter.grad().defined(); };
+    require(!has(block->up->weight) && !has(block->up->bias) && !has(block->gate->weight) && has(block->gate->bias) && has(block->down->weight),
+            "test", "other gradients");
+    const auto wanted = full_tensor(block->down->weight.detach()).sum(0);
+    require(full_tensor(block->gate->bias.grad()).allclose(wanted.mul(8)), "test", "the bias's gradient differs");
+  }));
+}
+
 TEST_CASE("overlap: does nothing to plain tensors", "[overlap]") {
   GatedBlock block;
   const auto input = doubles({1, 8, 6}, 9);
@@ -126,7 +145,7 @@ TEST_CASE("overlap: does nothing to plain tensors", "[overlap]") {
   REQUIRE(got.of_input.equal(wanted.of_input));
 }
 
-TEST_CASE("overlap: no pieces, and a backward pass of the backward pass, are refused", "[overlap][errors]") {
+TEST_CASE("overlap: no pieces and a second backward pass are refused", "[overlap][errors]") {
   REQUIRE_THROWS_WITH(OverlapLinear(0), says("one piece or more"));
   REQUIRE_THROWS_WITH(on_ranks(2, [](World&) {
     const auto mesh = init_device_mesh(c10::kCPU, {2}, {"tp"});

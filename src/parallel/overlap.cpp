@@ -33,21 +33,23 @@ void check_once(const char* what) {
   require(!c10::GradMode::is_enabled(), what, "a backward pass in pieces has no backward of its own; hint: no create_graph inside of OverlapLinear");
 }
 
+bool is_trained(const at::Tensor& parameter) { return parameter.defined() && parameter.requires_grad(); }
+
 // Adds gradients of tiles up: of a weight [out, in] and a bias [out], from [ranks, rows, out] and [ranks, rows, in].
 class LayerGradient {
  public:
-  explicit LayerGradient(bool has_bias) : has_bias_(has_bias) {}
+  LayerGradient(bool of_weight, bool of_bias) : of_weight_(of_weight), of_bias_(of_bias) {}
 
   void add(const at::Tensor& of_output, const at::Tensor& input) {
-    const auto y = of_output.reshape({-1, of_output.size(-1)}), x = input.reshape({-1, input.size(-1)});
-    weight_ = weight_.defined() ? weight_.addmm_(y.t(), x) : at::mm(y.t(), x);
-    if (has_bias_) bias_ = bias_.defined() ? bias_.add_(y.sum(0)) : y.sum(0);
+    const auto y = part_of(of_output).flatten(0, 1), x = part_of(input).flatten(0, 1);
+    if (of_weight_) weight_ = weight_.defined() ? weight_.addmm_(y.t(), x) : at::mm(y.t(), x);
+    if (of_bias_) bias_ = bias_.defined() ? bias_.add_(y.sum(0)) : y.sum(0);
   }
   const at::Tensor& weight() const { return weight_; }
   const at::Tensor& bias() const { return bias_; }
 
  private:
-  bool has_bias_;
+  bool of_weight_, of_bias_;
   at::Tensor weight_, bias_;
 };
 
@@ -55,6 +57,7 @@ class LayerGradient {
 struct GatherLinear : torch::autograd::Function<GatherLinear> {
   static variable_list forward(AutogradContext* context, const TilesPtr& tiles, const at::Tensor& x, at::TensorList weights,
                                at::TensorList biases) {
+    context->set_materialize_grads(false);
     context->saved_data["tiles"] = c10::IValue::make_capsule(tiles);
     context->saved_data["input_too"] = x.requires_grad();
     auto saved = tiles->gather(x);
@@ -73,31 +76,34 @@ struct GatherLinear : torch::autograd::Function<GatherLinear> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     check_once("gather_linear");
     const auto& tiles = tiles_of(context);
+    const bool input_too = context->saved_data["input_too"].toBool();
     const auto saved = context->get_saved_variables();
     const auto inputs = at::TensorList(saved).slice(0, tiles.pieces()), weights = at::TensorList(saved).slice(tiles.pieces(), gradients.size()),
                biases = at::TensorList(saved).slice(tiles.pieces() + gradients.size());
     std::vector<at::Tensor> across(gradients.size()), of_input;
+    std::vector<LayerGradient> of_layers;
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (gradients[i].defined()) across[i] = tiles.across(gradients[i]);
+      of_layers.emplace_back(is_trained(weights[i]), !biases.empty() && is_trained(biases[i]));
     }
-    std::vector<LayerGradient> of_layers(gradients.size(), LayerGradient(!biases.empty()));
     for (int64_t piece = 0; piece < tiles.pieces(); ++piece) {
       at::Tensor sum;
       std::vector<at::Tensor> of_outputs(gradients.size());
       for (size_t i = 0; i < gradients.size(); ++i) {
         if (!across[i].defined()) continue;
         of_outputs[i] = tiles.tile_across(across[i], piece);
+        if (!input_too) continue;
         const auto product = at::matmul(of_outputs[i], weights[i]);
         sum = sum.defined() ? sum.add_(product) : product;
       }
-      if (context->saved_data["input_too"].toBool()) of_input.push_back(tiles.reduce(sum));
+      if (input_too) of_input.push_back(tiles.reduce(sum));
       for (size_t i = 0; i < gradients.size(); ++i) {
-        if (across[i].defined()) of_layers[i].add(part_of(of_outputs[i]), part_of(inputs[piece]));
+        if (across[i].defined()) of_layers[i].add(of_outputs[i], inputs[piece]);
       }
     }
-    variable_list results{at::Tensor(), of_input.empty() ? at::Tensor() : tiles.join(of_input)};
-    for (size_t i = 0; i < weights.size(); ++i) results.push_back(tiles.summed(of_layers[i].weight(), weights[i]));
-    for (size_t i = 0; i < biases.size(); ++i) results.push_back(tiles.summed(of_layers[i].bias(), biases[i]));
+    variable_list results{at::Tensor(), input_too ? tiles.join(of_input) : at::Tensor()};
+    for (size_t i = 0; i < weights.size(); ++i) results.push_back(tiles.summed(of_layers[i].weight(), weights[i], tiles.cut(0)));
+    for (size_t i = 0; i < biases.size(); ++i) results.push_back(tiles.summed(of_layers[i].bias(), biases[i], tiles.cut(0)));
     return results;
   }
 };
@@ -105,6 +111,7 @@ struct GatherLinear : torch::autograd::Function<GatherLinear> {
 struct LinearReduce : torch::autograd::Function<LinearReduce> {
   static at::Tensor forward(AutogradContext* context, const TilesPtr& tiles, const at::Tensor& x, const at::Tensor& weight,
                             const c10::optional<at::Tensor>& bias) {
+    context->set_materialize_grads(false);
     context->saved_data["tiles"] = c10::IValue::make_capsule(tiles);
     context->save_for_backward({x, weight, bias.value_or(at::Tensor())});
     const auto across = tiles->across(x);
@@ -123,12 +130,13 @@ struct LinearReduce : torch::autograd::Function<LinearReduce> {
     const auto of_output = tiles.gather(gradients[0]);
     const auto across = tiles.across(x);
     std::vector<at::Tensor> of_input;
-    LayerGradient of_layer(bias.defined());
+    LayerGradient of_layer(is_trained(weight), is_trained(bias));
     for (int64_t piece = 0; piece < tiles.pieces(); ++piece) {
       of_input.push_back(at::matmul(of_output[piece], weight));
-      of_layer.add(part_of(of_output[piece]), part_of(tiles.tile_across(across, piece)));
+      of_layer.add(of_output[piece], tiles.tile_across(across, piece));
     }
-    return {at::Tensor(), tiles.join_across(of_input), tiles.summed(of_layer.weight(), weight), tiles.summed(of_layer.bias(), bias)};
+    return {at::Tensor(), tiles.join_across(of_input), tiles.summed(of_layer.weight(), weight, tiles.cut(1)),
+            tiles.summed(of_layer.bias(), bias, replicate())};
   }
 };
 

@@ -180,9 +180,7 @@ at::Tensor Tiles::across(const at::Tensor& tensor) const {
 }
 
 at::Tensor Tiles::tile_across(const at::Tensor& part, int64_t piece) const {
-  auto placement = by_width_[dim_];
-  placement.dim = 2;
-  return tile(part, piece, placement, part.size(-1) * mesh_.size(dim_));
+  return tile(part, piece, cut(2), part.size(-1) * mesh_.size(dim_));
 }
 
 at::Tensor Tiles::join_across(const std::vector<at::Tensor>& tiles) const {
@@ -191,11 +189,11 @@ at::Tensor Tiles::join_across(const std::vector<at::Tensor>& tiles) const {
   return from_local(part, mesh_, by_width_, with_width(leading_, width)).tensor();
 }
 
-at::Tensor Tiles::summed(const at::Tensor& part, const at::Tensor& parameter) const {
+at::Tensor Tiles::summed(const at::Tensor& part, const at::Tensor& parameter, const Placement& placement) const {
   if (!part.defined()) return part;
   Placements placements;
-  for (const auto& placement : of_tile_) placements.push_back(placement.is_shard() ? partial() : replicate());
-  placements[dim_] = DTensor(parameter).placements()[dim_];
+  for (const auto& of_tile : of_tile_) placements.push_back(of_tile.is_shard() ? partial() : replicate());
+  placements[dim_] = placement;
   return from_local(part, mesh_, placements, parameter.sizes()).tensor();
 }
 

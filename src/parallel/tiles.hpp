@@ -35,8 +35,10 @@ class Tiles : public torch::CustomClassHolder {
   at::Tensor tile_across(const at::Tensor& part, int64_t piece) const;
   at::Tensor join_across(const std::vector<at::Tensor>& tiles) const;
 
-  // What ranks that have other rows add to the gradient of a parameter of a layer.
-  at::Tensor summed(const at::Tensor& part, const at::Tensor& parameter) const;
+  // The gradient of a layer's parameter, which ranks that have other rows add to; `placement` along the dimension that cuts weights.
+  at::Tensor summed(const at::Tensor& part, const at::Tensor& parameter, const Placement& placement) const;
+  // That dimension's cut, of another dim.
+  Placement cut(int64_t dim) const { return shard(dim, by_width_[dim_].cut()); }
 
  private:
   Tiles(const at::Tensor& rows, int64_t dim, const Placement& across, int64_t pieces);
