@@ -130,8 +130,8 @@ int main(int argc, char** argv) try {
     }
   }, "the mesh, e.g. dp=32,tp=8; its size is the number of ranks");
   app.add_option("--rank", o.rank, "which rank is played");
-  app.add_flag("--fsdp", o.fsdp, "cut parameters, gradients and optimizer states over dp");
-  app.add_option("--zero", o.zero, "with --fsdp: 1, 2 or 3")->check(CLI::Range(1, 3));
+  auto* fsdp = app.add_flag("--fsdp", o.fsdp, "cut parameters, gradients and optimizer states over dp");
+  app.add_option("--zero", o.zero, "with --fsdp: 1, 2 or 3")->check(CLI::Range(1, 3))->needs(fsdp);
   app.add_flag("--sp", o.sp, "sequence parallelism: tp cuts the positions too");
   app.add_flag("--operators", o.operators, "print which operators sent what");
   app.add_option("--batch", o.batch, "sequences in a step, of each rank of dp")->check(positive);

@@ -125,8 +125,8 @@ ZooOptions parse_options(CLI::App& app, int argc, char** argv) {
   for (const auto& entry : zoo::models()) names.push_back(entry.name);
   app.add_option("--model", o.model, "which")->check(CLI::IsMember(names));
   app.add_flag("--sp", o.sp, "sequence parallelism: tp cuts the positions of text, or the rows of images, too");
-  app.add_flag("--fsdp", o.fsdp, "cut parameters, gradients and optimizer states over dp too");
-  app.add_option("--zero", o.zero, "with --fsdp: 1 optimizer states, 2 gradients too, 3 parameters too are whole in use only")->check(CLI::Range(1, 3));
+  auto* fsdp = app.add_flag("--fsdp", o.fsdp, "cut parameters, gradients and optimizer states over dp too");
+  app.add_option("--zero", o.zero, "with --fsdp: 1 optimizer states, 2 gradients too, 3 parameters too are whole in use only")->check(CLI::Range(1, 3))->needs(fsdp);
   app.add_option("--overlap", o.overlap, "pieces of tensor-parallel layers, which overlap with their collective")->check(CLI::Range(1, 1024));
   app.add_flag("--traffic", o.traffic, "print what the ranks sent, by collective and operator");
   for (auto* option : app.get_options()) option->capture_default_str();

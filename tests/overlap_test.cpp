@@ -134,6 +134,39 @@ TEST_CASE("overlap: what is frozen or unused gets no gradient", "[overlap]") {
   }));
 }
 
+TEST_CASE("overlap: an input that was written before the backward pass is noticed", "[overlap][errors]") {
+  REQUIRE_THROWS_WITH(on_ranks(2, [](World&) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2}, {"tp"});
+    const Spmd spmd(mesh);
+    GatedBlock block;
+    parallelize_module(*block, mesh, tensor_parallel({{"up|gate", ColwiseParallel()}, {"down", RowwiseParallel()}}));
+    const OverlapLinear overlap(2);
+    auto x = distribute_tensor(doubles({1, 8, 6}, 9), mesh, {replicate()}).tensor() * 1;
+    const auto y = gather_linear(x, {block->up})[0];
+    x.mul_(100);
+    y.sum().backward();
+  }), says("modified by an inplace operation"));
+}
+
+TEST_CASE("overlap: a checkpoint computes again in as many pieces", "[overlap]") {
+  REQUIRE_NOTHROW(on_ranks(2, [](World&) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2}, {"tp"});
+    const Spmd spmd(mesh);
+    GatedBlock block;
+    parallelize_module(*block, mesh, tensor_parallel({{"up|gate", ColwiseParallel()}, {"down", RowwiseParallel()}}));
+    const auto x = distribute_tensor(doubles({1, 8, 6}, 9), mesh, {shard(1)}).tensor().requires_grad_();
+    const auto y = [&] {
+      const OverlapLinear overlap(2);
+      return checkpoint([&](const at::Tensor& input) { return block->forward(input); }, x);
+    }();
+    y.sum().backward();
+    const auto again = x.grad().clone();
+    x.mutable_grad().reset();
+    block->forward(x).sum().backward();
+    require(full_tensor(again).allclose(full_tensor(x.grad())), "test", "the gradient differs");
+  }));
+}
+
 TEST_CASE("overlap: does nothing to plain tensors", "[overlap]") {
   GatedBlock block;
   const auto input = doubles({1, 8, 6}, 9);

@@ -2,6 +2,7 @@
 #include "gpt2.hpp"
 
 #include <dtensor/nn/attention.hpp>
+#include <dtensor/parallel/marks.hpp>
 #include <dtensor/parallel/overlap.hpp>
 
 #include <torch/nn/init.h>
@@ -77,7 +78,7 @@ Gpt2Impl::Gpt2Impl(const Gpt2Options& options)
 torch::Tensor Gpt2Impl::forward(const torch::Tensor& ids) {
   const auto t = ids.size(1);
   TORCH_CHECK(t <= wpe->weight.size(0), "gpt2: a sequence of ", t, " is longer than the ", wpe->weight.size(0), " positions");
-  auto x = at::dropout(wte(ids) + wpe->weight.slice(0, 0, t), dropout_, is_training());
+  auto x = at::dropout(dtensor::lay_out_like(wte(ids), ids) + wpe->weight.slice(0, 0, t), dropout_, is_training());
   for (const auto& block : *h_) x = block->as<Gpt2Block>()->forward(x);
   return at::linear(ln_f_(x), wte->weight);
 }

@@ -1,6 +1,8 @@
 // The model of llama3.hpp.
 #include "llama3.hpp"
 
+#include <dtensor/parallel/marks.hpp>
+
 #include <torch/nn/init.h>
 
 namespace zoo {
@@ -31,7 +33,7 @@ Llama3Impl::Llama3Impl(const Llama3Options& options)
 }
 
 torch::Tensor Llama3Impl::forward(const torch::Tensor& ids) {
-  auto x = tok_embeddings(ids);
+  auto x = dtensor::lay_out_like(tok_embeddings(ids), ids);
   const auto table = dtensor::nn::rotary_table(ids.size(1), options_.dim / options_.heads, options_.rotary, x);
   for (const auto& layer : *layers_) x = layer->as<Llama3Block>()->forward(x, table);
   x = norm_(x);

@@ -10,6 +10,7 @@
 #include <dtensor/redistribute.hpp>
 
 #include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/TensorOptions.h>
 
 #include <array>
@@ -119,6 +120,12 @@ void DTensorImpl::forget_values() {
   relay(part, layout);
   key_set_ = like.key_set();
   device_opt_ = like.device();
+}
+
+void DTensorImpl::track_as(c10::DispatchKeySet base) {
+  if (!c10::InferenceMode::is_enabled()) [[likely]] return;
+  key_set_ = key_set_ | (base & (c10::autograd_dispatch_keyset | c10::inplace_or_view_ks));
+  if (!is_inference()) version_counter_ = c10::VariableVersion(0);
 }
 
 // Autograd and autocast go by the device that a tensor is said to be on.

@@ -72,6 +72,9 @@ class DTensorImpl final : public c10::TensorImpl {
   dispatch::Deferred& deferred() const;
   bool waits_for(const comm::Work& work) const { return work_.get() == &work; }
 
+  // In InferenceMode libtorch tracks views of tensors from outside of it, and nothing else.
+  void track_as(c10::DispatchKeySet base);
+
   // Whether nothing else shares the local memory, so that relay() cannot part a view from its base.
   bool owns_local_alone() const { return local_.use_count() == 1 && local_.storage().use_count() == 1; }
 

@@ -280,7 +280,7 @@ static at::Tensor gathered_by_group(DTensorImpl& impl, const Move& move) {
 
 void inherit(const Decision& decision, const c10::IValue& operand, const c10::IValue& results) {
   const auto* impl = operand.isTensor() ? as_dtensor(operand.toTensor()) : nullptr;
-  if (!impl || (!impl->member() && !impl->pinned)) [[likely]] return;
+  if (!impl || (!impl->member() && !impl->pinned && !c10::InferenceMode::is_enabled())) [[likely]] return;
   const auto& member = impl->member();
   if (decision.casts) {
     auto& cast = *as_dtensor(results.toTensor());

@@ -49,8 +49,9 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
   const int64_t base_bytes = info.is_view && stack[begin].isTensor() ? offset_in_bytes(*stack[begin].unsafeToTensorImpl()) : 0;
   FlatMemberPtr member;
   bool pinned = false;
+  c10::DispatchKeySet keys;
   if (info.is_view && stack[begin].isTensor()) {
-    if (const auto* base = as_dtensor(stack[begin].toTensor())) member = base->member(), pinned = base->pinned;
+    if (const auto* base = as_dtensor(stack[begin].toTensor())) member = base->member(), pinned = base->pinned, keys = base->key_set();
   }
   if (decision.lowering || decision.casts) originals.append(stack.begin() + static_cast<int64_t>(begin), stack.end());
   std::vector<Written> written;
@@ -103,6 +104,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
       if (decision.lowering) part_copied_view(decision, originals[0], result);
       as_dtensor(result)->set_member(member);
       as_dtensor(result)->pinned = pinned;
+      as_dtensor(result)->track_as(keys);
     }
     if (decision.casts) inherit(decision, originals[0], result);
     stack[begin + i] = std::move(result);
@@ -153,6 +155,10 @@ void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, Key& ke
   if (!distributed && (any_tensor(stack, begin, false) || !Spmd::current() || info.has_tensor_argument || !is_factory(info) ||
                        is_made_elsewhere(info, stack, begin, *Spmd::current()))) {
     return run_plain(op, stack);
+  }
+  // In InferenceMode nothing above has taken composites apart.
+  if (distributed && !info.rule && c10::InferenceMode::is_enabled() && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+    return op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::AutogradCPU), &stack);
   }
   if (has_functional(info)) return run_out_form(info, stack, begin);
   if (records(info, stack, begin)) {

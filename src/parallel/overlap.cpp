@@ -60,13 +60,14 @@ struct GatherLinear : torch::autograd::Function<GatherLinear> {
     context->set_materialize_grads(false);
     context->saved_data["tiles"] = c10::IValue::make_capsule(tiles);
     context->saved_data["input_too"] = x.requires_grad();
-    auto saved = tiles->gather(x);
+    const auto inputs = tiles->gather(x);
     std::vector<std::vector<at::Tensor>> outputs(weights.size());
-    for (const auto& tile : saved) {
+    for (const auto& tile : inputs) {
       for (size_t i = 0; i < outputs.size(); ++i) outputs[i].push_back(at::linear(tile, weights[i], optional(biases, i)));
     }
-    saved.insert(saved.end(), weights.begin(), weights.end());
+    variable_list saved(weights.begin(), weights.end());
     saved.insert(saved.end(), biases.begin(), biases.end());
+    tiles->gathers() ? saved.insert(saved.end(), inputs.begin(), inputs.end()) : saved.insert(saved.end(), x);
     context->save_for_backward(std::move(saved));
     variable_list results;
     for (const auto& output : outputs) results.push_back(tiles->join_across(output));
@@ -78,8 +79,9 @@ struct GatherLinear : torch::autograd::Function<GatherLinear> {
     const auto& tiles = tiles_of(context);
     const bool input_too = context->saved_data["input_too"].toBool();
     const auto saved = context->get_saved_variables();
-    const auto inputs = at::TensorList(saved).slice(0, tiles.pieces()), weights = at::TensorList(saved).slice(tiles.pieces(), gradients.size()),
-               biases = at::TensorList(saved).slice(tiles.pieces() + gradients.size());
+    const auto inputs = tiles.gathers() ? variable_list(saved.end() - tiles.pieces(), saved.end()) : tiles.gather(saved.back());
+    const auto parameters = at::TensorList(saved).slice(0, saved.size() - (tiles.gathers() ? tiles.pieces() : 1));
+    const auto weights = parameters.slice(0, gradients.size()), biases = parameters.slice(gradients.size());
     std::vector<at::Tensor> across(gradients.size()), of_input;
     std::vector<LayerGradient> of_layers;
     for (size_t i = 0; i < gradients.size(); ++i) {
@@ -162,6 +164,8 @@ at::Tensor linear_reduce(const at::Tensor& x, const LinearLayer& layer, const at
   if (const auto tiles = Tiles::of_rows(x, layer, like, pieces_now)) return LinearReduce::apply(tiles, x, layer.weight, c10::optional<at::Tensor>(layer.bias));
   return lay_out_like(at::linear(x, layer.weight, layer.bias), like);
 }
+
+int64_t OverlapLinear::pieces() { return pieces_now; }
 
 OverlapLinear::OverlapLinear(int64_t pieces) {
   require(pieces >= 1, "OverlapLinear", "expected one piece or more; got {}", pieces);

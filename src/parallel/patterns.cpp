@@ -76,7 +76,7 @@ bool matches(std::string_view pattern, std::string_view name) {
 std::string inside(const std::string& modules, const std::string& name) {
   if (is_regex(modules)) return fmt::format("{}(?:{})\\.{}", kRegex, modules.substr(kRegex.size()), name);
   std::string text;
-  for (const auto side : sides(modules)) text += fmt::format("{}{}.{}", text.empty() ? "" : "|", side, name);
+  for (const auto side : sides(modules)) text += fmt::format("{}{}{}{}", text.empty() ? "" : "|", side, side.empty() ? "" : ".", name);
   return text;
 }
 

@@ -23,8 +23,9 @@ class Tiles : public torch::CustomClassHolder {
   static TilesPtr of_rows(const at::Tensor& x, const LinearLayer& layer, const at::Tensor& like, int64_t pieces);
 
   int64_t pieces() const { return pieces_; }
+  bool gathers() const { return ranks_ > 1; }
 
-  // Tiles of a tensor that is cut by rows, or whole; whole, and under way where they were cut.
+  // Tiles of a tensor that is cut by rows, or whole; whole, and under way where they were cut (gathers()), else views.
   std::vector<at::Tensor> gather(const at::Tensor& tensor) const;
   // A tile of pending sums as it lies where the tensor is cut by rows, or whole; under way. And the tensor of all of these.
   at::Tensor reduce(const at::Tensor& tile) const;

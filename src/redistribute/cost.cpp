@@ -131,10 +131,11 @@ int64_t CostModel::step(PlacementsRef before, c10::IntArrayRef mesh_dims, const 
   };
   const auto copy = [&](double bytes) { return picoseconds(bytes / cost.copy_bandwidth); };
   switch (transition(from, to)) {
+    // Who has the largest part takes longest: as if all parts were as large.
     case Transition::all_gather:
-    case Transition::flat_all_gather: return collective(after_bytes, 1);
+    case Transition::flat_all_gather: return collective(std::max(after_bytes, before_bytes * ranks), 1);
     case Transition::reduce_scatter:
-    case Transition::flat_reduce_scatter: return collective(before_bytes, 1);
+    case Transition::flat_reduce_scatter: return collective(std::max(before_bytes, after_bytes * ranks), 1);
     case Transition::all_reduce: return collective(before_bytes, 2);
     case Transition::all_to_all: return collective(before_bytes, 1) + copy(after_bytes);
     case Transition::flat_chunk:

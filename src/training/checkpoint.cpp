@@ -9,6 +9,7 @@
 #include "src/training/saved_tensors.hpp"
 
 #include <dtensor/error.hpp>
+#include <dtensor/parallel/overlap.hpp>
 #include <dtensor/spmd.hpp>
 #include <dtensor/tensor.hpp>
 #include <dtensor/world.hpp>
@@ -66,13 +67,14 @@ class Surroundings {
 
   class Again {
    public:
-    explicit Again(const Surroundings& as) : modes_(as.modes_) {
+    explicit Again(const Surroundings& as) : modes_(as.modes_), overlap_(as.pieces_) {
       if (&World::current() != as.world_) world_.emplace(*as.world_);
       as.mesh_ ? void(spmd_.emplace(*as.mesh_)) : void(no_spmd_.emplace());
     }
 
    private:
     at::ThreadLocalStateGuard modes_;
+    OverlapLinear overlap_;
     std::optional<World::Use> world_;
     std::optional<Spmd> spmd_;
     std::optional<NoSpmd> no_spmd_;
@@ -82,6 +84,7 @@ class Surroundings {
   at::ThreadLocalState modes_;
   World* world_;
   std::optional<DeviceMesh> mesh_;
+  int64_t pieces_ = OverlapLinear::pieces();
 };
 
 class Frame {

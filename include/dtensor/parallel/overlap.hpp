@@ -40,6 +40,9 @@ class OverlapLinear {
   OverlapLinear(const OverlapLinear&) = delete;
   OverlapLinear& operator=(const OverlapLinear&) = delete;
 
+  // Of the innermost in this thread; outside of any 1.
+  static int64_t pieces();
+
  private:
   int64_t before_;
 };
