@@ -20,26 +20,30 @@ bool cuts_evenly(const Placement& placement, int64_t length, int64_t ranks) {
   return placement.shares == nullptr && length % (placement.cut().block() * ranks) == 0;
 }
 
-// The mesh dimension along which all the weights are cut at `weight_dim`, and by nothing else but a flat buffer; evenly.
-std::optional<int64_t> dimension_that_cuts(const std::vector<LinearLayer>& layers, int64_t weight_dim) {
+// The only mesh dimension that cuts a weight, flat buffers apart.
+std::optional<int64_t> only_cut(const Layout& layout) {
   std::optional<int64_t> found;
-  const auto first = as_dtensor(layers[0].weight)->layout();
-  for (int64_t m = 0; m < first->mesh().ndim(); ++m) {
-    const auto& placement = first->placements()[m];
+  for (int64_t m = 0; m < layout.mesh().ndim(); ++m) {
+    const auto& placement = layout.placements()[m];
     if (placement.is_replicate() || placement.is_flat()) continue;
-    if (found || !placement.is_shard(weight_dim)) return {};
+    if (found) return {};
     found = m;
   }
-  if (!found || first->mesh().size(*found) < 2) return {};
-  for (const auto& layer : layers) {
-    const auto* impl = as_dtensor(layer.weight);
-    if (impl->layout()->placements() != first->placements()) {
-      const bool flat = std::any_of(first->placements().begin(), first->placements().end(), [](const auto& p) { return p.is_flat(); });
-      if (!flat || impl->layout()->placements()[*found] != first->placements()[*found]) return {};
-    }
-    if (!cuts_evenly(first->placements()[*found], impl->layout()->sizes()[weight_dim], first->mesh().size(*found))) return {};
-  }
   return found;
+}
+
+// That of all the weights, which it cuts alike at `weight_dim`, and evenly.
+std::optional<int64_t> dimension_that_cuts(const std::vector<LinearLayer>& layers, int64_t weight_dim) {
+  const auto layout_of = [](const LinearLayer& layer) -> const Layout& { return *as_dtensor(layer.weight)->layout(); };
+  const auto& first = layout_of(layers[0]);
+  const auto dim = only_cut(first);
+  if (!dim || first.mesh().size(*dim) < 2 || !first.placements()[*dim].is_shard(weight_dim)) return {};
+  const auto cut = first.placements()[*dim];
+  const bool alike = std::all_of(layers.begin(), layers.end(), [&](const LinearLayer& layer) {
+    const auto& layout = layout_of(layer);
+    return only_cut(layout) == dim && layout.placements()[*dim] == cut && cuts_evenly(cut, layout.sizes()[weight_dim], layout.mesh().size(*dim));
+  });
+  return alike ? dim : std::nullopt;
 }
 
 bool are_pinned_on_one_mesh(const at::Tensor& rows, const std::vector<LinearLayer>& layers) {
