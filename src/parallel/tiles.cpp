@@ -4,8 +4,8 @@
 
 #include <dtensor/redistribute.hpp>
 
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/cat.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <functional>
@@ -15,6 +15,13 @@
 namespace dtensor {
 
 namespace {
+
+// As at::autocast::is_enabled asks, whose name later versions change.
+bool is_autocast_on() {
+  using c10::DispatchKey;
+  const auto is_on = [](DispatchKey key) { return !c10::impl::tls_is_dispatch_key_excluded(key); };
+  return is_on(DispatchKey::AutocastCPU) || is_on(DispatchKey::AutocastCUDA);
+}
 
 bool cuts_evenly(const Placement& placement, int64_t length, int64_t ranks) {
   return placement.shares == nullptr && length % (placement.cut().block() * ranks) == 0;
@@ -102,7 +109,7 @@ TilesPtr Tiles::of_rows(const at::Tensor& x, const LinearLayer& layer, const at:
 }
 
 TilesPtr Tiles::make(const at::Tensor& rows, const std::vector<LinearLayer>& layers, int64_t weight_dim, int64_t pieces) {
-  if (pieces < 2 || at::autocast::is_enabled() || at::autocast::is_cpu_enabled()) return {};
+  if (pieces < 2 || is_autocast_on()) return {};
   if (!are_pinned_on_one_mesh(rows, layers) || rows.dim() < 2) return {};
   const auto dim = dimension_that_cuts(layers, weight_dim);
   if (!dim || !has_even_rows(*as_dtensor(rows)->layout(), *dim)) return {};
