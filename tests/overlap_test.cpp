@@ -2,8 +2,6 @@
 #include "core_support.hpp"
 #include "op_check.hpp"
 
-#include <dtensor/nn/swiglu.hpp>
-
 #include <functional>
 
 using namespace dtensor;
@@ -60,6 +58,18 @@ void require_same_step(const OverlapStep& got, const OverlapStep& wanted) {
   for (size_t i = 0; i < wanted.gradients.size(); ++i) same("a gradient", got.gradients[i], wanted.gradients[i]);
 }
 
+Plan pair_plan() { return tensor_parallel({{"up|gate", ColwiseParallel()}, {"down", RowwiseParallel()}}); }
+
+void with_cut_block(int ranks, const std::function<void(const DeviceMesh&, GatedBlock&)>& body) {
+  on_ranks(ranks, [&](World&) {
+    const auto mesh = init_device_mesh(c10::kCPU, {ranks}, {"tp"});
+    const Spmd spmd(mesh);
+    GatedBlock block;
+    parallelize_module(*block, mesh, pair_plan());
+    body(mesh, block);
+  });
+}
+
 void check_overlap(const MeshShape& shape, int64_t pieces, int64_t batch, bool sharded, const std::string& transport) {
   GatedBlock alone;
   const auto input = doubles({batch, 8, 6}, 9);
@@ -70,7 +80,7 @@ void check_overlap(const MeshShape& shape, int64_t pieces, int64_t batch, bool s
     const auto mesh = init_device_mesh(c10::kCPU, shape.mesh, shape.names);
     const Spmd spmd(mesh);
     GatedBlock block;
-    parallelize_module(*block, mesh, tensor_parallel({{"up|gate", ColwiseParallel()}, {"down", RowwiseParallel()}}));
+    parallelize_module(*block, mesh, pair_plan());
     if (sharded) fully_shard(*block, mesh["dp"]);
     const OverlapLinear overlap(pieces);
     CommDebugMode comm;
@@ -105,22 +115,14 @@ TEST_CASE("overlap: what cannot be cut evenly is computed as without", "[overlap
   const auto input = doubles({1, 7, 6}, 9);
   GatedBlock alone;
   const auto wanted = overlap_step(alone, input.clone());
-  REQUIRE_NOTHROW(on_ranks(3, [&](World&) {
-    const auto mesh = init_device_mesh(c10::kCPU, {3}, {"tp"});
-    const Spmd spmd(mesh);
-    GatedBlock block;
-    parallelize_module(*block, mesh, tensor_parallel({{"up|gate", ColwiseParallel()}, {"down", RowwiseParallel()}}));
+  REQUIRE_NOTHROW(with_cut_block(3, [&](const DeviceMesh& mesh, GatedBlock& block) {
     const OverlapLinear overlap(2);
     require_same_step(overlap_step(block, distribute_tensor(input, mesh, {shard(1)}).tensor()), wanted);
   }));
 }
 
 TEST_CASE("overlap: what is frozen or unused gets no gradient", "[overlap]") {
-  REQUIRE_NOTHROW(on_ranks(2, [](World&) {
-    const auto mesh = init_device_mesh(c10::kCPU, {2}, {"tp"});
-    const Spmd spmd(mesh);
-    GatedBlock block;
-    parallelize_module(*block, mesh, tensor_parallel({{"up|gate", ColwiseParallel()}, {"down", RowwiseParallel()}}));
+  REQUIRE_NOTHROW(with_cut_block(2, [](const DeviceMesh& mesh, GatedBlock& block) {
     block->gate->weight.requires_grad_(false);
     const OverlapLinear overlap(2);
     const auto x = distribute_tensor(doubles({1, 8, 6}, 9), mesh, {shard(1)}).tensor();
@@ -135,11 +137,7 @@ TEST_CASE("overlap: what is frozen or unused gets no gradient", "[overlap]") {
 }
 
 TEST_CASE("overlap: an input that was written before the backward pass is noticed", "[overlap][errors]") {
-  REQUIRE_THROWS_WITH(on_ranks(2, [](World&) {
-    const auto mesh = init_device_mesh(c10::kCPU, {2}, {"tp"});
-    const Spmd spmd(mesh);
-    GatedBlock block;
-    parallelize_module(*block, mesh, tensor_parallel({{"up|gate", ColwiseParallel()}, {"down", RowwiseParallel()}}));
+  REQUIRE_THROWS_WITH(with_cut_block(2, [](const DeviceMesh& mesh, GatedBlock& block) {
     const OverlapLinear overlap(2);
     auto x = distribute_tensor(doubles({1, 8, 6}, 9), mesh, {replicate()}).tensor() * 1;
     const auto y = gather_linear(x, {block->up})[0];
@@ -149,11 +147,7 @@ TEST_CASE("overlap: an input that was written before the backward pass is notice
 }
 
 TEST_CASE("overlap: a checkpoint computes again in as many pieces", "[overlap]") {
-  REQUIRE_NOTHROW(on_ranks(2, [](World&) {
-    const auto mesh = init_device_mesh(c10::kCPU, {2}, {"tp"});
-    const Spmd spmd(mesh);
-    GatedBlock block;
-    parallelize_module(*block, mesh, tensor_parallel({{"up|gate", ColwiseParallel()}, {"down", RowwiseParallel()}}));
+  REQUIRE_NOTHROW(with_cut_block(2, [](const DeviceMesh& mesh, GatedBlock& block) {
     const auto x = distribute_tensor(doubles({1, 8, 6}, 9), mesh, {shard(1)}).tensor().requires_grad_();
     const auto y = [&] {
       const OverlapLinear overlap(2);
@@ -180,11 +174,7 @@ TEST_CASE("overlap: does nothing to plain tensors", "[overlap]") {
 
 TEST_CASE("overlap: no pieces and a second backward pass are refused", "[overlap][errors]") {
   REQUIRE_THROWS_WITH(OverlapLinear(0), says("one piece or more"));
-  REQUIRE_THROWS_WITH(on_ranks(2, [](World&) {
-    const auto mesh = init_device_mesh(c10::kCPU, {2}, {"tp"});
-    const Spmd spmd(mesh);
-    GatedBlock block;
-    parallelize_module(*block, mesh, tensor_parallel({{"up|gate", ColwiseParallel()}, {"down", RowwiseParallel()}}));
+  REQUIRE_THROWS_WITH(with_cut_block(2, [](const DeviceMesh& mesh, GatedBlock& block) {
     const OverlapLinear overlap(2);
     const auto x = doubles({1, 8, 6}, 9).requires_grad_();
     const auto y = block->forward(distribute_tensor(x, mesh, {shard(1)}));
