@@ -10,7 +10,6 @@
 #include <dtensor/redistribute.hpp>
 
 #include <ATen/ops/empty.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/core/TensorOptions.h>
 
 #include <array>
@@ -123,7 +122,7 @@ void DTensorImpl::forget_values() {
 }
 
 void DTensorImpl::track_as(c10::DispatchKeySet base) {
-  if (!c10::InferenceMode::is_enabled()) [[likely]] return;
+  if (!is_inference()) [[likely]] return;
   key_set_ = key_set_ | (base & (c10::autograd_dispatch_keyset | c10::inplace_or_view_ks));
   if (!is_inference()) version_counter_ = c10::VariableVersion(0);
 }

@@ -25,7 +25,8 @@ at::Tensor prepare_input(const at::Tensor& x, const at::Tensor& weight);
 at::Tensor lay_out(const at::Tensor& x, std::string_view mesh_dim, const Placement& placement);
 
 // `x` as `like` lies: the output of layers cut by rows, whose sum is pending, as their block's input. Its gradient is gathered once for all
-// that need it. `like` has the leading dims of `x`, as the numbers of words whose embedding `x` is; `x` is returned as it is where either is plain. Differentiable. Throws when `x` cannot lie so.
+// that need it. `like` has the leading dims of `x`, as the numbers of words whose embedding `x` is; `x` is returned as it is where either is
+// plain. Differentiable. Throws when `x` cannot lie so.
 at::Tensor lay_out_like(const at::Tensor& x, const at::Tensor& like);
 
 }  // namespace dtensor
