@@ -119,19 +119,28 @@ Sizes local_sizes(const Resolution& resolution, int operand) {
 
 bool is_tensor(const c10::Argument& result) { return result.type()->kind() == c10::TypeKind::TensorType; }
 
+// Zeros that lie in memory as the whole tensor does, as what a kernel gives on other ranks.
+at::Tensor zeros_in_order(c10::IntArrayRef sizes, c10::IntArrayRef strides_of_whole, const at::TensorOptions& options) {
+  const auto order = memory_order(strides_of_whole);
+  Sizes in_memory;
+  std::vector<int64_t> place(order.size());
+  for (size_t i = 0; i < order.size(); ++i) in_memory.push_back(sizes[order[i]]), place[order[i]] = static_cast<int64_t>(i);
+  return at::zeros(in_memory, options).permute(place);
+}
+
 // The kernels do not take empty tensors; a rank without queries returns nothing, or gradients of zero.
 Lowering forward_of_nothing(const Call& call, const Resolution& resolution) {
   auto out = local_sizes(resolution, 0);
   if (!is_empty(out)) return {};
   const Sizes statistics(out.begin(), out.begin() + 3);
   out[3] = call.operands[2].sizes()[3];
-  return [out, statistics, &schema = call.schema](LocalCall& local) {
+  return [out, statistics, strides = call.outputs[0].strides, &schema = call.schema](LocalCall& local) {
     const auto options = local.arg(0).toTensor().options();
     const auto wide = at::toOpMathType(c10::typeMetaToScalarType(options.dtype()));
     std::vector<c10::IValue> results;
     for (const auto& result : schema.returns()) {
       const auto i = results.size();
-      if (i == 0) results.emplace_back(at::zeros(out, options));
+      if (i == 0) results.emplace_back(zeros_in_order(out, strides, options));
       else if (i == 1) results.emplace_back(at::zeros(statistics, options.dtype(wide)));
       else if (is_tensor(result)) results.emplace_back(at::zeros({}, options.dtype(at::kLong)));
       else results.emplace_back(statistics[2]);
@@ -145,11 +154,12 @@ Lowering backward_of_nothing(const Call& call, const Resolution& resolution) {
   std::vector<Sizes> gradients{local_sizes(resolution, 1), local_sizes(resolution, 2), local_sizes(resolution, 3)};
   if (call.schema.returns().size() > 3) gradients.push_back(call.outputs[3].defined ? local_sizes(resolution, 4) : Sizes{});
   std::vector<bool> defined;
-  for (size_t i = 0; i < gradients.size(); ++i) defined.push_back(call.outputs[i].defined);
-  return [gradients, defined](LocalCall& local) {
+  std::vector<Sizes> strides;
+  for (size_t i = 0; i < gradients.size(); ++i) defined.push_back(call.outputs[i].defined), strides.push_back(call.outputs[i].strides);
+  return [gradients, strides, defined](LocalCall& local) {
     std::vector<c10::IValue> results;
     for (size_t i = 0; i < gradients.size(); ++i) {
-      results.emplace_back(defined[i] ? at::zeros(gradients[i], local.arg(0).toTensor().options()) : at::Tensor());
+      results.emplace_back(defined[i] ? zeros_in_order(gradients[i], strides[i], local.arg(0).toTensor().options()) : at::Tensor());
     }
     local.replace(std::move(results));
   };

@@ -147,6 +147,26 @@ TORCH_LIBRARY_IMPL(aten, CPU, library) {
 
 }  // namespace
 
+// A rank without queries agrees with the others on how results and gradients lie in memory.
+TEST_CASE("ops: attention of more ranks than queries", "[ops][attention]") {
+  const auto options = at::TensorOptions(at::kDouble);
+  const auto q = torch::randn({4, 6, 5, 8}, options), k = torch::randn({4, 6, 7, 8}, options), v = torch::randn({4, 6, 7, 8}, options);
+  const auto seed = torch::randn({4, 6, 5, 8}, options);
+  const auto gradients = [&](Tensors in) {
+    for (auto& input : in) input.requires_grad_();
+    const auto out = std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(in[0], in[1], in[2]));
+    return torch::autograd::grad({out}, in, {seed});
+  };
+  const auto expected = gradients({q.clone(), k.clone(), v.clone()});
+  CHECK_NOTHROW(on_mesh({4}, [&](const DeviceMesh& mesh) {
+    Spmd spmd(mesh);
+    const auto got = gradients({placed(q, mesh, {shard(2)}), placed(k, mesh, {replicate()}), placed(v, mesh, {replicate()})});
+    for (size_t i = 0; i < got.size(); ++i) {
+      require(at::allclose(full_tensor(got[i]), expected[i], 1e-9, 1e-9), "test", "gradient {} differs", i);
+    }
+  }));
+}
+
 TEST_CASE("ops: fused attention of accelerators", "[ops][attention]") {
   const auto q = fractions({4, 8, 5, 4}), k = fractions({4, 8, 5, 4}, 1), v = fractions({4, 8, 5, 4}, 2);
   const auto flash = [](const Tensors& in) { return Tensors{std::get<0>(at::_scaled_dot_product_flash_attention(in[0], in[1], in[2]))}; };
