@@ -117,6 +117,20 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
   return curve;
 }
 
+// Refuses options that the run would do nothing with.
+void check_use(const CLI::App& app, const ZooOptions& o) {
+  const auto has_tp = [](const MeshOption& mesh) { return std::find(mesh.names.begin(), mesh.names.end(), "tp") != mesh.names.end(); };
+  const bool tp = std::any_of(o.meshes.begin(), o.meshes.end(), has_tp);
+  const auto unused = [&](const std::string& option, bool used, const std::string& why) {
+    if (app.count(option) > 0 && !used) throw CLI::ValidationError(option, why);
+  };
+  const std::string add_tp = "no mesh has a dimension tp: add one, as in --mesh dp=2,tp=2";
+  unused("--sp", tp, add_tp);
+  unused("--overlap", tp, add_tp);
+  unused("--overlap", o.model.rfind("resnest", 0) != 0, o.model + " has no linear layers that tp cuts");
+  unused("--seq", zoo::find(o.model).is_text(), o.model + " takes images, of one size");
+}
+
 // Declares the options and reads them. Throws CLI::ParseError, which CLI::App::exit turns into a message and a status.
 ZooOptions parse_options(CLI::App& app, int argc, char** argv) {
   ZooOptions o;
@@ -131,6 +145,7 @@ ZooOptions parse_options(CLI::App& app, int argc, char** argv) {
   app.add_flag("--traffic", o.traffic, "print what the ranks sent, by collective and operator");
   for (auto* option : app.get_options()) option->capture_default_str();
   app.parse(argc, argv);
+  check_use(app, o);
   return o;
 }
 

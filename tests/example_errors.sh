@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Bad input to the GPT example: a clear error, a failing exit status, no hang; with ranks as threads and as processes.
+# Bad input to the examples: a clear error, a failing exit status, no hang; with ranks as threads and as processes.
 set -euo pipefail
 program=$DTENSOR_BUILD/examples/train_gpt
 small=(--dim 32 --seq 32 --batch 8 --steps 2)
@@ -30,6 +30,13 @@ refuse 1 'expected a number above 0' "$program" --steps 0
 refuse 1 'there is no folder' "$program" --log /nonexistent/run.jsonl
 refuse 1 'there is no folder' "$program" --svg /nonexistent/losses.svg
 refuse 1 'unknown transport' "$program" --ranks 2 --transport pigeon
+
+# Options that the run would do nothing with.
+zoo=$DTENSOR_BUILD/examples/train
+refuse 1 'no mesh has a dimension tp' "$zoo" --ranks 2 --sp
+refuse 1 'no mesh has a dimension tp' "$zoo" --ranks 2 --mesh dp=2 --overlap 2
+refuse 1 'no linear layers that tp cuts' "$zoo" --model resnest-debug --mesh tp=2 --overlap 2
+refuse 1 'takes images' "$zoo" --model vit-debug --seq 32
 
 # As processes, each rank says it (dtensor-run may end the last ones first).
 launch=("$DTENSOR_BUILD/tools/dtensor-run" -n 2)
