@@ -9,7 +9,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
+#include <iterator>
 #include <list>
 #include <mutex>
 #include <unordered_map>
@@ -18,22 +20,34 @@ namespace dtensor::detail {
 
 namespace {
 
-constexpr size_t kLarge = 32 << 20;  // glibc maps these, and no setting makes it stop
+constexpr size_t kLarge = 8 << 20;
 constexpr size_t kHugePage = 2 << 20;
+// Blocks begin at different distances from a huge page: at the same one, what is copied between them would meet in the same sets of a
+// cache.
+constexpr size_t kStep = 4096 + 256, kSteps = 15, kRoom = 64 << 10;
+static_assert(kStep * (kSteps - 1) < kRoom && kStep % 64 == 0);
 
 size_t round_up(size_t size) { return (size + kHugePage - 1) / kHugePage * kHugePage; }
 
-// Memory from the system that begins at a huge page; null when there is none.
-void* map(size_t size) {
-  void* memory = mmap(nullptr, size + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return nullptr;
+struct Block {
+  char* mapped = nullptr;  // size + kRoom bytes
+  void* memory = nullptr;
+  size_t size = 0;
+  bool offered = false;  // to the system, while it is kept
+};
+
+// Memory from the system, in huge pages; null when there is none.
+Block map(size_t size) {
+  static std::atomic<size_t> count{0};
+  void* memory = mmap(nullptr, size + kRoom + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return {};
   const auto address = reinterpret_cast<uintptr_t>(memory);
   const size_t before = round_up(address) - address, after = kHugePage - before;
   if (before > 0) munmap(memory, before);
   auto* begin = static_cast<char*>(memory) + before;
-  if (after > 0) munmap(begin + size, after);
+  if (after > 0) munmap(begin + size + kRoom, after);
   madvise(begin, size, MADV_HUGEPAGE);
-  return begin;
+  return {begin, begin + count++ % kSteps * kStep, size};
 }
 
 // Blocks in use by address, and those that are kept, the latest first.
@@ -45,21 +59,19 @@ class Blocks {
       std::lock_guard lock(mutex_);
       for (auto it = kept_.begin(); it != kept_.end(); ++it) {
         if (it->size < size || it->size > size + size / 8) continue;
-        auto* memory = it->memory;
-        kept_bytes_ -= it->size;
-        in_use_[memory] = it->size;
-        kept_.erase(it);
-        return memory;
+        const Block block = remove(it);
+        in_use_[block.memory] = {block.mapped, block.memory, block.size};
+        return block.memory;
       }
     }
-    auto* memory = map(size);
-    if (!memory) {
+    Block block = map(size);
+    if (!block.memory) {
       drop_beyond(0);
-      memory = map(size);
+      block = map(size);
     }
     std::lock_guard lock(mutex_);
-    if (memory) in_use_[memory] = size;
-    return memory;
+    if (block.memory) in_use_[block.memory] = block;
+    return block.memory;
   }
 
   // Whether it was one of ours.
@@ -68,36 +80,49 @@ class Blocks {
       std::lock_guard lock(mutex_);
       const auto found = in_use_.find(memory);
       if (found == in_use_.end()) return false;
-      const size_t size = found->second;
+      const Block block = found->second;
       in_use_.erase(found);
-      madvise(memory, size, MADV_FREE);
-      kept_.push_front({memory, size});
-      kept_bytes_ += size;
+      kept_.push_front(block);
+      kept_bytes_ += block.size;
+      warm_bytes_ += block.size;
+      offer_beyond(memory_ / 64);
     }
-    drop_beyond(most_);
+    drop_beyond(memory_ / 8);
     return true;
   }
 
  private:
-  struct Block {
-    void* memory;
-    size_t size;
-  };
+  Block remove(std::list<Block>::iterator it) {
+    const Block block = *it;
+    kept_bytes_ -= block.size;
+    if (!block.offered) warm_bytes_ -= block.size;
+    kept_.erase(it);
+    return block;
+  }
+
+  // Offers to the system what has not been used for longest. Not all: who takes an offered block pays for each of its pages.
+  void offer_beyond(size_t bytes) {
+    for (auto it = kept_.rbegin(); warm_bytes_ > bytes && it != kept_.rend(); ++it) {
+      if (it->offered) continue;
+      madvise(it->mapped, it->size + kRoom, MADV_FREE);
+      it->offered = true;
+      warm_bytes_ -= it->size;
+    }
+  }
 
   void drop_beyond(size_t bytes) {
     std::lock_guard lock(mutex_);
     while (kept_bytes_ > bytes) {
-      munmap(kept_.back().memory, kept_.back().size);
-      kept_bytes_ -= kept_.back().size;
-      kept_.pop_back();
+      const Block block = remove(std::prev(kept_.end()));
+      munmap(block.mapped, block.size + kRoom);
     }
   }
 
   std::mutex mutex_;
-  std::unordered_map<void*, size_t> in_use_;
+  std::unordered_map<void*, Block> in_use_;
   std::list<Block> kept_;
-  size_t kept_bytes_ = 0;
-  const size_t most_ = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE)) / 8;
+  size_t kept_bytes_ = 0, warm_bytes_ = 0;  // warm: not offered to the system
+  const size_t memory_ = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 };
 
 // Lives as long as the last tensor.
