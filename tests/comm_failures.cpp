@@ -211,6 +211,39 @@ TEST_CASE("a wait ends at the deadline and names who did not come", "[comm][gloo
   });
 }
 
+TEST_CASE("a rank that comes when the others have given up does not get what they have overwritten since", "[comm][gloo]") {
+  on_each([](const std::string& transport) {
+    constexpr int64_t kCount = 1'500'000;
+    std::atomic<int> failed{0};
+    std::atomic<bool> came{false};
+    const auto failures = collect(transport, 3, [&](World& world) {
+      auto all = connect_all(world);
+      all->barrier();
+      const auto input = at::ones({kCount});
+      const bool late = world.rank() == 1;
+      while (late && failed < 2) std::this_thread::sleep_for(Milliseconds(10));
+      try {
+        const auto all_ones = all->all_to_all(input, {kCount / 3, kCount / 3, kCount / 3}, {kCount / 3, kCount / 3, kCount / 3}).get();
+        came = true;
+        dtensor::require(all_ones.eq(1).all().item<bool>(), "test", "overwritten");
+      } catch (...) {
+        input.zero_();
+        if (late) came = true;
+        else ++failed;
+        while (!came) std::this_thread::sleep_for(Milliseconds(10));
+        throw;
+      }
+    }, 1000);
+    for (int rank : {0, 2}) {
+      INFO(transport << ", rank " << rank << ": " << failures.of_rank[rank]);
+      CHECK(contains(failures.of_rank[rank], {"all_to_all #2"}));
+    }
+    INFO(transport << ", rank 1: " << failures.of_rank[1]);
+    CHECK(failures.of_rank[1].find("overwritten") == std::string::npos);
+    CHECK(failures.seconds < 20);
+  });
+}
+
 TEST_CASE("a rendezvous that is not complete names the address and the missing ranks", "[comm][gloo]") {
   dtensor::comm::GlooOptions options;
   options.size = 3;

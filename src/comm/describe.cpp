@@ -83,10 +83,14 @@ std::string failure(const CallInfo& call, const std::string& group, const std::s
   return fmt::format("{} in group '{}' cannot complete: {}", call.str(), group, why);
 }
 
-std::string lateness(const CallInfo& call, const std::string& group, Milliseconds deadline, const std::vector<int>& absent) {
-  return fmt::format("{} in group '{}' did not complete within {} s; {}; hint: a rank is stuck or far behind; raise --deadline if "
-                     "that is expected", call.str(), group, static_cast<double>(deadline.count()) / 1000,
+std::string lateness(Milliseconds deadline, const std::vector<int>& absent) {
+  return fmt::format("did not complete within {} s; {}; hint: a rank is stuck or far behind; raise --deadline if that is expected",
+                     static_cast<double>(deadline.count()) / 1000,
                      absent.empty() ? "every rank called it" : rank_list(absent) + " did not call it");
+}
+
+std::string lateness(const CallInfo& call, const std::string& group, Milliseconds deadline, const std::vector<int>& absent) {
+  return fmt::format("{} in group '{}' {}", call.str(), group, lateness(deadline, absent));
 }
 
 void require_cpu(Collective kind, const at::Tensor& tensor, std::string_view transport) {

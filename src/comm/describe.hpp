@@ -54,6 +54,7 @@ std::string rank_list(const std::vector<int>& ranks);
 std::string divergence(int rank, const CallInfo& call, int other_rank, const CallInfo& other);
 std::string departure(int rank, const std::string& why);
 std::string failure(const CallInfo& call, const std::string& group, const std::string& why);
+std::string lateness(Milliseconds deadline, const std::vector<int>& absent);
 std::string lateness(const CallInfo& call, const std::string& group, Milliseconds deadline, const std::vector<int>& absent);
 
 // Argument checks that transports share. position_in: where `rank` is in `ranks`; throws when it is not, or when a rank

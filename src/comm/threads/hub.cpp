@@ -1,6 +1,7 @@
 // Groups, meetings and departures of ranks that are threads.
 #include "src/comm/threads/hub.hpp"
 
+#include "src/comm/describe.hpp"
 #include "src/comm/spin.hpp"
 
 namespace dtensor::comm::threads {
@@ -41,9 +42,9 @@ void Group::fail_pending(int rank, const std::string& why) {
   }
 }
 
-std::vector<int> Group::absent(const Slot& slot) {
+void Group::give_up(Slot& slot, Milliseconds deadline) {
   std::lock_guard lock(mutex_);
-  return slot.absent();
+  slot.fail_if_incomplete("it " + lateness(deadline, slot.absent()));
 }
 
 std::shared_ptr<Group> Hub::group(const std::vector<int>& ranks, int nth) {

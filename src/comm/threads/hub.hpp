@@ -29,8 +29,9 @@ class Group {
   // Fails every incomplete meeting that `rank` has not come to, or all of them when `rank` is -1.
   void fail_pending(int rank, const std::string& why);
 
-  // The ranks that have not come.
-  std::vector<int> absent(const Slot& slot);
+  // A rank's wait has reached its deadline: unless all have come the meeting fails for everyone, since what that rank brought may be
+  // overwritten from now on.
+  void give_up(Slot& slot, Milliseconds deadline);
 
  private:
   const std::vector<int> ranks_;

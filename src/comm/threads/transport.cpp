@@ -19,10 +19,15 @@ class SlotWork final : public Work {
 
   void wait() override {
     if (!slot_) return;
-    switch (slot_->wait(deadline_)) {
+    auto outcome = slot_->wait(deadline_);
+    if (outcome == Slot::Outcome::late) {
+      group_->give_up(*slot_, deadline_);
+      outcome = slot_->wait(deadline_);  // it has failed; or all have come meanwhile, and it is being done
+    }
+    switch (outcome) {
       case Slot::Outcome::done: slot_.reset(); return;
       case Slot::Outcome::failed: fail(name(info_.kind), "{}", failure(info_, name_, slot_->error()));
-      case Slot::Outcome::late: fail(name(info_.kind), "{}", lateness(info_, name_, deadline_, group_->absent(*slot_)));
+      case Slot::Outcome::late: fail(name(info_.kind), "{}", lateness(info_, name_, deadline_, {}));
     }
   }
 
