@@ -265,8 +265,8 @@ void check_subgroups(World& world) {
 void check_chunks(World& world) {
   auto all = connect_all(world);
   const int ranks = world.size(), me = world.rank();
-  // Around what shared memory takes at a time: a slot of 256 KiB, of which each rank has a part.
-  const std::vector<int64_t> lengths{32 << 10, 256 << 10, (256 << 10) / ranks / 64 * 64, (9 << 20) / ranks};
+  // Around what shared memory takes at a time: a slot of 256 KiB, of which each rank has a part, and 1 MiB of another rank's memory.
+  const std::vector<int64_t> lengths{32 << 10, 256 << 10, (256 << 10) / ranks / 64 * 64, 5 << 18, (18 << 20) / ranks};
   for (const int64_t bytes : lengths) {
     for (const int64_t count : {bytes / 4 - 1, bytes / 4, bytes / 4 + 1}) {
       check_equal(all->all_reduce(values(me, count, at::kFloat), ReduceOp::sum).get(), reduced(ranks, count, at::kFloat, ReduceOp::sum),

@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include <cstdlib>
 #include <numeric>
 
 #include "tests/catch.hpp"  // last: libtorch's logging has a CHECK of its own
@@ -42,6 +43,16 @@ TEST_CASE("threads: all collectives at 1 to 8 ranks", "[comm]") { check_everythi
 TEST_CASE("gloo: all collectives at 1 to 8 ranks", "[comm][gloo]") { check_everything("gloo"); }
 
 TEST_CASE("shm: all collectives at 1 to 8 ranks", "[comm][gloo]") { check_everything("shm"); }
+
+TEST_CASE("shm: long pieces go through slots where ranks may not read each other's memory", "[comm][gloo]") {
+  setenv("DTENSOR_DIRECT_READS", "0", 1);
+  for (int ranks : {2, 3}) {
+    CHECK_NOTHROW(run_ranks("shm", ranks, check_data_movement));
+    CHECK_NOTHROW(run_ranks("shm", ranks, check_asynchrony));
+    CHECK_NOTHROW(run_ranks("shm", ranks, check_chunks));
+  }
+  unsetenv("DTENSOR_DIRECT_READS");
+}
 
 TEST_CASE("all transports give the same bits", "[comm][gloo]") {
   for (int ranks : {2, 3, 8}) {

@@ -137,7 +137,8 @@ TEST_CASE("a rank that leaves early is named by those that wait for it", "[comm]
   on_each([](const std::string& transport) {
     const auto failures = collect(transport, 3, [](World& world) {
       auto all = connect_all(world);
-      all->barrier();
+      const std::vector<int64_t> counts(3, 300'000);
+      all->all_to_all(at::ones({900'000}), counts, counts);
       auto last = all->all_reduce(at::ones({100'000}), ReduceOp::sum);
       if (world.rank() == 1) return;  // without a wait: the others still get the result
       dtensor::require(std::move(last).get()[7].item<float>() == 3, "test", "the last result");
@@ -348,13 +349,14 @@ TEST_CASE("a rank of a job of processes", "[comm][rank-program]") {
   const auto colon = mode.find(':');
   const int chosen = colon == std::string::npos ? -1 : std::atoi(mode.c_str() + colon + 1);
   const auto what = mode.substr(0, colon);
-  const int64_t count = what == "kill-midway" ? 20'000'000 : 50'000;
+  const bool exchanges = what == "kill-exchanging";
+  const int64_t count = what == "kill-midway" || exchanges ? 20'000'000 : 50'000;
   const auto body = [&](World& world) {
     auto all = connect_all(world);
     for (int i = 0; i < 6; ++i) {
       if (i == 3 && world.rank() == chosen) {
         if (what == "kill") std::raise(SIGKILL);
-        if (what == "kill-midway") {
+        if (what == "kill-midway" || exchanges) {
           std::thread([] {
             std::this_thread::sleep_for(Milliseconds(20));
             std::raise(SIGKILL);
@@ -365,6 +367,12 @@ TEST_CASE("a rank of a job of processes", "[comm][rank-program]") {
         if (what == "leave") return;
         if (what == "stall") std::this_thread::sleep_for(std::chrono::minutes(10));
         if (what == "diverge") all->barrier();
+      }
+      if (exchanges) {
+        const std::vector<int64_t> counts(world.size(), count);
+        const auto last = all->all_to_all(at::full({count * world.size()}, world.rank()), counts, counts).get().slice(0, -count);
+        dtensor::require(last.eq(world.size() - 1).all().item<bool>(), "test", "the last piece");
+        continue;
       }
       const auto sum = all->all_reduce(at::full({count}, world.rank()), ReduceOp::sum).get();
       const int expected = world.size() * (world.size() - 1) / 2;

@@ -3,6 +3,8 @@
 
 #include <dtensor/error.hpp>
 
+#include "src/comm/shared_memory/peer_memory.hpp"
+
 #include <algorithm>
 #include <cerrno>
 #include <climits>
@@ -11,6 +13,7 @@
 #include <initializer_list>
 #include <mutex>
 #include <random>
+#include <sstream>
 
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -131,40 +134,73 @@ void Arena::make() {
   random_token().copy(header_->token, sizeof header_->token - 1);
 }
 
+// What the ranks tell each other: where a rank is, and the file that it offers. Empty: none.
+struct Arena::Card {
+  std::string host;
+  pid_t process = 0;
+  int fd = -1;
+  uint64_t header = 0;  // the address of the file's header in that process
+  std::string token;
+
+  std::string str() const { return host.empty() ? "" : fmt::format("{} {} {} {} {}", host, process, fd, header, token); }
+  static Card parse(const std::string& text) {
+    Card card;
+    std::istringstream(text) >> card.host >> card.process >> card.fd >> card.header >> card.token;
+    return card;
+  }
+};
+
 // The token tells whether the file is the one that was meant.
-bool Arena::join(const std::string& path, const std::string& token) {
-  fd_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
+bool Arena::join(const Card& card) {
+  fd_ = open(fmt::format("/proc/{}/fd/{}", card.process, card.fd).c_str(), O_RDWR | O_CLOEXEC);
   struct stat status{};
   if (fd_ < 0 || fstat(fd_, &status) != 0 || status.st_size < pages(sizeof(Header))) return false;
   header_ = static_cast<Header*>(map(fd_, 0, pages(sizeof(Header))));
-  return header_ && token == header_->token;
+  return header_ && card.token == header_->token;
 }
 
 // Every rank offers a file of its own; that of the first rank of a host is used.
 std::shared_ptr<Arena> Arena::meet(Rendezvous& rendezvous, int rank, int size, bool take_part) {
+  const auto exchange = [&](const std::string& mine) {
+    auto all = rendezvous.exchange(std::vector<std::string>(size, mine));
+    all[rank] = mine;
+    return all;
+  };
   std::shared_ptr<Arena> own(new Arena), arena = own;
-  const auto here = host();
-  if (take_part && !here.empty()) own->make();
-  const auto card = own->header_ ? fmt::format("{} /proc/{}/fd/{} {}", here, getpid(), own->fd_, own->header_->token) : "";
-  const auto cards = [&] {
-    auto others = rendezvous.exchange(std::vector<std::string>(size, card));
-    others[rank] = card;
-    return others;
-  }();
-  const auto is_here = [&](const std::string& other) { return !card.empty() && other.substr(0, other.find(' ')) == here; };
-  const auto first = std::find_if(cards.begin(), cards.end(), is_here) - cards.begin();
-  bool joined = own->header_ != nullptr;
-  if (joined && first != rank) {
-    const auto path = cards[first].find(' '), token = cards[first].rfind(' ');
-    arena.reset(new Arena);
-    joined = arena->join(cards[first].substr(path + 1, token - path - 1), cards[first].substr(token + 1));
+  const auto where = take_part ? host() : "";
+  if (!where.empty()) own->make();
+  Card card;
+  if (own->header_) {
+    card = {where, getpid(), own->fd_, reinterpret_cast<uint64_t>(own->header_), own->header_->token};
+    allow_reads();
   }
-  auto joins = rendezvous.exchange(std::vector<std::string>(size, joined ? "joined" : ""));
-  joins[rank] = joined ? "joined" : "";
-  int position = 0;
+
+  std::map<int, Card> here;  // by rank
+  const auto cards = exchange(card.str());
   for (int other = 0; other < size; ++other) {
-    if (!is_here(cards[other])) continue;
-    if (joined && !joins[other].empty() && position < kMostRanks) arena->positions_[other] = position;
+    auto theirs = Card::parse(cards[other]);
+    if (!card.host.empty() && theirs.host == card.host) here.emplace(other, std::move(theirs));
+  }
+  bool joined = !here.empty();
+  if (joined && here.begin()->first != rank) {
+    arena.reset(new Arena);
+    joined = arena->join(here.begin()->second);
+  }
+  const bool reads = std::all_of(here.begin(), here.end(), [](const auto& item) {
+    const Card& theirs = item.second;
+    return can_read(theirs.process, theirs.header, theirs.token.data(), static_cast<int64_t>(theirs.token.size()));
+  });
+
+  // Until here every rank keeps the file that it offered.
+  const auto answers = exchange(!joined ? "" : reads ? "joined, and reads" : "joined");
+  arena->reads_directly_ = true;
+  int position = 0;
+  for (const auto& [other, theirs] : here) {
+    if (joined && !answers[other].empty() && position < kMostRanks) {
+      arena->positions_[other] = position;
+      arena->processes_[other] = theirs.process;
+      arena->reads_directly_ = arena->reads_directly_ && answers[other] == "joined, and reads";
+    }
     ++position;
   }
   return arena;

@@ -1,5 +1,6 @@
 // The memory that the ranks of one host share: an anonymous file that grows by a region for each group, and a bell for each
-// rank. Nothing of it has a name, so that nothing is left behind when a job is killed.
+// rank. Nothing of it has a name, so that nothing is left behind when a job is killed. Where the system lets them, they also read each
+// other's own memory.
 #pragma once
 
 #include "src/comm/rendezvous/rendezvous.hpp"
@@ -11,6 +12,8 @@
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <sys/types.h>
 
 namespace dtensor::comm::shared_memory {
 
@@ -47,6 +50,10 @@ class Arena {
 
   Bell& bell(int world_rank);
 
+  // Whether all of them can read the memory of all.
+  bool reads_directly() const { return reads_directly_; }
+  pid_t process(int world_rank) const { return processes_.at(world_rank); }
+
   // The memory of the group that all its members call `id`: `bytes`, of which the first `zeroed` are zero. Null on every member when
   // there is no room.
   static std::shared_ptr<Region> region(const std::shared_ptr<Arena>& arena, uint64_t id, int members, int64_t zeroed, int64_t bytes);
@@ -57,7 +64,8 @@ class Arena {
   struct Entry;
   Arena() = default;
   void make();
-  bool join(const std::string& path, const std::string& token);
+  struct Card;
+  bool join(const Card& card);
   void forget();
   void give_back(int entry);
   Entry* claim(uint64_t id, int members, int64_t zeroed, int64_t bytes);
@@ -65,6 +73,8 @@ class Arena {
   int fd_ = -1;
   Header* header_ = nullptr;
   std::map<int, int> positions_;  // world rank -> which bell
+  std::map<int, pid_t> processes_;
+  bool reads_directly_ = false;
 };
 
 class Region {

@@ -1,6 +1,12 @@
 // Where a group's slots lie, and who is woken when.
 #include "src/comm/shared_memory/channel.hpp"
 
+#include "src/comm/shared_memory/peer_memory.hpp"
+
+#include <cstring>
+
+#include <fmt/format.h>
+
 namespace dtensor::comm::shared_memory {
 
 namespace {
@@ -8,7 +14,7 @@ namespace {
 constexpr int64_t kCallBytes = 128;
 static_assert(sizeof(CallInfo) <= kCallBytes);
 
-int64_t counts_bytes(int64_t members) { return (members * 16 + 63) / 64 * 64; }
+int64_t counts_bytes(int64_t members) { return (members * 24 + 63) / 64 * 64; }
 int64_t slot_bytes(int64_t members) { return kCallBytes + counts_bytes(members) + Channel::kSlotBytes; }
 
 }  // namespace
@@ -19,8 +25,12 @@ std::unique_ptr<Channel> Channel::open(const std::shared_ptr<Arena>& arena, uint
   auto region = Arena::region(arena, id, static_cast<int>(members), head, head + members * kSlots * slot_bytes(members));
   if (!region) return nullptr;
   std::vector<Bell*> bells;
-  for (int rank : ranks) bells.push_back(&arena->bell(rank));
-  return std::unique_ptr<Channel>(new Channel(std::move(region), std::move(bells), self));
+  std::vector<pid_t> processes;
+  for (int rank : ranks) {
+    bells.push_back(&arena->bell(rank));
+    if (arena->reads_directly()) processes.push_back(arena->process(rank));
+  }
+  return std::unique_ptr<Channel>(new Channel(std::move(region), std::move(bells), std::move(processes), self));
 }
 
 Slot Channel::slot(int who, uint64_t round) const {
@@ -41,6 +51,12 @@ bool Channel::all_made_room(uint64_t round) const {
     if (who != self_ && !has_made_room(who, round)) return false;
   }
   return true;
+}
+
+void Channel::read_memory(int who, int64_t address, void* to, int64_t bytes) const {
+  const int error = shared_memory::read_memory(processes_[who], static_cast<uint64_t>(address), to, bytes);
+  if (member(who).withdrawn.load()) throw Lost{who, "it has given up a call"};
+  if (error != 0) throw Lost{who, fmt::format("its memory cannot be read: {}", std::strerror(error))};
 }
 
 // A round can be read when its last post has come, so only that one wakes; likewise for room.

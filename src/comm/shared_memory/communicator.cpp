@@ -83,7 +83,9 @@ Async SharedMemoryCommunicator::do_reduce_scatter(const Call& call, const at::Te
 
 Async SharedMemoryCommunicator::do_all_to_all(const Call& call, const at::Tensor& input, Counts send, Counts recv) {
   at::Tensor result = empty({total(recv)}, input.scalar_type());
-  return issue(make_all_to_all(announce(call, input, 0, "shm"), {input, result}, pieces_of(input, send), pieces_of(result, recv)), result);
+  const auto info = announce(call, input, 0, "shm");
+  const bool direct = queue_->channel->reads_directly();
+  return issue(make_all_to_all(info, {input, result}, pieces_of(input, send), pieces_of(result, recv), direct), result);
 }
 
 void SharedMemoryCommunicator::do_barrier(const Call& call) {

@@ -130,7 +130,12 @@ bool Engine::read(Queue& queue) {
   const auto operation = queue.operations.front();
   if (operation->read_rounds == 0) check_agreement(queue, *operation);
   if (queue.broken) return true;
-  operation->read(channel, operation->read_rounds++, operation->base);
+  try {
+    operation->read(channel, operation->read_rounds++, operation->base);
+  } catch (const Lost& lost) {
+    fail_all(queue, link_->explain(queue.ranks[lost.who], lost.why));
+    return true;
+  }
   channel.consume(queue.read++);
   if (operation->read_rounds < operation->rounds()) return true;
   queue.operations.pop_front();
@@ -175,6 +180,7 @@ bool Engine::find_failures() {
 }
 
 void Engine::fail_all(Queue& queue, const std::string& why) {
+  queue.channel->withdraw();
   queue.broken = why;
   for (auto& operation : queue.operations) operation->end(failure(operation->call(), queue.name, why));
   queue.operations.clear();
@@ -188,6 +194,7 @@ void Engine::give_up(Queue& queue, Operation& operation, Milliseconds deadline) 
   for (int who = 0; who < queue.channel->size(); ++who) {
     if (!queue.channel->has_posted(who, operation.base)) absent.push_back(queue.ranks[who]);
   }
+  queue.channel->withdraw();
   operation.end(lateness(call, queue.name, deadline, absent));
   const auto late = std::find_if(queue.operations.begin(), queue.operations.end(), [&](const auto& other) { return other.get() == &operation; });
   const auto kept = *late;

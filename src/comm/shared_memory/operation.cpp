@@ -1,5 +1,5 @@
-// The collectives as rounds of copies and reductions. Chunks are a slot, or a piece of one, long, so that what is written is read
-// while it is in a cache.
+// The collectives as rounds of copies and reductions. Chunks that go through slots are a slot, or a piece of one, long, so that what is
+// written is read while it is in a cache.
 #include "src/comm/shared_memory/operation.hpp"
 
 #include "src/comm/copy.hpp"
@@ -14,6 +14,8 @@ namespace {
 
 // Up to this size every rank reduces everything by itself: one round instead of two.
 constexpr int64_t kDirectBytes = 32 << 10;
+// How much of another's memory is read in one go: other collectives of this rank wait for so long.
+constexpr int64_t kReadBytes = 1 << 20;
 
 int64_t chunks(int64_t bytes, int64_t chunk) { return (bytes + chunk - 1) / chunk; }
 
@@ -80,42 +82,66 @@ class Gather final : public Operation {
   const bool large_ = total(pieces_) >= kLargeBytes;
 };
 
-// How many rounds it takes is known when the counts of all have been read.
+// How many rounds it takes is known when the counts of all have been read. Where members read each other's memory, only the first chunk of
+// a piece goes through a slot; the rest is read from where it lies, and a last round tells that all have done so.
 class AllToAll final : public Operation {
  public:
-  AllToAll(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> out, std::vector<Bytes> in)
-      : Operation(call, std::move(keep)), out_(std::move(out)), in_(std::move(in)), chunk_(Channel::piece_bytes(static_cast<int64_t>(out_.size()))),
-        longest_(std::max(longest(out_), longest(in_))) {}
+  AllToAll(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> out, std::vector<Bytes> in, bool direct)
+      : Operation(call, std::move(keep)), out_(std::move(out)), in_(std::move(in)), direct_(direct),
+        chunk_(Channel::piece_bytes(static_cast<int64_t>(out_.size()))), longest_(std::max(longest(out_), longest(in_))), sources_(in_.size()) {}
 
-  int64_t rounds() const override { return std::max<int64_t>(1, chunks(longest_, chunk_)); }
+  int64_t rounds() const override {
+    if (!direct_ || longest_ <= chunk_) return std::max<int64_t>(1, chunks(longest_, chunk_));
+    return 1 + chunks(longest_ - chunk_, kReadBytes) + 1;
+  }
   bool settled() const override { return read_rounds > 0; }
+  bool can_write() const override {
+    return through_slot(written) || (settled() && (written + 1 < rounds() || read_rounds == written));
+  }
 
   void write(const Channel& channel, int64_t round, const Slot& slot) override {
-    for (int who = 0; round == 0 && who < channel.size(); ++who) {
+    const int size = channel.size();
+    for (int who = 0; round == 0 && who < size; ++who) {
       slot.counts[who] = out_[who].size;
-      slot.counts[channel.size() + who] = in_[who].size;
+      slot.counts[size + who] = in_[who].size;
+      slot.counts[2 * size + who] = reinterpret_cast<int64_t>(out_[who].data);
     }
-    for_others(channel, [&](int who) { copy(slot.data + place(channel, channel.self(), who) * chunk_, chunk_of(out_[who], round, chunk_)); });
+    if (!through_slot(round)) return;
+    for_others(channel, [&](int who) { copy(slot.data + place(channel, channel.self(), who) * chunk_, part(out_[who], round)); });
   }
 
   bool agrees(const Channel& channel, int who, const Slot& theirs) override {
     const int size = channel.size();
     for (int i = 0; i < 2 * size; ++i) longest_ = std::max(longest_, theirs.counts[i]);
+    sources_[who] = theirs.counts[2 * size + channel.self()];
     return theirs.counts[channel.self()] == in_[who].size && theirs.counts[size + channel.self()] == out_[who].size;
   }
 
   void read(const Channel& channel, int64_t round, uint64_t base) override {
-    copy(chunk_of(in_[channel.self()], round, chunk_).data, chunk_of(out_[channel.self()], round, chunk_), large_);
+    const int self = channel.self();
+    copy(part(in_[self], round).data, part(out_[self], round), large_);
     for_others(channel, [&](int who) {
-      const Bytes target = chunk_of(in_[who], round, chunk_);
-      copy(target.data, {channel.slot(who, base + round).data + place(channel, who, channel.self()) * chunk_, target.size}, large_);
+      const Bytes target = part(in_[who], round);
+      char* slot = channel.slot(who, base + round).data + place(channel, who, self) * chunk_;
+      if (through_slot(round)) copy(target.data, {slot, target.size}, large_);
+      else if (target.size > 0) channel.read_memory(who, sources_[who] + (target.data - in_[who].data), target.data, target.size);
     });
   }
 
  private:
+  bool through_slot(int64_t round) const { return !direct_ || round == 0; }
+  // Of a piece, what moves in the round.
+  Bytes part(const Bytes& piece, int64_t round) const {
+    if (through_slot(round)) return chunk_of(piece, round, chunk_);
+    const int64_t first = std::min(chunk_, piece.size);
+    return chunk_of({piece.data + first, piece.size - first}, round - 1, kReadBytes);
+  }
+
   const std::vector<Bytes> out_, in_;
+  const bool direct_;
   const int64_t chunk_;
   int64_t longest_;
+  std::vector<int64_t> sources_;  // where the others' pieces lie in their memory
   const bool large_ = total(in_) >= kLargeBytes;
 };
 
@@ -226,8 +252,8 @@ std::shared_ptr<Operation> make_gather(const CallInfo& call, std::vector<at::Ten
 }
 
 std::shared_ptr<Operation> make_all_to_all(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> out,
-                                           std::vector<Bytes> in) {
-  return std::make_shared<AllToAll>(call, std::move(keep), std::move(out), std::move(in));
+                                           std::vector<Bytes> in, bool direct) {
+  return std::make_shared<AllToAll>(call, std::move(keep), std::move(out), std::move(in), direct);
 }
 
 std::shared_ptr<Operation> make_reduce_scatter(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> pieces,

@@ -56,8 +56,9 @@ class Operation {
 // all_gather, and broadcast, where only the root has a piece: `mine` goes to all, the piece of member p to pieces[p].
 std::shared_ptr<Operation> make_gather(const CallInfo& call, std::vector<at::Tensor> keep, Bytes mine, std::vector<Bytes> pieces);
 
-// Piece p of `out` goes to member p, whose piece comes to in[p].
-std::shared_ptr<Operation> make_all_to_all(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> out, std::vector<Bytes> in);
+// Piece p of `out` goes to member p, whose piece comes to in[p]. `direct`: long pieces are read from the members' memory.
+std::shared_ptr<Operation> make_all_to_all(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> out,
+                                           std::vector<Bytes> in, bool direct);
 
 // The members' pieces for this one are reduced into `target`.
 std::shared_ptr<Operation> make_reduce_scatter(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> pieces, Bytes target);
