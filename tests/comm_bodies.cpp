@@ -84,6 +84,9 @@ void check_reduction(Communicator& all, at::ScalarType dtype, ReduceOp op, int64
   const auto expected = reduced(all.size(), count, dtype, op);
   check_equal(all.all_reduce(input, op).get(), expected, "all_reduce " + what);
   check_equal(input, before, "all_reduce's input, " + what);
+  const auto own = here(before.clone());
+  require(all.all_reduce(own, op, true).get().is_same(own), "test", "the result in place is the input");
+  check_equal(own, expected, "all_reduce in place, " + what);
   auto counts = ragged(all.size(), count / (3 * all.size()));
   counts.back() += count - sum(counts, counts.size());
   const auto piece = expected.slice(0, sum(counts, all.rank()), sum(counts, all.rank() + 1));
@@ -269,8 +272,10 @@ void check_chunks(World& world) {
   const std::vector<int64_t> lengths{32 << 10, 256 << 10, (256 << 10) / ranks / 64 * 64, 5 << 18, (18 << 20) / ranks};
   for (const int64_t bytes : lengths) {
     for (const int64_t count : {bytes / 4 - 1, bytes / 4, bytes / 4 + 1}) {
-      check_equal(all->all_reduce(values(me, count, at::kFloat), ReduceOp::sum).get(), reduced(ranks, count, at::kFloat, ReduceOp::sum),
-                  "all_reduce");
+      for (const bool in_place : {false, true}) {
+        check_equal(all->all_reduce(values(me, count, at::kFloat), ReduceOp::sum, in_place).get(), reduced(ranks, count, at::kFloat, ReduceOp::sum),
+                    "all_reduce");
+      }
       std::vector<at::Tensor> pieces, out, in;
       for (int rank = 0; rank < ranks; ++rank) {
         pieces.push_back(values(rank, count, at::kFloat));

@@ -100,13 +100,13 @@ void Communicator::leave_record(const Call& call, const at::Tensor& input) const
   issue(record);
 }
 
-Async Communicator::all_reduce(const at::Tensor& input, ReduceOp op) {
+Async Communicator::all_reduce(const at::Tensor& input, ReduceOp op, bool in_place) {
   check_input(Collective::all_reduce, input);
   check_reducible("all_reduce", input.scalar_type(), op);
-  if (size() == 1) return copy_of(input, input.sizes());
+  if (size() == 1) return in_place ? Async{input, {}} : copy_of(input, input.sizes());
   Call call = begin(Collective::all_reduce, input);
   call.op = op;
-  return do_all_reduce(call, input);
+  return do_all_reduce(call, input, in_place ? input : empty_for(input, input.sizes()));
 }
 
 Async Communicator::all_gather(const at::Tensor& input, Counts counts, at::Tensor into) {

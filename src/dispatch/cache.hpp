@@ -2,7 +2,7 @@
 #pragma once
 
 #include "src/dispatch/decision.hpp"
-#include "src/dispatch/fast_thread_local.hpp"
+#include "src/core/fast_thread_local.hpp"
 #include "src/dispatch/key.hpp"
 
 #include <memory>

@@ -2,7 +2,7 @@
 
 #include "src/dispatch/deferred.hpp"
 #include "src/dispatch/execute.hpp"
-#include "src/dispatch/fast_thread_local.hpp"
+#include "src/core/fast_thread_local.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/reading.hpp"
 

@@ -1,5 +1,7 @@
 #include "src/dispatch/explicit.hpp"
 
+#include "src/core/fast_thread_local.hpp"
+
 #include <dtensor/error.hpp>
 #include <fmt/ranges.h>
 #include <dtensor/tensor.hpp>
@@ -9,7 +11,7 @@
 namespace dtensor {
 
 namespace {
-thread_local int explicit_depth = 0;
+DTENSOR_FAST_THREAD_LOCAL int explicit_depth = 0;
 }
 
 ExplicitCommunication::ExplicitCommunication() { ++explicit_depth; }

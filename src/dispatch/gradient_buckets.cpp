@@ -45,7 +45,7 @@ class Bucket final : public comm::Work {
     if (!group_) return;
     dispatch::LocalMode local;
     comm::Cause cause("gradient", true);
-    attempt([&] { reducing_ = std::exchange(group_, nullptr)->all_reduce(filled(), op_); });
+    attempt([&] { reducing_ = std::exchange(group_, nullptr)->all_reduce(filled(), op_, true); });
   }
 
   // What was not begun when its world ended never will be there.
@@ -58,10 +58,7 @@ class Bucket final : public comm::Work {
     require(!abandoned_, "gradient", "its reduction was not begun when its World ended: the backward pass that it came from failed");
     if (error_) std::rethrow_exception(error_);
     close();
-    attempt([&] {
-      const auto sums = std::exchange(reducing_, {}).get();
-      if (!sums.is_meta()) comm::copy(filled(), sums);
-    });
+    attempt([&] { std::exchange(reducing_, {}).get(); });
     buffer_.reset();
   }
 
@@ -122,7 +119,8 @@ class GradientBuckets {
     // No larger than what the pass before had left to come.
     const auto most = kBucketBytes / static_cast<int64_t>(part.element_size());
     const auto elements = kind.in_last_pass < 0 ? most : std::clamp(kind.in_last_pass - earlier, part.numel(), most);
-    kind.open = c10::make_intrusive<Bucket>(comm::empty_for(part, {elements}), group, op);
+    if (!is_free(kind.memory) || kind.memory.numel() != elements) kind.memory = comm::empty_for(part, {elements});
+    kind.open = c10::make_intrusive<Bucket>(kind.memory, group, op);
     return *kind.open;
   }
 
@@ -143,7 +141,11 @@ class GradientBuckets {
     Key key;
     c10::intrusive_ptr<Bucket> open = {};
     int64_t in_this_pass = 0, in_last_pass = -1;  // elements
+    at::Tensor memory = {};                       // of the latest bucket
   };
+
+  // Whether nobody else has it.
+  static bool is_free(const at::Tensor& memory) { return memory.defined() && memory.use_count() == 1 && memory.storage().use_count() == 1; }
 
   Kind& kind_of(const Key& key) {
     for (auto& kind : kinds_) {

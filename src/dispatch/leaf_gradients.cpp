@@ -1,6 +1,7 @@
 // A gradient accumulates in its parameter's layout: leaves get a hook on first use that moves what backward brings.
-#include "src/dispatch/dtensor_impl.hpp"
+#include "src/core/fast_thread_local.hpp"
 #include "src/core/world_state.hpp"
+#include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/gradient_buckets.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/key.hpp"
@@ -18,7 +19,7 @@ namespace dtensor {
 
 namespace {
 
-thread_local int no_sync_depth = 0;
+DTENSOR_FAST_THREAD_LOCAL int no_sync_depth = 0;
 
 // The last move of a leaf's gradient: the next is the same, as a rule.
 struct LastMove {

@@ -33,6 +33,7 @@ void reading(const at::Tensor& local, comm::WorkPtr work) {
 }
 
 void no_longer_reading(const comm::WorkPtr& work) {
+  if (!detail::anything_read) [[likely]] return;
   forget([&](const Read& read) { return read.work == work; });
 }
 

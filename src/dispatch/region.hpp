@@ -1,7 +1,7 @@
 // What the regions that a thread is in add to the key of every call: the mesh of Spmd, and whether calls are recorded.
 #pragma once
 
-#include "src/dispatch/fast_thread_local.hpp"
+#include "src/core/fast_thread_local.hpp"
 
 #include <cstdint>
 

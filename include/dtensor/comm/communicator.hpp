@@ -38,8 +38,8 @@ class Communicator {
   int size() const { return static_cast<int>(ranks_.size()); }
 
   // The reduction of every rank's `input`, which must have one size and dtype. Result: like input. norm2 is not a
-  // collective (redistribute lowers it to sum).
-  Async all_reduce(const at::Tensor& input, ReduceOp op);
+  // collective (redistribute lowers it to sum). With `in_place` the result is `input` itself; without, `input` stays as it is.
+  Async all_reduce(const at::Tensor& input, ReduceOp op, bool in_place = false);
 
   // The ranks' inputs, one after the other. Rank r gives counts[r] elements. Result: [sum(counts)].
   Async all_gather(const at::Tensor& input, Counts counts, at::Tensor into = {});
@@ -76,7 +76,7 @@ class Communicator {
     int root = 0;  // or the peer of a send or recv
     int tag = 0;
   };
-  virtual Async do_all_reduce(const Call&, const at::Tensor& input) = 0;
+  virtual Async do_all_reduce(const Call&, const at::Tensor& input, at::Tensor result) = 0;  // result: may be the input
   virtual Async do_all_gather(const Call&, const at::Tensor& input, Counts counts, at::Tensor result) = 0;
   virtual Async do_reduce_scatter(const Call&, const at::Tensor& input, Counts counts, at::Tensor result) = 0;
   virtual Async do_all_to_all(const Call&, const at::Tensor& input, Counts send, Counts recv) = 0;

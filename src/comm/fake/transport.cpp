@@ -38,7 +38,7 @@ void multiply_equal(c10::ScalarType dtype, void* out, const void* in, int64_t co
 // The reduction of `times` equal inputs, in a time that does not grow with their number.
 void reduce_equal(c10::ScalarType dtype, ReduceOp op, void* out, const void* in, int64_t count, int64_t bytes, int times) {
   if (count == 0) return;
-  std::memcpy(out, in, bytes);  // avg, min and max of equal values
+  if (out != in) std::memcpy(out, in, bytes);  // avg, min and max of equal values
   if (op == ReduceOp::product) return multiply_equal(dtype, out, in, count, bytes, times);
   if (op != ReduceOp::sum || dtype == c10::ScalarType::Bool) return;
   AT_DISPATCH_ALL_TYPES_AND_COMPLEX_AND2(at::kHalf, at::kBFloat16, dtype, "reduce", [&] {
@@ -59,8 +59,8 @@ class FakeCommunicator final : public Communicator {
   using Communicator::Communicator;
 
  private:
-  Async do_all_reduce(const Call& call, const at::Tensor& input) override {
-    return reduced(call, input, 0, input.numel(), empty_for(input, input.sizes()));
+  Async do_all_reduce(const Call& call, const at::Tensor& input, at::Tensor result) override {
+    return reduced(call, input, 0, input.numel(), std::move(result));
   }
 
   Async do_reduce_scatter(const Call& call, const at::Tensor& input, Counts counts, at::Tensor result) override {

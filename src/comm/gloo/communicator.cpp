@@ -29,8 +29,7 @@ void copy(Bytes to, Bytes from) {
 
 }  // namespace
 
-Async GlooCommunicator::do_all_reduce(const Call& call, const at::Tensor& input) {
-  at::Tensor result = empty(input.sizes(), input.scalar_type());
+Async GlooCommunicator::do_all_reduce(const Call& call, const at::Tensor& input, at::Tensor result) {
   if (static_cast<int64_t>(input.nbytes()) <= kDirectBytes) {
     const std::vector<int64_t> whole(size(), input.numel());
     return reduce_pieces(call, input, whole, result, part_of(result, 0, input.numel()), false);

@@ -13,7 +13,7 @@ class GlooCommunicator : public Communicator {
         collectives_(std::move(collectives)), messages_(std::move(messages)) {}
 
  protected:
-  Async do_all_reduce(const Call& call, const at::Tensor& input) override;
+  Async do_all_reduce(const Call& call, const at::Tensor& input, at::Tensor result) override;
   Async do_all_gather(const Call& call, const at::Tensor& input, Counts counts, at::Tensor result) override;
   Async do_reduce_scatter(const Call& call, const at::Tensor& input, Counts counts, at::Tensor result) override;
   Async do_all_to_all(const Call& call, const at::Tensor& input, Counts send, Counts recv) override;

@@ -126,10 +126,9 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Communicator> host, uint64_t 
   std::copy_if(ranks().begin(), ranks().end(), std::back_inserter(peers_), [this](int rank) { return rank != session_->rank; });
 }
 
-Async NcclCommunicator::do_all_reduce(const Call& call, const at::Tensor& input) {
-  if (goes_over_host(call, input)) return host_->do_all_reduce(call, input);
+Async NcclCommunicator::do_all_reduce(const Call& call, const at::Tensor& input, at::Tensor result) {
+  if (goes_over_host(call, input)) return host_->do_all_reduce(call, input, std::move(result));
   const auto how = reduction_of(call.kind, input.scalar_type(), call.op);
-  const auto result = empty_for(input, input.sizes());
   return collective(call, input, result, 0, [&](ncclComm_t comm, cudaStream_t stream) {
     const auto count = static_cast<size_t>(input.numel() * how.width);
     return ncclAllReduce(input.data_ptr(), result.data_ptr(), count, type_of(how.type), op_of(how.op), comm, stream);

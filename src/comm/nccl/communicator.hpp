@@ -30,7 +30,7 @@ class NcclCommunicator final : public Communicator {
   static std::shared_ptr<Channel> make_channel(Communicator& host, int device, const Check& check);
 
  private:
-  Async do_all_reduce(const Call&, const at::Tensor& input) override;
+  Async do_all_reduce(const Call&, const at::Tensor& input, at::Tensor result) override;
   Async do_all_gather(const Call&, const at::Tensor& input, Counts counts, at::Tensor result) override;
   Async do_reduce_scatter(const Call&, const at::Tensor& input, Counts counts, at::Tensor result) override;
   Async do_all_to_all(const Call&, const at::Tensor& input, Counts send, Counts recv) override;

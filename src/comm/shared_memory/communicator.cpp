@@ -58,8 +58,7 @@ SharedMemoryCommunicator::SharedMemoryCommunicator(std::string name, std::vector
   queue_->stream = id;
 }
 
-Async SharedMemoryCommunicator::do_all_reduce(const Call& call, const at::Tensor& input) {
-  at::Tensor result = empty(input.sizes(), input.scalar_type());
+Async SharedMemoryCommunicator::do_all_reduce(const Call& call, const at::Tensor& input, at::Tensor result) {
   return issue(make_all_reduce(announce(call, input, 0, "shm"), {input, result}, all_of(input), all_of(result), size(), rank()), result);
 }
 

@@ -49,8 +49,8 @@ class ThreadsCommunicator final : public Communicator {
   }
 
  private:
-  Async do_all_reduce(const Call& call, const at::Tensor& input) override {
-    return meet(call, input, empty(input.sizes(), input.scalar_type()), {}, {});
+  Async do_all_reduce(const Call& call, const at::Tensor& input, at::Tensor result) override {
+    return meet(call, input, std::move(result), {}, {});
   }
 
   Async do_all_gather(const Call& call, const at::Tensor& input, Counts counts, at::Tensor result) override {
