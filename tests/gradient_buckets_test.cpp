@@ -50,7 +50,7 @@ TEST_CASE("gradient buckets: small gradients are one message", "[gradients]") {
 }
 
 TEST_CASE("gradient buckets: the bits are those of single reductions", "[gradients]") {
-  REQUIRE_NOTHROW(on_ranks(4, [](dt::World& world) {
+  REQUIRE_NOTHROW(on_ranks(4, [](dt::World&) {
     const auto mesh = dt::init_device_mesh(c10::kCPU, {2, 2}, {"dp", "tp"});
     dt::Spmd spmd(mesh);
     torch::manual_seed(1);
