@@ -67,13 +67,13 @@ std::vector<Change> changes_of(torch::nn::Module& module, const DeviceMesh& mesh
     placements_of(plan[i], mesh);
     bool hidden = false;
     for (size_t j = 0; j < i && !used[i]; ++j) hidden |= plan[j].pattern == plan[i].pattern;
+    if (used[i] || hidden || plan[i].may_match_nothing) continue;
     const bool earlier = std::any_of(tensors.begin(), tensors.end(), [&](const auto& named) { return detail::matches(plan[i].pattern, named.first); });
-    require(used[i] || hidden || plan[i].may_match_nothing || !earlier, "parallelize_module",
+    require(!earlier, "parallelize_module",
             "what entry '{}' matches is decided by entries before it; hint: the first that matches a name decides, so put the special ones first",
             plan[i].pattern);
-    require(used[i] || hidden || plan[i].may_match_nothing, "parallelize_module",
-            "no parameter or buffer is decided by entry '{}'; hint: names are fully qualified; the closest are {}", plan[i].pattern,
-            detail::closest(plan[i].pattern, detail::names_of(tensors)));
+    fail("parallelize_module", "no parameter or buffer is decided by entry '{}'; hint: names are fully qualified; the closest are {}",
+         plan[i].pattern, detail::closest(plan[i].pattern, detail::names_of(tensors)));
   }
   return changes;
 }

@@ -104,8 +104,8 @@ std::vector<Wish> by_pattern(const Module& module, const std::vector<std::string
   };
   visit(module, "", -1);
   for (size_t i = 0; i < patterns.size(); ++i) {
-    require(used[i], kTag, "no module is matched by '{}'; hint: names are fully qualified; the closest are {}", patterns[i],
-            detail::closest(patterns[i], names));
+    if (used[i]) continue;
+    fail(kTag, "no module is matched by '{}'; hint: names are fully qualified; the closest are {}", patterns[i], detail::closest(patterns[i], names));
   }
   return wishes;
 }
