@@ -6,6 +6,7 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/OpMathType.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 
 namespace dtensor::rules {
@@ -121,11 +122,7 @@ bool is_tensor(const c10::Argument& result) { return result.type()->kind() == c1
 
 // Zeros that lie in memory as the whole tensor does, as what a kernel gives on other ranks.
 at::Tensor zeros_in_order(c10::IntArrayRef sizes, c10::IntArrayRef strides_of_whole, const at::TensorOptions& options) {
-  const auto order = memory_order(strides_of_whole);
-  Sizes in_memory;
-  std::vector<int64_t> place(order.size());
-  for (size_t i = 0; i < order.size(); ++i) in_memory.push_back(sizes[order[i]]), place[order[i]] = static_cast<int64_t>(i);
-  return at::zeros(in_memory, options).permute(place);
+  return at::empty_strided(sizes, at::infer_dense_strides(sizes, strides_of_whole), options).zero_();
 }
 
 // The kernels do not take empty tensors; a rank without queries returns nothing, or gradients of zero.

@@ -1,8 +1,8 @@
 // Decisions by call key: open addressing, exact comparison, bounded.
 #pragma once
 
-#include "src/dispatch/decision.hpp"
 #include "src/core/fast_thread_local.hpp"
+#include "src/dispatch/decision.hpp"
 #include "src/dispatch/key.hpp"
 
 #include <memory>

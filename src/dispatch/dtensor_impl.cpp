@@ -1,8 +1,8 @@
 #include "src/dispatch/dtensor_impl.hpp"
 
+#include "src/core/fast_thread_local.hpp"
 #include "src/dispatch/deferred.hpp"
 #include "src/dispatch/execute.hpp"
-#include "src/core/fast_thread_local.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/reading.hpp"
 
