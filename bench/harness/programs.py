@@ -53,14 +53,16 @@ def outputs(commands: list[Command], timeout: float = 900) -> list[str]:
 
 
 def outputs_of_one_run(commands: list[Command], timeout: float) -> list[str]:
-    processes = [subprocess.Popen(command.words, env=command.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-                 for command in commands]
+    processes = []
     try:
+        for command in commands:
+            processes.append(subprocess.Popen(command.words, env=command.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         texts = [process.communicate(timeout=timeout) for process in processes]
-    except subprocess.TimeoutExpired as late:
+    except (OSError, subprocess.TimeoutExpired) as error:
         for process in processes:
             process.kill()
-        raise Failed(f"{processes[0].args[0]} took over {timeout:.0f} s") from late
+        late = isinstance(error, subprocess.TimeoutExpired)
+        raise Failed(f"{commands[0].words[0]} took over {timeout:.0f} s" if late else f"{error.filename}: {error.strerror}") from error
     for (_, errors), process in zip(texts, processes):
         if process.returncode != 0:
             raise Failed(f"{' '.join(process.args)} ended with status {process.returncode}:\n{errors[-2000:]}")
