@@ -29,6 +29,9 @@ void run_collective(Communicator& group, const std::string& kind, const at::Tens
 const std::vector<std::string> kKinds{"all_reduce", "all_gather", "reduce_scatter", "all_to_all"};
 const std::vector<int64_t> kBytes{1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
 
+// Of a tensor of so many bytes or a few more, that ranks can share evenly.
+int64_t floats_in(int64_t bytes, int64_t ranks) { return (bytes / 4 + ranks - 1) / ranks * ranks; }
+
 std::shared_ptr<Communicator> connect_all(World& world) {
   std::vector<int> everyone(world.size());
   std::iota(everyone.begin(), everyone.end(), 0);
@@ -41,7 +44,7 @@ void measure_job(World& world) {
   auto group = connect_all(world);
   for (const auto& kind : kKinds) {
     for (const int64_t bytes : kBytes) {
-      const int64_t elements = bytes / 4, batch = bytes <= (64 << 10) ? 50 : 2;
+      const int64_t elements = floats_in(bytes, world.size()), batch = bytes <= (64 << 10) ? 50 : 2;
       const std::vector<int64_t> counts(world.size(), elements / world.size());
       const auto input = at::ones({kind == "all_gather" ? counts[0] : elements});
       std::vector<double> times;
@@ -62,7 +65,7 @@ void measure_job(World& world) {
 // `bytes` is the size of the input, except for all_gather, where it is that of the result.
 void measure(benchmark::State& state, const std::string& transport, const std::string& kind, int ranks, int64_t bytes) {
   bench::on_ranks(state, ranks, transport, [&](World& world) -> std::function<void()> {
-    const int64_t elements = bytes / 4;
+    const int64_t elements = floats_in(bytes, ranks);
     const std::vector<int64_t> counts(ranks, elements / ranks);
     const auto input = at::ones({kind == "all_gather" ? counts[0] : elements});
     return [=, group = connect_all(world)] { run_collective(*group, kind, input, counts); };

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <stdexcept>
 
 namespace dt = dtensor;
 
@@ -72,7 +73,7 @@ void report(const Options& o, int64_t ranks, std::vector<double> times, double l
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   CLI::App app("The training step of a GPT, in tokens per second.");
   Options o;
   std::string transport;
@@ -88,7 +89,9 @@ int main(int argc, char** argv) {
   app.add_option("--steps", o.steps, "steps, of which three warm up")->check(positive);
   for (auto* option : app.get_options()) option->capture_default_str();
   CLI11_PARSE(app, argc, argv);
+  if (o.dim % o.heads != 0) throw std::invalid_argument(fmt::format("--dim must be a multiple of --heads; got {} and {}", o.dim, o.heads));
   if (o.mode == "single") {
+    if (app.count("--ranks")) throw std::invalid_argument("single is a step of one device, and takes no --ranks");
     const auto [times, loss] = run(o, std::nullopt);
     report(o, 1, times, loss);
     return 0;
@@ -98,4 +101,7 @@ int main(int argc, char** argv) {
     const auto [times, loss] = run(o, mesh);
     if (world.rank() == 0) report(o, world.size(), times, loss);
   });
+} catch (const std::exception& error) {
+  fmt::print(stderr, "gpt_step: {}\n", error.what());
+  return 1;
 }

@@ -335,6 +335,7 @@ TEST_CASE("launch reads --ranks and --transport and --deadline and returns 1 aft
   CHECK(run({"--deadline=2.5", "--ranks=512", "--transport", "fake"}, count) == 0);
   CHECK(seen == 13 + 512);
   CHECK(run({"--ranks=2", "--transport=pigeon"}, count) == 1);
+  CHECK(run({"--ranks=100000000"}, count) == 1);
   CHECK(run({"--ranks=two"}, count) == 1);
   CHECK(run({"--ranks=0"}, count) == 1);
   CHECK(run({"--ranks"}, count) == 1);

@@ -30,6 +30,9 @@ refuse 1 'expected a number above 0' "$program" --steps 0
 refuse 1 'there is no folder' "$program" --log /nonexistent/run.jsonl
 refuse 1 'there is no folder' "$program" --svg /nonexistent/losses.svg
 refuse 1 'unknown transport' "$program" --ranks 2 --transport pigeon
+refuse 1 'expected at most 4096' "$program" --ranks 100000000
+refuse 1 'need the transport' "$DTENSOR_BUILD/tools/dtensor-run" -n 2 "$program" --transport fake
+refuse 1 'multiple of --heads' "$DTENSOR_BUILD/examples/gpt_step" --dim 33
 
 # Options that the run would do nothing with.
 zoo=$DTENSOR_BUILD/examples/train

@@ -1,7 +1,7 @@
 // Runs the tests. For tools/test, which must know what was running when a test crashes or hangs, it
 // appends a line to the file $DTENSOR_TEST_EVENTS as each test case starts and ends:
 //   start<TAB>NAME<TAB>TAGS    pass<TAB>NAME    fail<TAB>NAME    skip<TAB>NAME<TAB>REASON
-// and `dtensor-tests --names` lists the test cases, a line each: NAME<TAB>TAGS.
+// and `dtensor-tests --names` lists the test cases, a line each: NAME<TAB>TAGS. Run by hand it says what was skipped, and why.
 #define CATCH_CONFIG_RUNNER
 #include "catch.hpp"
 
@@ -37,15 +37,20 @@ class Events : public Listener {
       write("fail", name, "");
     } else if (!dtensor_tests::skip_reason.empty()) {
       write("skip", name, dtensor_tests::skip_reason);
+      if (!path()) std::cout << "skipped: " << name << ": " << dtensor_tests::skip_reason << std::endl;
     } else {
       write("pass", name, "");
     }
   }
 
  private:
+  static const char* path() {
+    static const char* value = std::getenv("DTENSOR_TEST_EVENTS");
+    return value;
+  }
+
   static void write(std::string_view what, std::string_view name, std::string_view more) {
-    static const char* path = std::getenv("DTENSOR_TEST_EVENTS");
-    if (path) std::ofstream(path, std::ios::app) << what << '\t' << name << '\t' << more << std::endl;
+    if (path()) std::ofstream(path(), std::ios::app) << what << '\t' << name << '\t' << more << std::endl;
   }
 };
 

@@ -1,13 +1,18 @@
 """Running programs: ours, Google Benchmark's, and the peers', which are started a process for each rank."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import re
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PEERS = ROOT / "bench/peers"
@@ -52,21 +57,44 @@ def outputs(commands: list[Command], timeout: float = 900) -> list[str]:
     return texts
 
 
-def outputs_of_one_run(commands: list[Command], timeout: float) -> list[str]:
-    processes = []
+@contextlib.contextmanager
+def started(words: list[str], **options):
+    """A program that does not outlive the block, nor does what it has started."""
+    process = subprocess.Popen(words, start_new_session=True, **options)
     try:
+        yield process
+    finally:
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, sign)
+                process.wait(timeout=5)
+
+
+def text_of(file) -> str:
+    file.seek(0)
+    return file.read()
+
+
+def outputs_of_one_run(commands: list[Command], timeout: float) -> list[str]:
+    with contextlib.ExitStack() as stack:
+        runs = []
         for command in commands:
-            processes.append(subprocess.Popen(command.words, env=command.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-        texts = [process.communicate(timeout=timeout) for process in processes]
-    except (OSError, subprocess.TimeoutExpired) as error:
-        for process in processes:
-            process.kill()
-        late = isinstance(error, subprocess.TimeoutExpired)
-        raise Failed(f"{commands[0].words[0]} took over {timeout:.0f} s" if late else f"{error.filename}: {error.strerror}") from error
-    for (_, errors), process in zip(texts, processes):
-        if process.returncode != 0:
-            raise Failed(f"{' '.join(process.args)} ended with status {process.returncode}:\n{errors[-2000:]}")
-    return [out for out, _ in texts]
+            out, errors = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
+            try:
+                process = stack.enter_context(started(command.words, env=command.environment, stdout=out, stderr=errors))
+            except OSError as error:
+                raise Failed(f"{error.filename}: {error.strerror}") from error
+            runs.append((process, out, errors))
+        late = time.monotonic() + timeout
+        while any(process.poll() is None for process, _, _ in runs) and not any(process.returncode for process, _, _ in runs):
+            if time.monotonic() > late:
+                raise Failed(f"{commands[0].words[0]} took over {timeout:.0f} s")
+            time.sleep(0.05)
+        for process, out, errors in runs:
+            if process.returncode:
+                said = (text_of(errors) or text_of(out))[-2000:]
+                raise Failed(f"{' '.join(process.args)} ended with status {process.returncode}:\n{said}")
+        return [text_of(out) for _, out, _ in runs]
 
 
 def benchmark(program: pathlib.Path, *options: str, launcher: list = (), **more: str) -> dict[str, dict]:
@@ -76,9 +104,14 @@ def benchmark(program: pathlib.Path, *options: str, launcher: list = (), **more:
     return {entry["name"]: entry for entry in entries}
 
 
-def on_ranks(script: str, ranks: int, port: int, *options) -> str:
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def on_ranks(script: str, ranks: int, *options) -> str:
     """The output of rank 0 of a peer."""
-    where = dict(WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    where = dict(WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     words = [sys.executable, PEERS / script, *options]
     return outputs([command(words, RANK=str(rank), LOCAL_RANK=str(rank), **where) for rank in range(ranks)])[0]
 

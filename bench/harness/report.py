@@ -4,7 +4,6 @@ from __future__ import annotations
 import itertools
 import math
 import pathlib
-import statistics
 
 from .row import Row, number, summary
 
@@ -38,7 +37,8 @@ def markdown(rows: list[Row]) -> str:
         members = list(members)
         compared, asked = any(row.peer for row in members), any(row.target() for row in members)
         peers = ", ".join(sorted({row.peer_name for row in members if row.peer}))
-        header = [group, f"here, {members[0].unit}"] + ([peers, "ratio"] if compared else []) + (["must reach", ""] if asked else [])
+        rounds = max(len(row.here) for row in members)
+        header = [group + (f" ({rounds} rounds)" if rounds > 1 else ""), f"here, {members[0].unit}"] + ([peers, "ratio"] if compared else []) + (["must reach", ""] if asked else [])
         lines += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
         for row in members:
             name, here, unit, peer, ratio, target, verdict = cells(row)
@@ -74,17 +74,32 @@ def picture(rows: list[Row]) -> str:
     return "\n".join(parts + ["</svg>"]) + "\n"
 
 
-def write_page(page: pathlib.Path, runs: list[dict]) -> None:
-    """Replaces what lies between the marks of the page, and draws the picture beside it."""
-    text = page.read_text()
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    blocks, all_rows = [], []
+def merged(runs: list[dict]) -> list[dict]:
+    """One run for each pair of versions; of what was measured twice, the last."""
+    by_versions: dict = {}
     for run in runs:
-        rows = [Row(**row) for row in run["rows"]]
-        all_rows += rows
+        whole = by_versions.setdefault((run["libtorch"], run["torch"]), {**run, "machine": [], "date": [], "rows": {}})
+        whole["rows"].update({(row["group"], row["name"]): Row(**row) for row in run["rows"]})
+        for key in ("machine", "date"):
+            whole[key] += [run[key]] if run[key] not in whole[key] else []
+    for run in by_versions.values():
+        groups = [group for group, _ in run["rows"]]
+        run["rows"] = sorted(run["rows"].values(), key=lambda row: groups.index(row.group))
+    return list(by_versions.values())
+
+
+def write_page(page: pathlib.Path, runs: list[dict]) -> str:
+    """Replaces what lies between the marks of the page, and draws the picture beside it; says what the page now holds."""
+    before, rest = page.read_text().split(BEGIN)
+    _, after = rest.split(END)
+    blocks, said = [], []
+    runs = merged(runs)
+    for run in runs:
         peer = f", beside PyTorch {run['torch']}" if run["torch"] else ""
-        blocks.append(f"### libtorch {run['libtorch']}{peer}\n\n{run['machine']}; {run['date']}; medians of "
-                      f"{statistics.mode(len(row.here) for row in rows)} rounds, and their range.\n\n{markdown(rows)}")
-    page.write_text(before + BEGIN + "\n" + "\n".join(blocks) + "\n" + END + after)
-    page.with_suffix(".svg").write_text(picture(all_rows))
+        blocks.append(f"### libtorch {run['libtorch']}{peer}\n\n{'; '.join(run['machine'] + run['date'])}; medians, and their range.\n\n"
+                      f"{markdown(run['rows'])}")
+        said.append(f"libtorch {run['libtorch']}{peer}: {', '.join(dict.fromkeys(row.group for row in run['rows']))}")
+    text, drawing = before + BEGIN + "\n" + "\n".join(blocks) + "\n" + END + after, picture([row for run in runs for row in run["rows"]])
+    page.write_text(text)
+    page.with_suffix(".svg").write_text(drawing)
+    return f"{page} now holds\n  " + "\n  ".join(said)

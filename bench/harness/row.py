@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 
 
@@ -17,6 +18,12 @@ class Row:
     ratio_at_least: float | None = None  # of the medians of rounds, in our favour
     here_at_most: float | None = None
     here_at_least: float | None = None
+
+    def check(self) -> None:
+        """Throws ValueError when these are not numbers of rounds."""
+        numbers, paired = self.here + self.peer, len(self.peer) == len(self.here)
+        if not self.here or (self.peer and (not paired or 0 in numbers)) or not all(map(math.isfinite, numbers)):
+            raise ValueError(f"{self.group}, {self.name}: these are no rounds: {self.here} beside {self.peer}")
 
     def ratios(self) -> list[float]:
         pairs = zip(self.here, self.peer)

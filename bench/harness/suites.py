@@ -21,11 +21,6 @@ class Setting:
     rounds: int
     torch: str | None  # the peer's version
     progress: object
-    port: int = 29700
-
-    def next_port(self) -> int:
-        self.port += 1
-        return self.port
 
     def peer(self) -> str:
         return f"PyTorch {self.torch.split('+')[0]}" if self.torch else ""
@@ -60,7 +55,7 @@ def dispatch(s: Setting) -> list[Row]:
 def instructions(s: Setting) -> list[Row]:
     """Instructions that a DTensor adds to an operator, with the plain operator's beside it."""
     if not shutil.which("valgrind"):
-        raise Failed("there is no valgrind; on Debian: apt-get install valgrind, and build bench/instructions again")
+        raise Failed("there is no valgrind; on Debian: apt-get install valgrind && touch bench/instructions.cpp")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         outputs([command(["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/out",
@@ -71,6 +66,8 @@ def instructions(s: Setting) -> list[Row]:
             what, total = re.search(r"^desc: Trigger: Client Request: (.*)$", text, re.M), re.search(r"^totals: (\d+)", text, re.M)
             if what and total:
                 counts[what[1].strip()] = int(total[1]) / 100
+    if not counts:
+        raise Failed("callgrind counted nothing")
     for name in dict.fromkeys(key.split()[0] for key in counts):
         plain, dtensor = counts[name + " plain"], counts[name + " dtensor"]
         rows.append(Row("instructions", name, "instructions", [dtensor - plain], [plain], "the plain operator"))
@@ -114,7 +111,7 @@ def collectives_of(s: Setting, group: str, ours, at_1_kb: float, at_16_mb: float
             here, peer = ours(ranks, sizes), {}
             if s.torch:
                 options = ["--bytes", ",".join(map(str, sizes))]
-                peer = json.loads(on_ranks("torch_collectives.py", ranks, s.next_port(), *options).splitlines()[-1])
+                peer = json.loads(on_ranks("torch_collectives.py", ranks, *options).splitlines()[-1])
             for size in sizes:
                 for kind in KINDS:
                     call = f"{kind}/bytes:{size}"
@@ -179,7 +176,7 @@ def step(s: Setting) -> list[Row]:
 
     def theirs(mode, dim):
         try:
-            return tokens_per_second([on_ranks("torch_gpt_step.py", 1 if mode == "single" else 2, s.next_port(), mode, "--dim", str(dim))])
+            return tokens_per_second([on_ranks("torch_gpt_step.py", 1 if mode == "single" else 2, mode, "--dim", str(dim))])
         except Failed as error:  # PyTorch 2.6 has no FSDP2 on CPUs
             s.progress(f"the peer's {names[mode]} step is left out: it failed with '{str(error).strip().splitlines()[-1]}'")
             failed.add(mode)

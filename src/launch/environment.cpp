@@ -46,8 +46,9 @@ class Reader {
 };
 
 LauncherRank from_torchrun(const ReadVariable& read) {
-  const Reader reader(read, "torchrun");
-  LauncherRank result{"torchrun", reader.number("RANK"), reader.number("WORLD_SIZE"), "", kDefaultPort, false};
+  const char* launcher = read("DTENSOR_REPORT_FD") ? "dtensor-run" : "torchrun";
+  const Reader reader(read, launcher);
+  LauncherRank result{launcher, reader.number("RANK"), reader.number("WORLD_SIZE"), "", kDefaultPort, false};
   result.host = reader.text("MASTER_ADDR", "set it to the host of rank 0");
   result.port = reader.number("MASTER_PORT");
   result.agent_store = read("TORCHELASTIC_USE_AGENT_STORE") == "True";

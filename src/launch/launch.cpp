@@ -6,8 +6,7 @@
 #include "src/launch/devices.hpp"
 #include "src/launch/environment.hpp"
 #include "src/launch/memory.hpp"
-
-#include <ATen/Parallel.h>
+#include "src/launch/single_threaded.hpp"
 
 #include <charconv>
 #include <cstdio>
@@ -70,27 +69,17 @@ class FirstError {
   std::exception_ptr error_;
 };
 
-// Cores are shared by the ranks, so each computes with one thread; the caller's setting comes back afterwards.
-class SingleThreaded {
- public:
-  SingleThreaded() : before_(at::get_num_threads()) {}
-  ~SingleThreaded() { at::set_num_threads(before_); }
-
- private:
-  int before_;
-};
-
 void run_threads(const LaunchOptions& options, const MakeTransport& make, const Body& body) {
   if (options.ranks == 1) {
     run_rank(make(0), options.deadline, body, [] {});
     return;
   }
-  SingleThreaded guard;
+  detail::SingleThreaded guard;
   FirstError first;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < options.ranks; ++rank) {
     threads.emplace_back([&, rank] {
-      at::set_num_threads(1);
+      detail::SingleThreaded::begin_rank();
       try {
         run_rank(make(rank), options.deadline, body, [&] { first.keep(); });
       } catch (...) {
@@ -191,10 +180,14 @@ void launch(const LaunchOptions& options, const Body& body) {
   const auto& name = options.transport;
   require(name.empty() || name == "threads" || name == "shm" || name == "gloo" || name == "nccl" || name == "fake", "launch",
           "unknown transport; got '{}'; expected threads, shm, gloo, nccl or fake", name);
+  constexpr int kMostThreads = 4096;
+  require(options.ranks <= kMostThreads || name == "fake", "launch", "got {} ranks, as threads of this process; expected at most {}; hint: "
+          "--transport fake has one rank of as many as are wanted", options.ranks, kMostThreads);
   detail::keep_freed_memory();
-  if (name == "fake") {
+  const auto launched = detail::find_launcher();
+  if (name == "fake" && (!launched || launched->size == 1)) {
     run_rank(comm::make_fake_transport(0, options.ranks), options.deadline, body, [] {});
-  } else if (auto launched = detail::find_launcher()) {
+  } else if (launched) {
     run_process(*launched, options, body);
   } else if (name == "nccl") {
     require(options.ranks == 1, "launch", "the nccl transport has one process per GPU; got {} ranks in one process; hint: dtensor-run -n {} "

@@ -220,7 +220,7 @@ void Engine::wait(Queue& queue, Operation& operation, Milliseconds deadline) {
       Count attending(attending_);
       Access access(*this);
       while (!operation.ended()) {
-        if (progress() || spin([&] { return can_move(); })) continue;
+        if (progress() || stay_awake([&] { return can_move(); })) continue;
         if (Clock::now() >= end) {
           give_up(queue, operation, deadline);
           take_note();

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <thread>
 
 namespace dtensor::comm::threads {
 
@@ -186,11 +185,7 @@ void Slot::set_state(State state) {
 
 bool Slot::sleep_until(State at_least, std::chrono::steady_clock::time_point end) {
   const auto reached = [&] { return state_.load(std::memory_order_acquire) >= at_least; };
-  if (spin(reached)) return true;
-  for (int i = 0; i < 8; ++i) {  // there may be fewer cores than ranks
-    std::this_thread::yield();
-    if (reached()) return true;
-  }
+  if (stay_awake(reached)) return true;
   std::unique_lock lock(mutex_);
   sleepers_.fetch_add(1);
   const bool in_time = changed_.wait_until(lock, end, [&] { return state_.load() >= at_least; });

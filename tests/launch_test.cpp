@@ -1,7 +1,9 @@
-// Large blocks of memory are kept for the tensors to come.
+// What launch does for its ranks: large blocks of memory are kept for the tensors to come; ranks that are threads compute with one each.
 #include "catch.hpp"
 
 #include <dtensor/dtensor.hpp>
+
+#include "src/launch/single_threaded.hpp"
 
 #include <torch/torch.h>
 
@@ -24,4 +26,24 @@ TEST_CASE("large blocks: what is freed is taken again", "[launch]") {
     grown.resize_({kElements});
     dtensor::require(grown.narrow(0, 0, kElements / 2).eq(1).all().item<bool>(), "test", "a tensor that grew into a large block lost its values");
   }));
+}
+
+TEST_CASE("launch: ranks that are threads compute with one thread each and a lone one with all", "[launch]") {
+  const dtensor::detail::OpenBlas blas;
+  const int before = at::get_num_threads(), blas_before = blas.found() ? blas.get() : 1;
+  at::set_num_threads(2);
+  if (blas.found()) blas.set(2);
+  for (const int ranks : {1, 2}) {
+    dtensor::LaunchOptions options;
+    options.ranks = ranks;
+    CHECK_NOTHROW(dtensor::launch(options, [&](dtensor::World&) {
+      const int expected = ranks == 1 ? 2 : 1;
+      dtensor::require(at::get_num_threads() == expected, "test", "{} threads on one of {} ranks", at::get_num_threads(), ranks);
+      if (blas.found()) dtensor::require(blas.get() == expected, "test", "{} threads of OpenBLAS on one of {} ranks", blas.get(), ranks);
+    }));
+    CHECK(at::get_num_threads() == 2);
+    CHECK((!blas.found() || blas.get() == 2));
+  }
+  at::set_num_threads(before);
+  if (blas.found()) blas.set(blas_before);
 }
