@@ -89,7 +89,7 @@ def merged(runs: list[dict]) -> list[dict]:
 
 
 def write_page(page: pathlib.Path, runs: list[dict]) -> str:
-    """Replaces what lies between the marks of the page, and draws the picture beside it; says what the page now holds."""
+    """Replaces what lies between the marks of the page, and draws the first run with a peer beside it; says what the page now holds."""
     before, rest = page.read_text().split(BEGIN)
     _, after = rest.split(END)
     blocks, said = [], []
@@ -99,7 +99,7 @@ def write_page(page: pathlib.Path, runs: list[dict]) -> str:
         blocks.append(f"### libtorch {run['libtorch']}{peer}\n\n{'; '.join(run['machine'] + run['date'])}; medians, and their range.\n\n"
                       f"{markdown(run['rows'])}")
         said.append(f"libtorch {run['libtorch']}{peer}: {', '.join(dict.fromkeys(row.group for row in run['rows']))}")
-    text, drawing = before + BEGIN + "\n" + "\n".join(blocks) + "\n" + END + after, picture([row for run in runs for row in run["rows"]])
+    text, drawing = before + BEGIN + "\n" + "\n".join(blocks) + "\n" + END + after, picture(next((run["rows"] for run in runs if run["torch"]), []))
     page.write_text(text)
     page.with_suffix(".svg").write_text(drawing)
     return f"{page} now holds\n  " + "\n  ".join(said)
