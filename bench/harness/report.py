@@ -38,7 +38,8 @@ def markdown(rows: list[Row]) -> str:
         compared, asked = any(row.peer for row in members), any(row.target() for row in members)
         peers = ", ".join(sorted({row.peer_name for row in members if row.peer}))
         rounds = max(len(row.here) for row in members)
-        header = [group + (f" ({rounds} rounds)" if rounds > 1 else ""), f"here, {members[0].unit}"] + ([peers, "ratio"] if compared else []) + (["must reach", ""] if asked else [])
+        header = [group + (f" ({rounds} rounds)" if rounds > 1 else ""), f"here, {members[0].unit}"]
+        header += ([peers, "ratio"] if compared else []) + (["must reach", ""] if asked else [])
         lines += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
         for row in members:
             name, here, unit, peer, ratio, target, verdict = cells(row)
@@ -99,7 +100,7 @@ def write_page(page: pathlib.Path, runs: list[dict]) -> str:
         blocks.append(f"### libtorch {run['libtorch']}{peer}\n\n{'; '.join(run['machine'] + run['date'])}; medians, and their range.\n\n"
                       f"{markdown(run['rows'])}")
         said.append(f"libtorch {run['libtorch']}{peer}: {', '.join(dict.fromkeys(row.group for row in run['rows']))}")
-    text, drawing = before + BEGIN + "\n" + "\n".join(blocks) + "\n" + END + after, picture(next((run["rows"] for run in runs if run["torch"]), []))
-    page.write_text(text)
+    drawing = picture(next((run["rows"] for run in runs if run["torch"]), []))
+    page.write_text(before + BEGIN + "\n" + "\n".join(blocks) + "\n" + END + after)
     page.with_suffix(".svg").write_text(drawing)
     return f"{page} now holds\n  " + "\n  ".join(said)
