@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Configuring finds a libtorch laid out as its zip is (-Dtorch_root), and says what is missing and where to get it.
+# Configuring finds a libtorch laid out as its zip is (-Dtorch_root) and what CUDA has beside its nvcc, and says what is missing and where to
+# get it.
 set -euo pipefail
 lib=$(dirname "$(find /usr/lib -name libtorch_cpu.so | head -n 1)")
 [ -e "$lib/libtorch_cpu.so" ] || { echo "no libtorch in /usr/lib"; exit 77; }
@@ -20,3 +21,13 @@ grep -Fq -- "$zip/lib/libtorch_cpu.so" "$TMPDIR/build/build.ninja"
 says "torch_root=$TMPDIR must hold .*lib/libtorch_cpu.so"
 ! PKG_CONFIG_LIBDIR=$TMPDIR CMAKE=/nowhere setup "$TMPDIR/bare" || { echo "fmt is not needed?"; exit 1; }
 says 'fmt was not found; on Debian: apt-get install libfmt-dev'
+
+# nvcc may be a script in a folder for programs that runs the real one.
+found() { grep -Eo "Library (cudart|nccl) found: (YES|NO)" "$1"; }
+if nvcc=$(command -v nvcc); then
+  mkdir "$TMPDIR/bin"
+  printf '#!/bin/sh\nexec %s "$@"\n' "$nvcc" >"$TMPDIR/bin/nvcc"
+  chmod +x "$TMPDIR/bin/nvcc"
+  PATH=$TMPDIR/bin:$PATH setup "$TMPDIR/script" -Dtests=disabled -Dbench=disabled -Dexamples=false || { cat "$TMPDIR/log"; exit 1; }
+  diff <(found "$DTENSOR_BUILD/meson-logs/meson-log.txt") <(found "$TMPDIR/log") || { echo "another CUDA is found where nvcc is a script"; exit 1; }
+fi

@@ -7,7 +7,12 @@
 
 #include <torch/torch.h>
 
+#include <atomic>
 #include <cstdint>
+#include <fstream>
+
+#include <sys/resource.h>
+#include <unistd.h>
 
 TEST_CASE("large blocks: what is freed is taken again", "[launch]") {
   CHECK_NOTHROW(dtensor::launch(dtensor::LaunchOptions{}, [](dtensor::World&) {
@@ -46,4 +51,42 @@ TEST_CASE("launch: ranks that are threads compute with one thread each and a lon
   }
   at::set_num_threads(before);
   if (blas.found()) blas.set(blas_before);
+}
+
+namespace {
+
+// Leaves the process some megabytes of address space; a thread's stack takes eight.
+class ScarceMemory {
+ public:
+  explicit ScarceMemory(rlim_t bytes) {
+    getrlimit(RLIMIT_AS, &before_);
+    rlim_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const rlimit scarce{pages * sysconf(_SC_PAGESIZE) + bytes, before_.rlim_max};
+    setrlimit(RLIMIT_AS, &scarce);
+  }
+  ~ScarceMemory() { setrlimit(RLIMIT_AS, &before_); }
+
+ private:
+  rlimit before_;
+};
+
+}  // namespace
+
+TEST_CASE("launch: where not all ranks can be started none begins", "[launch]") {
+  dtensor::LaunchOptions options;
+  options.ranks = 200;
+  std::atomic<int> begun = 0;
+  std::string message;
+  try {
+    ScarceMemory scarce(400 << 20);
+    dtensor::launch(options, [&](dtensor::World&) { ++begun; });
+  } catch (const dtensor::Error& error) {
+    message = error.what_without_backtrace();
+  }
+  CHECK(message.find("of 200 ranks, as threads of this process, could be started") != std::string::npos);
+  CHECK(begun == 0);
+  options.ranks = 3;
+  dtensor::launch(options, [&](dtensor::World&) { ++begun; });
+  CHECK(begun == 3);
 }

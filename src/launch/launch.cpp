@@ -8,10 +8,12 @@
 #include "src/launch/memory.hpp"
 #include "src/launch/single_threaded.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <future>
 #include <mutex>
 #include <optional>
 #include <string_view>
@@ -76,18 +78,29 @@ void run_threads(const LaunchOptions& options, const MakeTransport& make, const 
   }
   detail::SingleThreaded guard;
   FirstError first;
+  std::promise<bool> all_there;  // a rank whose peers could not be started must not wait for them
+  const auto begin = all_there.get_future().share();
+  const auto run = [&](int rank) {
+    if (!begin.get()) return;
+    detail::SingleThreaded::begin_rank();
+    try {
+      run_rank(make(rank), options.deadline, body, [&] { first.keep(); });
+    } catch (...) {
+      first.keep();
+    }
+  };
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < options.ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      detail::SingleThreaded::begin_rank();
-      try {
-        run_rank(make(rank), options.deadline, body, [&] { first.keep(); });
-      } catch (...) {
-        first.keep();
-      }
-    });
+  const auto join = [&] { std::ranges::for_each(threads, &std::thread::join); };
+  try {
+    for (int rank = 0; rank < options.ranks; ++rank) threads.emplace_back(run, rank);
+  } catch (const std::exception& error) {
+    all_there.set_value(false);
+    join();
+    fail("launch", "only {} of {} ranks, as threads of this process, could be started: {}; hint: fewer ranks, or higher limits of this "
+         "process (ulimit -a)", threads.size(), options.ranks, error.what());
   }
-  for (auto& thread : threads) thread.join();
+  all_there.set_value(true);
+  join();
   first.rethrow();
 }
 
