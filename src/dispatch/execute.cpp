@@ -456,6 +456,8 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
     write_back(decision, originals, separate);
     write_through(written);
   }
+  // What was moved may have been gathered, by a group, before the write.
+  if (!info.written.empty() && (!decision.moves.empty() || !decision.write_backs.empty())) note_written(info, originals);
   bump_versions(op, info, originals);
   wrap_results(stack, begin, decision, originals);
   if (info.is_view || decision.casts) inherit(decision, originals[0], stack[begin]);
