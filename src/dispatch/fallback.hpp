@@ -5,15 +5,17 @@
 #include "src/dispatch/decision.hpp"
 #include "src/dispatch/region.hpp"
 
+#include <c10/core/DefaultDtype.h>
+
 namespace dtensor::dispatch {
 
 // Every call that no typed kernel takes, and every one that is new.
 void fallback(const c10::OperatorHandle& op, c10::Stack* stack);
 
-// What a key begins with.
+// What a key begins with. (The default dtype, which whole numbers become in arithmetic with others, in bits that no address has.)
 inline void begin_key(Key& key, const c10::OperatorHandle& op) {
   key.push(static_cast<const void*>(&op.schema()));
-  key.push(region);
+  key.push(region | static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 56);
 }
 
 // The decision on a call, null when it is new. Completes the key where the decision depends on the call's numbers.

@@ -18,6 +18,7 @@ class Key {
   void push(const at::Tensor& tensor);
   void push(c10::IntArrayRef numbers);
   void push_number(int64_t number) { push(kNumber), push(static_cast<uint64_t>(number)); }
+  void push_bool(bool truth) { push(truth ? kTrue : kFalse); }  // not a number: a mask times 1 is whole numbers, times true a mask
   void push_none() { push(kNone); }
 
   // Floating-point arguments are kept apart: most decisions hold whatever their values are. Where one does not, the key is
@@ -41,7 +42,7 @@ class Key {
   // Marks what follows, so that no two different argument lists give the same words. Odd, unlike the address of a layout, which
   // stands for a distributed tensor.
   static constexpr uint64_t kPinned = 2;
-  enum Tag : uint64_t { kPlain = 1, kUndefined = 3, kNone = 5, kNumber = 7, kList = 9, kText = 11, kOpaque = 13 };
+  enum Tag : uint64_t { kPlain = 1, kUndefined = 3, kNone = 5, kNumber = 7, kList = 9, kText = 11, kOpaque = 13, kFalse = 15, kTrue = 17 };
 
   void push_plain(const at::Tensor& tensor);
   void push_list(const c10::IValue& value);
@@ -73,7 +74,7 @@ inline void Key::push(const c10::IValue& value) {
   } else if (value.isNone()) {
     push_none();
   } else if (value.isBool()) {
-    push_number(value.toBool());
+    push_bool(value.toBool());
   } else if (value.isDouble()) {
     const double number = value.toDouble();
     uint64_t word;
