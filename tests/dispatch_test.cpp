@@ -43,6 +43,54 @@ TEST_CASE("dispatch: later calls give the dtype of the first", "[dispatch]") {
   }));
 }
 
+TEST_CASE("dispatch: a number is not a truth value, and the default dtype is read", "[dispatch]") {
+  const auto before = torch::get_default_dtype();
+  REQUIRE_NOTHROW(on_ranks(1, [](dt::World& world) {
+    const auto mask = torch::arange(8).gt(3), whole = torch::arange(8);
+    const auto mesh = line(world);
+    const auto M = dt::distribute_tensor(mask, mesh, {dt::shard(0)}).tensor(), W = dt::distribute_tensor(whole, mesh, {dt::shard(0)}).tensor();
+    for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kFloat}) {
+      torch::set_default_dtype(c10::scalarTypeToTypeMeta(dtype));
+      for (int i = 0; i < 2; ++i) {
+        same(M.mul(1), mask.mul(1), "mul by a number");
+        same(M.mul(true), mask.mul(true), "mul by true");
+        same(W / 2, whole / 2, "division of whole numbers");
+        same(W.sqrt(), whole.sqrt(), "roots of whole numbers");
+        dt::require(dt::DTensor(W / 2).layout().dtype() == dtype && dt::DTensor(M.mul(true)).layout().dtype() == torch::kBool, "test",
+                    "layouts of other dtypes");
+      }
+    }
+  }));
+  torch::set_default_dtype(before);
+}
+
+TEST_CASE("dispatch: plain and distributed tensors do not take each other's data", "[dispatch][errors]") {
+  REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+    const auto mesh = line(world);
+    std::shared_ptr<torch::nn::Module> made, cloned;
+    {
+      const dt::Spmd spmd(mesh);
+      made = torch::nn::Linear(4, 4).ptr();
+      cloned = made->clone();
+    }
+    same(cloned->parameters()[0], dt::full_tensor(made->parameters()[0]), "the clone");
+    auto plain = torch::ones({4});
+    const auto distributed = dt::distribute_tensor(plain, mesh, {dt::shard(0)}).tensor();
+    const auto refused = [](const auto& call) {
+      try {
+        call();
+      } catch (const dt::Error& error) {
+        return std::string(error.what()).find("cannot take the data of") != std::string::npos;
+      }
+      return false;
+    };
+    dt::require(refused([&] { made->clone(); }), "test", "a module was cloned outside of its region");
+    dt::require(refused([&] { plain.set_data(distributed); }), "test", "a plain tensor took a distributed one's data");
+    dt::require(refused([&] { at::Tensor(distributed).set_data(plain); }), "test", "a distributed tensor took a plain one's data");
+    dt::require(plain.sum().item<double>() == 4, "test", "half taken");
+  }));
+}
+
 TEST_CASE("dispatch: a pending operand may occur twice in a call", "[dispatch]") {
   for (const auto* transport : {"threads", "gloo"}) {
     REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
