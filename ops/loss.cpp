@@ -3,6 +3,7 @@
 
 #include <dtensor/error.hpp>
 
+#include <ATen/OpMathType.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/new_full.h>
 #include <ATen/ops/sum.h>
@@ -178,15 +179,19 @@ Sizes counted_sizes(const Call& call) {
 }
 
 // A mean over parts: their sum over the global count. The same for the gradient, which is linear in the reduction's
-// weight.
+// weight. A sum of losses that has too few digits for it is made in float.
 Lowering mean_of_parts(const Call& call, const Resolution& resolution) {
   if (call.int_arg("reduction") != kMean || !any_cut(resolution)) return {};
   int64_t count = 1;
   for (const auto size : counted_sizes(call)) count *= size;
-  return [count, reduction = call.argument_index("reduction")](LocalCall& local) {
-    local.arg(reduction) = kSum;
+  const bool sums = !call.has("grad_output");
+  return [count, sums, reduction = call.argument_index("reduction")](LocalCall& local) {
+    const auto dtype = local.arg(0).toTensor().scalar_type();
+    const bool widens = sums && at::toOpMathType(dtype) != dtype;
+    local.arg(reduction) = widens ? kNone : kSum;
     local.call();
-    local.arg(0) = local.arg(0).toTensor().div(count);
+    const auto result = local.arg(0).toTensor();
+    local.arg(0) = widens ? at::sum(result, at::toOpMathType(dtype)).div_(count).to(result.scalar_type()) : result.div(count);
   };
 }
 

@@ -232,7 +232,7 @@ const Register increasing(
     "aten::relu aten::relu6 aten::exp aten::exp2 aten::expm1 aten::sigmoid aten::tanh aten::ceil aten::floor "
     "aten::round aten::trunc aten::fix aten::erf aten::atan aten::arctan aten::sinh aten::asinh aten::arcsinh aten::hardtanh "
     "aten::sign aten::clamp aten::clip aten::clamp_min aten::clamp_max aten::hardsigmoid aten::hardshrink "
-    "aten::softshrink aten::special_log_ndtr aten::special_ndtr aten::special_i1",
+    "aten::softshrink aten::special_log_ndtr aten::special_ndtr",
     kIncreasing, "increasing: f(max(a, b)) = max(f(a), f(b))");
 const Register decreasing("aten::erfc aten::special_erfcx", kDecreasing, "decreasing: f(max(a, b)) = min(f(a), f(b))");
 // Where the smallest of the parts lies in the domain of f, all of them do; where it does not, the result is none either way.
@@ -272,7 +272,7 @@ const Register plain(
     "aten::logical_and aten::logical_not aten::logical_or aten::logical_xor aten::logit aten::masked_fill "
     "aten::mish aten::mul aten::mvlgamma aten::nan_to_num aten::nextafter aten::polar aten::complex aten::polygamma aten::pow "
     "aten::reciprocal aten::remainder aten::sgn aten::signbit aten::silu aten::sin aten::sinc "
-    "aten::special_entr aten::special_i0e aten::special_i1e "
+    "aten::special_entr aten::special_i0e aten::special_i1 aten::special_i1e "
     "aten::special_ndtri aten::special_xlog1py aten::special_zeta aten::square aten::tan aten::threshold aten::where "
     "aten::_add_relu aten::frexp aten::_standard_gamma_grad aten::special_airy_ai aten::special_bessel_j0 "
     "aten::special_bessel_j1 aten::special_bessel_y0 aten::special_bessel_y1 aten::special_chebyshev_polynomial_t "

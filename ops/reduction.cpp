@@ -1,6 +1,7 @@
 // Reductions: a cut dim that is reduced makes the result Partial in the reduction's own operation.
 #include "ops/family.hpp"
 
+#include <ATen/OpMathType.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/sum.h>
 
@@ -36,7 +37,8 @@ Structure reduce(const Call& call, MaybeOp combines, KeepsPartial keeps) {
 
 // -- Lowerings --------------------------------------------------------------------------------------------------------
 
-// The mean over a cut dim: the local sum over the global count, so that uneven parts weigh right.
+// The mean over a cut dim: the local sum over the global count, so that uneven parts weigh right. As on one device, what has too few digits
+// for a sum is added up in float.
 Lowering mean_of_parts(const Call& call, const Resolution& resolution) {
   const auto& self = call.operands[0];
   const auto reduced = dims_arg(call, "dim", self.ndim());
@@ -44,8 +46,8 @@ Lowering mean_of_parts(const Call& call, const Resolution& resolution) {
   int64_t count = 1;
   for (const auto dim : reduced) count *= self.sizes()[dim];
   const bool keep = call.has("keepdim") && call.bool_arg("keepdim");
-  const auto dtype = call.arg("dtype").toOptional<at::ScalarType>();
-  return [=](LocalCall& local) { local.replace({at::sum(local.arg(0).toTensor(), reduced, keep, dtype).div_(count)}); };
+  const auto dtype = call.arg("dtype").toOptional<at::ScalarType>().value_or(self.layout->dtype());
+  return [=](LocalCall& local) { local.replace({at::sum(local.arg(0).toTensor(), reduced, keep, at::toOpMathType(dtype)).div_(count).to(dtype)}); };
 }
 
 at::Scalar lowest(at::ScalarType dtype) {

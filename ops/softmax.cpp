@@ -2,6 +2,7 @@
 // which takes reductions of tensors that lack `dim`.
 #include "ops/family.hpp"
 
+#include <ATen/OpMathType.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/sum.h>
@@ -10,11 +11,6 @@
 
 namespace dtensor::rules {
 namespace {
-
-// Kernels of half precision compute in single precision.
-at::ScalarType compute_type(at::ScalarType dtype) {
-  return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
-}
 
 // The cut dim and the ranks among which a slice lies.
 struct Cut {
@@ -57,7 +53,7 @@ Structure structure(const Call& call, int reductions, KeepsPartial keeps) {
   const auto dims = lettered(call.operands[0].sizes());
   Structure structure{std::vector<Dims>(call.operands.size(), dims), {dims}, {}, std::move(keeps)};
   if (const auto dim = slice_dim(call, 0); dim >= 0) {
-    const auto bytes = static_cast<int64_t>(c10::elementSize(compute_type(call.operands[0].layout->dtype())));
+    const auto bytes = static_cast<int64_t>(c10::elementSize(at::toOpMathType(call.operands[0].layout->dtype())));
     structure.lowering_bytes = {{static_cast<int>(dim), reductions * bytes * slices(call, 0, dim)}};
   }
   return structure;
@@ -73,7 +69,7 @@ Lowering on_parts(const Call& call, const Resolution& resolution, Compute comput
   };
 }
 
-at::Tensor widened(const c10::IValue& tensor) { return tensor.toTensor().to(compute_type(tensor.toTensor().scalar_type())); }
+at::Tensor widened(const c10::IValue& tensor) { return tensor.toTensor().to(at::toOpMathType(tensor.toTensor().scalar_type())); }
 
 LoweringOf forward(Kind kind) {
   return [kind](const Call& call, const Resolution& resolution) {

@@ -1,6 +1,8 @@
 // Reductions, softmax and sorting, under every placement.
 #include "op_check.hpp"
 
+#include <dtensor/compat.hpp>
+
 using namespace dtensor;
 using namespace dtensor::test;
 
@@ -35,6 +37,8 @@ TEST_CASE("ops: reductions", "[ops][reduction]") {
   const auto few = torch::tensor({5, 3}, torch::kLong);
   check({"amax of integers, less a number", {few}, one([](auto& t) { return t.amax() - torch::ones({}, torch::kLong) * 7; })});
   check({"amin of integers, negated", {few}, one([](auto& t) { return t.amin().neg(); })});
+  check({"a function of a maximum that has no value for -infinity", {fractions({3, 2})},
+         one([](auto& t) { return torch::special_i1(t.amax(Dims{1})); }), 1e-6, false});
   check({"log of a minimum", {fractions({5, 3}).abs() + 1}, one([](auto& t) { return t.amin(Dims{0}).log(); }), 1e-6, false});
   check({"rsqrt of a minimum", {fractions({5, 3}).abs() + 1}, one([](auto& t) { return t.amin(Dims{0}).rsqrt(); }), 1e-6, false});
   check({"matmul into a tensor", {fractions({5, 3}), fractions({3, 4})}, [](const Tensors& in) {
@@ -63,6 +67,20 @@ TEST_CASE("ops: reductions", "[ops][reduction]") {
            return Tensors{var, mean};
          },
          1e-5});
+}
+
+TEST_CASE("ops: means of half precision, whose sums it cannot hold", "[ops][reduction][loss]") {
+  REQUIRE_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto x = distribute_tensor(torch::full({3, 60001}, 2, torch::kHalf), mesh, {shard(1)}).tensor();
+    const auto is_half_of = [](const at::Tensor& mean, double expected) {
+      return mean.scalar_type() == torch::kHalf && full_tensor(mean).eq(expected).all().item<bool>();
+    };
+    require(is_half_of(x.mean(), 2) && is_half_of(x.mean(Dims{1}, true), 2), "test", "{}", full_tensor(x.mean()).item<double>());
+    require(x.mean(Dims{1}, false, torch::kDouble).scalar_type() == torch::kDouble, "test", "another dtype");
+#if DTENSOR_TORCH_AT_LEAST(2, 1)
+    require(is_half_of(torch::mse_loss(x, torch::zeros_like(x)), 4), "test", "mse_loss");
+#endif
+  }));
 }
 
 TEST_CASE("ops: norms", "[ops][reduction]") {
