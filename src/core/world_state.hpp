@@ -5,6 +5,7 @@
 #include <dtensor/redistribute.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -98,6 +99,7 @@ struct WorldState : std::enable_shared_from_this<WorldState> {
   PlanCache plans;
   std::unordered_map<const void*, Compared> compared;  // by mesh
   std::shared_ptr<GradientBuckets> gradient_buckets;   // made on use
+  std::atomic<int> no_sync = 0;                        // how many NoSync live
   at::Generator rank_local;                            // the rank's own stream, undefined until it is drawn from
   std::map<std::pair<int, bool>, at::Generator> device_generators;  // by CUDA device, and whether it is the rank's own stream
 };

@@ -1,5 +1,4 @@
 // A gradient accumulates in its parameter's layout: leaves get a hook on first use that moves what backward brings.
-#include "src/core/fast_thread_local.hpp"
 #include "src/core/world_state.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/gradient_buckets.hpp"
@@ -9,17 +8,17 @@
 #include <dtensor/error.hpp>
 #include <dtensor/redistribute.hpp>
 #include <dtensor/tensor.hpp>
+#include <dtensor/world.hpp>
 
 #include <ATen/ops/add.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace dtensor {
 
 namespace {
-
-DTENSOR_FAST_THREAD_LOCAL int no_sync_depth = 0;
 
 // The last move of a leaf's gradient: the next is the same, as a rule.
 struct LastMove {
@@ -49,16 +48,25 @@ at::Tensor in_layout(const at::Tensor& gradient, const LayoutPtr& like, LastMove
   return move_tensor(gradient, last.to);
 }
 
+// Whether the gradient is one that autograd::grad asked for, which the leaf does not get. (Before libtorch 2.0 no hook sees it.)
+bool is_only_captured(const at::Tensor& leaf) {
+  const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
+  if (!tasks || tasks->empty()) return false;
+  const auto task = tasks->find(torch::autograd::impl::grad_accumulator(leaf).get());
+  return task != tasks->end() && !task->second.needed_;
+}
+
 // Runs before the engine accumulates `gradient` into the leaf.
 at::Tensor on_gradient(const c10::weak_intrusive_ptr<c10::TensorImpl>& weak_leaf, const at::Tensor& gradient, LastMove& last) {
   auto leaf_impl = weak_leaf.lock();
   if (!leaf_impl || !gradient.defined() || !as_dtensor(gradient)) return at::Tensor();
   const at::Tensor leaf(std::move(leaf_impl));
+  if (is_only_captured(leaf)) return at::Tensor();
   const auto& member = as_dtensor(leaf)->member();
-  const bool has_graph = gradient.requires_grad() && c10::GradMode::is_enabled();
-  if (member && !has_graph) return member->group->reduce(member->index, leaf, gradient, no_sync_depth > 0);
-  if (no_sync_depth > 0) return at::Tensor();
   const auto layout = as_dtensor(leaf)->layout();
+  const bool defer = layout->mesh().world().state().no_sync > 0;
+  if (member) return member->group->reduce(member->index, leaf, gradient, defer);
+  if (defer) return at::Tensor();
   auto& accumulated = leaf.mutable_grad();
   if (accumulated.defined() && as_dtensor(accumulated) && as_dtensor(accumulated)->layout()->has_partial()) {
     const auto deferred = std::exchange(accumulated, at::Tensor());
@@ -93,8 +101,9 @@ struct GradientHook final : torch::autograd::FunctionPreHook {
 
 }  // namespace
 
-NoSync::NoSync() { ++no_sync_depth; }
-NoSync::~NoSync() { --no_sync_depth; }
+// Of the rank: backward may run in a thread of libtorch's.
+NoSync::NoSync() { ++World::current().state().no_sync; }
+NoSync::~NoSync() { --World::current().state().no_sync; }
 
 void sync_gradients(c10::ArrayRef<at::Tensor> parameters) {
   for (const auto& parameter : parameters) {

@@ -46,7 +46,9 @@ namespace {
 // The words that the argument would give as an IValue, so that boxed and typed calls share decisions.
 template <class T>
 void push(Key& key, const T& value) {
-  if constexpr (std::is_same_v<T, bool> || std::is_same_v<T, int64_t>) {
+  if constexpr (std::is_same_v<T, bool>) {
+    key.push_bool(value);
+  } else if constexpr (std::is_same_v<T, int64_t>) {
     key.push_number(value);
   } else if constexpr (std::is_same_v<T, at::OptionalIntArrayRef>) {
     value ? key.push(*value) : key.push_none();
@@ -145,6 +147,7 @@ struct Typed<Op, Result(Args...)> {
       before_write(impl->local());
       impl->note_written();
       call_local(decision, args...);
+      if (!decision.moves.empty()) [[unlikely]] impl->note_written();  // gathered before the write, with others of its group
       return self;
     } else {
       auto result = wrap(call_local(decision, args...), *decision.outputs[0]);
