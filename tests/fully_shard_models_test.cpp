@@ -126,3 +126,34 @@ TEST_CASE("fully shard: says what it cannot do", "[fsdp][errors]") {
   CHECK_THROWS_WITH(redistribute_(net->head, {shard(0)}), says("lies in the flat buffer of a unit"));
   CHECK_THROWS_WITH(parallelize_module(*net, mesh, {{"head", {{"dp", shard(0)}}}}), says("where fully_shard cuts it already"));
 }
+
+TEST_CASE("fully shard: a plan that is refused leaves units as they were, and one that is taken fits them", "[fsdp][parallel]") {
+  CHECK_NOTHROW(on_mesh({2, 2}, [](const DeviceMesh& plain) {
+    const DeviceMesh mesh(c10::kCPU, plain.ranks(), {2, 2}, {"dp", "tp"});
+    Spmd spmd(mesh);
+    nn::Sequential net(nn::Linear(4, 4), nn::Linear(4, 6));
+    net[0]->as<nn::Linear>()->weight.requires_grad_(false);
+    fully_shard(*net, mesh["dp"], with([](auto& o) { o.units = {"0", "1"}; }));
+    torch::optim::SGD optimizer(net->parameters(), 0.5);
+    const auto x = distribute_tensor(torch::ones({4, 4}), mesh, {shard(0), replicate()}).tensor();
+    const Plan plan{{"*.weight", {{"tp", shard(0)}}}, {"*.bias", {{"tp", shard(0)}}}};
+    const auto train = [&] {
+      optimizer.zero_grad();
+      net->forward(x).sum().backward();
+      optimizer.step();
+      return full_tensor(net->parameters()[3].detach()).clone();
+    };
+    const auto before = train();
+    bool refused = false;
+    try {
+      parallelize_module(*net, mesh, plan);
+    } catch (const Error&) {
+      refused = true;
+    }
+    require(refused, "test", "parameters with gradients were laid out anew");
+    require(train().equal(before - 2), "test", "a step after the refusal is another");
+    for (auto& parameter : net->parameters()) parameter.mutable_grad() = at::Tensor();
+    parallelize_module(*net, mesh, plan);
+    require(train().equal(before - 4), "test", "a step after the plan is another");
+  }));
+}

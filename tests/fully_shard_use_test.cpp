@@ -92,25 +92,102 @@ TEST_CASE("fully shard: hooks of gradients get what backward brings", "[fsdp]") 
 }
 
 TEST_CASE("fully shard: a gradient that is kept stays as it is", "[fsdp]") {
+  for (const bool late : {false, true}) {
+    CHECK_NOTHROW(on_mesh({2}, [late](const DeviceMesh& mesh) {
+      Spmd spmd(mesh);
+      nn::Linear layer(4, 4);
+      fully_shard(*layer, mesh, with([late](auto& o) { o.reduce_at_read = late; }));
+      const auto x = distribute_tensor(torch::ones({4, 4}), mesh, {shard(0)});
+      const auto sum = [](const at::Tensor& tensor) { return full_tensor(tensor).sum().item<double>(); };
+      for (const bool read : {true, false}) {
+        for (const int backwards : {1, 2}) {
+          layer->zero_grad();
+          layer->weight.mutable_grad() = layer->bias.mutable_grad() = at::Tensor();
+          for (int i = 0; i < backwards; ++i) layer(x.tensor()).sum().backward();
+          if (read) require(sum(layer->weight.grad()) == 64 * backwards, "test", "{} after {}", sum(layer->weight.grad()), backwards);
+          const auto kept = layer->weight.grad();
+          layer->weight.mutable_grad() = at::Tensor();
+          layer(x.tensor()).mul(3).sum().backward();
+          const std::vector<double> got{sum(layer->weight.grad()), sum(kept), sum(layer->bias.grad())};
+          const std::vector<double> expected{192, 64.0 * backwards, 16.0 * (backwards + 3)};
+          require(got == expected, "test", "late {}, read {}: {}, expected {}", late, read, got, expected);
+        }
+      }
+    }));
+  }
+}
+
+TEST_CASE("fully shard: a gradient that autograd::grad gives is nobody else's", "[fsdp][gradients]") {
+  for (const bool shards : {false, true}) {
+    for (const bool no_sync : {false, true}) {
+      CHECK_NOTHROW(on_mesh({2}, [&](const DeviceMesh& mesh) {
+        Spmd spmd(mesh);
+        nn::Linear layer(nn::LinearOptions(3, 2).bias(false));
+        if (shards) fully_shard(*layer, mesh);
+        const auto x = distribute_tensor(torch::ones({4, 3}), mesh, {shard(0)}).tensor();
+        {
+          std::optional<NoSync> kept;
+          if (no_sync) kept.emplace();
+          layer(x).sum().backward();
+        }
+        const auto other = torch::autograd::grad({layer(x).mul(5).sum()}, {layer->weight})[0];
+        require(layer->weight.grad().defined(), "test", "the leaf's gradient is gone");
+        require(full_tensor(other).eq(20).all().item<bool>() && full_tensor(layer->weight.grad()).eq(4).all().item<bool>(), "test",
+                "shards {}, NoSync {}: {} and {}", shards, no_sync, full_tensor(other).max().item<double>(),
+                full_tensor(layer->weight.grad()).max().item<double>());
+      }));
+    }
+  }
+}
+
+TEST_CASE("fully shard: gradients that can be differentiated again are divided too", "[fsdp][gradients]") {
   CHECK_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
     Spmd spmd(mesh);
-    nn::Linear layer(4, 4);
-    fully_shard(*layer, mesh);
-    const auto x = distribute_tensor(torch::ones({4, 4}), mesh, {shard(0)});
-    const auto sum = [](const at::Tensor& tensor) { return full_tensor(tensor).sum().item<double>(); };
-    for (const int backwards : {1, 2}) {
-      layer->zero_grad();
-      layer->weight.mutable_grad() = layer->bias.mutable_grad() = at::Tensor();
-      for (int i = 0; i < backwards; ++i) layer(x.tensor()).sum().backward();
-      require(sum(layer->weight.grad()) == 64 * backwards, "test", "{} after {}", sum(layer->weight.grad()), backwards);
-      const auto kept = layer->weight.grad();
-      layer->weight.mutable_grad() = at::Tensor();
-      layer(x.tensor()).sum().backward();
-      const std::vector<double> got{sum(layer->weight.grad()), sum(kept), sum(layer->bias.grad())};
-      const std::vector<double> expected{64, 64.0 * backwards, 16.0 * (backwards + 1)};
-      require(got == expected, "test", "{}, expected {}", got, expected);
-    }
+    nn::Linear layer(nn::LinearOptions(3, 2).bias(false));
+    fully_shard(*layer, mesh, with([](auto& o) { o.gradient_divide_factor = 2; }));
+    layer->weight.pow(2).sum().backward({}, c10::nullopt, true);
+    require(full_tensor(layer->weight.grad()).equal(full_tensor(layer->weight.detach())), "test", "{}", full_tensor(layer->weight.grad()).max().item<double>());
   }));
+}
+
+// Writes that need the whole weight gather its unit, before it has what is written.
+TEST_CASE("fully shard: a weight that was written as a whole is used as written", "[fsdp]") {
+  const std::vector<std::pair<const char*, std::function<void(at::Tensor&)>>> writes{
+      {"div_ by norms", [](at::Tensor& w) { w.div_(w.norm(2, {1}, true)); }},
+      {"tril_", [](at::Tensor& w) { w.tril_(); }},
+      {"copy_ of the transposed", [](at::Tensor& w) { w.copy_(w.t().clone()); }},
+      {"index_fill_", [](at::Tensor& w) { w.index_fill_(1, torch::tensor({1, 2}), 3); }},
+      {"renorm_", [](at::Tensor& w) { w.renorm_(2, 0, 0.5); }},
+      {"mul_ of a row", [](at::Tensor& w) { w.select(0, 1).mul_(w.select(0, 2)); }},
+  };
+  const auto values = fractions({4, 4}) + 0.25, input = fractions({6, 4});
+  for (const auto& [name, write] : writes) {
+    INFO(name);
+    const auto outputs = [&, write = write](nn::Linear& layer, const at::Tensor& x) {
+      at::NoGradGuard no_grad;
+      layer->weight.copy_(values);
+      std::vector<at::Tensor> all{layer(x)};
+      for (int i = 0; i < 2; ++i) {
+        write(layer->weight);
+        all.push_back(layer(x));
+      }
+      for (auto& output : all) output = full_tensor(output).clone();
+      return all;
+    };
+    nn::Linear plain(nn::LinearOptions(4, 4).bias(false));
+    const auto expected = outputs(plain, input);
+    for (const auto* transport : {"threads", "gloo"}) {
+      CHECK_NOTHROW(on_mesh(
+          {2},
+          [&](const DeviceMesh& mesh) {
+            Spmd spmd(mesh);
+            nn::Linear layer(nn::LinearOptions(4, 4).bias(false));
+            fully_shard(*layer, mesh);
+            compare("output", outputs(layer, distribute_tensor(input, mesh, {shard(0)}).tensor()), expected, 1e-6);
+          },
+          transport));
+    }
+  }
 }
 
 TEST_CASE("fully shard: ranks that use units in another order are found out", "[fsdp][errors]") {

@@ -88,7 +88,13 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
     const bool known = std::any_of(units.begin(), units.end(), [&](const auto& other) { return other.get() == unit; });
     if (unit && !known) units.push_back(c10::intrusive_ptr<FlatGroup>::reclaim_copy(unit));
   }
-  for (const auto& unit : units) unit->dissolve();
+  size_t dissolved = 0;
+  try {
+    for (const auto& unit : units) unit->dissolve(), ++dissolved;
+  } catch (...) {
+    for (size_t i = 0; i < dissolved; ++i) units[i]->restore();
+    throw;
+  }
   for (const auto& change : changes) {
     redistribute_(change.tensor, change.placements);
     pin(change.tensor);

@@ -11,6 +11,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
 
 #include <set>
 
@@ -44,13 +45,15 @@ std::vector<int64_t> dims_of(uint64_t bits) {
 }  // namespace
 
 at::Tensor Unit::reduce(int64_t index, const at::Tensor& leaf, const at::Tensor& gradient, bool defer) {
-  dispatch::LocalMode below;
   comm::Cause cause("dtensor::fully_shard", false);
   comm::Subject subject(name_);
   auto& member = members_[index];
+  if (gradient.requires_grad() && c10::GradMode::is_enabled()) return with_graph(member, gradient, defer);
+  dispatch::LocalMode below;
   schedule_->begin_backward();
   defers_ = defer || options_.reduce_at_read;
-  if (state_ == Round::reducing) finish_reduction();
+  const bool was_taken = state_ == Round::open && member.landed && !leaf.grad().defined();  // and may be kept by somebody
+  if (state_ == Round::reducing || was_taken) finish_reduction();
   if (state_ == Round::none) begin_round();
   auto result = gradient_of(member, leaf);
   land(member, gradient);
@@ -59,6 +62,12 @@ at::Tensor Unit::reduce(int64_t index, const at::Tensor& leaf, const at::Tensor&
   if (!defers_) start_reduction();
   free_whole();
   return result;
+}
+
+// A gradient that can be differentiated again is reduced by itself.
+at::Tensor Unit::with_graph(const Member& member, const at::Tensor& gradient, bool defer) const {
+  const auto reduced = defer ? gradient : redistribute(gradient, member.layout->placements());
+  return options_.gradient_divide_factor == 1 ? reduced : reduced.div(options_.gradient_divide_factor);
 }
 
 bool Unit::all_arrived() const {
@@ -98,7 +107,6 @@ void Unit::begin_round() {
 // What will be accumulated in the leaf's grad(), in place of what is there.
 at::Tensor Unit::gradient_of(Member& member, const at::Tensor& leaf) {
   const auto earlier = std::exchange(leaf.mutable_grad(), at::Tensor());
-  if (!earlier.defined()) member.landed = member.accumulates = false;  // what landed was thrown away
   auto place = detail::part_of_buffer(gradient_, member.part, member.layout->local_sizes());
   if (earlier.defined() && !member.landed) {
     member.accumulates = true;

@@ -85,7 +85,9 @@ void Unit::lay_out(const Parameters& parameters) {
     join_group(parameter, c10::intrusive_ptr<FlatGroup>::reclaim_copy(this), static_cast<int64_t>(i));
   }
   registered_buffer_.reset();
+  registered_gradient_.reset();
   buffer_.reset();
+  gradient_.reset();
   fits_ = false;
   if (!DTensor(parameters[0].second).layout().is_deferred()) fill_buffer();
 }
@@ -175,6 +177,11 @@ void Unit::written(int64_t) {
 }
 
 void Unit::dissolve() {
+  for (const auto& member : members_) {
+    const auto impl = member.parameter.lock();
+    require(!impl || !at::Tensor(impl).grad().defined(), "parallelize_module",
+            "'{}' has a gradient, which would be left as it was laid out; hint: zero_grad() first", member.name);
+  }
   finish_reduction();
   free_whole();
   dissolved_.clear();
@@ -182,8 +189,6 @@ void Unit::dissolve() {
     const auto impl = member.parameter.lock();
     if (!impl) continue;
     const at::Tensor parameter(impl);
-    require(!parameter.grad().defined(), "parallelize_module", "'{}' has a gradient, which would be left as it was laid out; hint: zero_grad() first",
-            member.name);
     join_group(parameter, {}, 0);
     lay_out_alone(parameter, cut_, replicate());
     dissolved_.emplace_back(member.name, parameter);

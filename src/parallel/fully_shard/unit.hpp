@@ -78,6 +78,7 @@ class Unit final : public FlatGroup {
   std::shared_ptr<void> registered(const at::Tensor& memory) const;
 
   void land(Member& member, const at::Tensor& gradient);
+  at::Tensor with_graph(const Member& member, const at::Tensor& gradient, bool defer) const;
   bool all_arrived() const;
   bool is_own(const at::Tensor& gradient, const Member& member) const;
   at::Tensor gradient_of(Member& member, const at::Tensor& leaf);
