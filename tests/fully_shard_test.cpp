@@ -259,11 +259,13 @@ TEST_CASE("fully shard: with optimizers that need more than an element at a time
       return whole;
     };
     const auto expected = train_with([](Net&) {}, [](const at::Tensor& x) { return x; });
-    CHECK_NOTHROW(on_mesh({3}, [&](const DeviceMesh& mesh) {
-      Spmd spmd(mesh);
-      const auto got = train_with([&](Net& net) { fully_shard(*net, mesh); },
-                                  [&](const at::Tensor& x) { return distribute_tensor(x, mesh, {shard(0)}).tensor(); });
-      compare("parameter", got, expected, 1e-8);
-    }));
+    for (const int64_t ranks : {1, 3}) {
+      CHECK_NOTHROW(on_mesh({ranks}, [&](const DeviceMesh& mesh) {
+        Spmd spmd(mesh);
+        const auto got = train_with([&](Net& net) { fully_shard(*net, mesh); },
+                                    [&](const at::Tensor& x) { return distribute_tensor(x, mesh, {shard(0)}).tensor(); });
+        compare("parameter", got, expected, 1e-8);
+      }));
+    }
   }
 }

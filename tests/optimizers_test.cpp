@@ -437,3 +437,22 @@ TEST_CASE("optim: bad options and parameters", "[optim]") {
   optim::Muon other({torch::ones({2, 2}), torch::ones({2, 2})});
   REQUIRE_THROWS_WITH(other.load(in), says("has 1 parameters; expected 2"));
 }
+
+TEST_CASE("optim: what is loaded has no state of later steps", "[optim]") {
+  const auto parameter = torch::ones({2, 2}).requires_grad_();
+  optim::Muon optimizer({parameter}, optim::MuonOptions(0.1));
+  const auto step = [&] {
+    parameter.mutable_grad() = torch::full({2, 2}, 0.5);
+    optimizer.step();
+  };
+  torch::serialize::OutputArchive out;
+  optimizer.save(out);
+  std::stringstream file;
+  out.save_to(file);
+  step();
+  REQUIRE(!optimizer.state().empty());
+  torch::serialize::InputArchive in;
+  in.load_from(file);
+  optimizer.load(in);
+  REQUIRE(optimizer.state().empty());
+}

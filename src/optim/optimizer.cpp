@@ -140,7 +140,10 @@ void Optimizer::load(torch::serialize::InputArchive& archive) {
       torch::serialize::InputArchive saved;
       archive.read(name_of(g, p), saved);
       const auto step = read(saved, "step").toInt();
-      if (step < 0) continue;
+      if (step < 0) {
+        if (const auto it = find(state(), group.params()[p]); it != state().end()) state().erase(it);
+        continue;
+      }
       auto& remembered = state_for(group.params()[p]);
       remembered.step = step;
       remembered.tensors.clear();

@@ -160,7 +160,10 @@ void work_on_whole(std::vector<OwnedWork>& work, at::ScalarType dtype, const std
   NoSpmd plain;
   at::NoGradGuard no_grad;
   if (DTensor(work[0].tensor).mesh().size() == 1) {
-    for (size_t i = 0; i < work.size(); ++i) work[i].result = function(i, detail::part_of(work[i].tensor).to(dtype));
+    for (size_t i = 0; i < work.size(); ++i) {
+      const auto part = detail::part_of(work[i].tensor);  // of a flat tensor in another shape
+      work[i].result = function(i, part.to(dtype).view(work[i].tensor.sizes())).reshape(part.sizes());
+    }
     return;
   }
   Exchange exchange(work, dtype);
