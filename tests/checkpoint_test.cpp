@@ -1,7 +1,10 @@
 // Activation checkpointing: the gradients are those without, the memory is not.
 #include "dispatch_support.hpp"
 
+#include <dtensor/compat.hpp>
 #include <dtensor/training/checkpoint.hpp>
+
+#include <ATen/autocast_mode.h>
 
 #include <torch/library.h>
 
@@ -36,15 +39,34 @@ struct Triple : torch::autograd::Function<Triple> {
   }
 };
 
-TORCH_LIBRARY(kit_test, library) { library.def("triple(Tensor x) -> Tensor"); }
-TORCH_LIBRARY_IMPL(kit_test, CPU, library) { library.impl("triple", triple); }
+// Draws, and does not say so in a tag.
+at::Tensor noisy(const at::Tensor& x) { return x + at::rand_like(x); }
+
+struct Noisy : torch::autograd::Function<Noisy> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("kit_test::noisy", "").typed<at::Tensor(const at::Tensor&)>();
+    return op.call(x);
+  }
+  static Tensors backward(torch::autograd::AutogradContext*, Tensors gradients) { return gradients; }
+};
+
+TORCH_LIBRARY(kit_test, library) {
+  library.def("triple(Tensor x) -> Tensor");
+  library.def("noisy(Tensor x) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(kit_test, CPU, library) {
+  library.impl("triple", triple);
+  library.impl("noisy", noisy);
+}
 TORCH_LIBRARY_IMPL(kit_test, Autograd, library) {
   library.impl("triple", [](const at::Tensor& x) { return Triple::apply(x); });
+  library.impl("noisy", [](const at::Tensor& x) { return Noisy::apply(x); });
 }
-at::Tensor call_triple(const at::Tensor& x) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("kit_test::triple", "").typed<at::Tensor(const at::Tensor&)>();
-  return op.call(x);
+at::Tensor call(const char* name, const at::Tensor& x) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<at::Tensor(const at::Tensor&)>().call(x);
 }
+at::Tensor call_triple(const at::Tensor& x) { return call("kit_test::triple", x); }
 
 // Two layers with dropout, of which one writes in place; plain or distributed.
 struct Block : torch::nn::Module {
@@ -222,6 +244,65 @@ TEST_CASE("checkpoint: what is saved for backward is freed", "[checkpoint]") {
   REQUIRE(is_freed(twice));
   REQUIRE(is_freed(inner));
   REQUIRE_FALSE(is_freed(kept));
+}
+
+TEST_CASE("checkpoint: casts of weights are not remembered beyond a backward", "[checkpoint]") {
+  const auto weight = torch::ones({4, 4}).requires_grad_(), x = torch::ones({4, 4});
+  const auto forward = [&] {
+#if DTENSOR_TORCH_AT_LEAST(2, 4)
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+#else
+    at::autocast::set_cpu_enabled(true);
+#endif
+    const auto y = dt::checkpoint([&](const at::Tensor& t) { return t.mm(weight); }, x);
+    at::autocast::clear_cache();
+#if DTENSOR_TORCH_AT_LEAST(2, 4)
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+#else
+    at::autocast::set_cpu_enabled(false);
+#endif
+    return y;
+  };
+  const auto y = forward();
+  REQUIRE(y.scalar_type() == torch::kBFloat16);
+  y.sum().backward();
+  {
+    torch::NoGradGuard no_grad;
+    weight.mul_(10);
+  }
+  REQUIRE(forward().eq(40).all().item<bool>());
+}
+
+TEST_CASE("checkpoint: a kept operator that draws without saying so", "[checkpoint][random]") {
+  torch::manual_seed(5);
+  const auto x = torch::ones({200}).requires_grad_();
+  const auto y = dt::checkpoint({.save = {"kit_test::noisy"}}, [](const at::Tensor& t) { return torch::dropout(call("kit_test::noisy", t), 0.5, true); }, x);
+  y.sum().backward();
+  REQUIRE(x.grad().ne(0).equal(y.ne(0)));
+}
+
+TEST_CASE("checkpoint: random numbers of the rank and backward after their region", "[checkpoint][random]") {
+  REQUIRE_NOTHROW(on_ranks(2, [](dt::World&) {
+    torch::manual_seed(3);
+    const auto x = torch::ones({200}).requires_grad_();
+    const auto drop = [](const at::Tensor& t) { return torch::dropout(t, 0.5, true); };
+    at::Tensor y;
+    {
+      const auto own = dt::rank_local_random();
+      y = dt::checkpoint(drop, x);
+    }
+    y.sum().backward();
+    dt::require(x.grad().ne(0).equal(y.ne(0)), "test", "another mask");
+    y = dt::checkpoint(drop, x);
+    const auto own = dt::rank_local_random();
+    std::string message;
+    try {
+      y.sum().backward();
+    } catch (const dt::Error& error) {
+      message = error.what_without_backtrace();
+    }
+    dt::require(message.find("ran outside of dt::rank_local_random()") != std::string::npos, "test", "got '{}'", message);
+  }));
 }
 
 TEST_CASE("checkpoint: several inputs and results and inputs of other types", "[checkpoint]") {

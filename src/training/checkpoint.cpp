@@ -8,13 +8,16 @@
 #include "src/training/operator_mode.hpp"
 #include "src/training/saved_tensors.hpp"
 
+#include <dtensor/compat.hpp>
 #include <dtensor/error.hpp>
 #include <dtensor/parallel/overlap.hpp>
+#include <dtensor/random.hpp>
 #include <dtensor/spmd.hpp>
 #include <dtensor/tensor.hpp>
 #include <dtensor/world.hpp>
 
 #include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
@@ -58,24 +61,55 @@ std::vector<c10::Device> devices_of(const Tensors& tensors) {
   return devices;
 }
 
-// Where the function ran: this thread's modes, its rank, its region.
+// Autocast, as it was and without its memory: nobody would empty that after a backward, and the next forward would take old weights.
+class AutocastAgain {
+ public:
+  AutocastAgain() = default;
+  AutocastAgain(const AutocastAgain&) = delete;
+  ~AutocastAgain() { set(before_); }
+  struct Setting {
+    bool remembers = at::autocast::is_autocast_cache_enabled();
+#if !DTENSOR_TORCH_AT_LEAST(2, 0)  // ThreadLocalState has them later
+    at::ScalarType of_cpu = at::autocast::get_autocast_cpu_dtype(), of_gpu = at::autocast::get_autocast_gpu_dtype();
+#endif
+  };
+  static void set(const Setting& setting) {
+    at::autocast::set_autocast_cache_enabled(setting.remembers);
+#if !DTENSOR_TORCH_AT_LEAST(2, 0)
+    at::autocast::set_autocast_cpu_dtype(setting.of_cpu);
+    at::autocast::set_autocast_gpu_dtype(setting.of_gpu);
+#endif
+  }
+
+ private:
+  const Setting before_;
+};
+
+// Where the function ran: this thread's modes, its rank, its regions.
 class Surroundings {
  public:
   Surroundings() : world_(&World::current()) {
     if (Spmd::current()) mesh_ = *Spmd::current();
+    autocast_.remembers = false;
   }
 
   class Again {
    public:
     explicit Again(const Surroundings& as) : modes_(as.modes_), overlap_(as.pieces_) {
+      AutocastAgain::set(as.autocast_);
       if (&World::current() != as.world_) world_.emplace(*as.world_);
+      require(as.draws_alone_ || !RankLocalRandom::active(), kTag,
+              "the function ran outside of dt::rank_local_random(), and would run inside of it; hint: end the region before backward()");
+      if (as.draws_alone_) draws_alone_.emplace();
       as.mesh_ ? void(spmd_.emplace(*as.mesh_)) : void(no_spmd_.emplace());
     }
 
    private:
+    AutocastAgain autocast_;
     at::ThreadLocalStateGuard modes_;
     OverlapLinear overlap_;
     std::optional<World::Use> world_;
+    std::optional<RankLocalRandom> draws_alone_;
     std::optional<Spmd> spmd_;
     std::optional<NoSpmd> no_spmd_;
   };
@@ -85,6 +119,8 @@ class Surroundings {
   World* world_;
   std::optional<DeviceMesh> mesh_;
   int64_t pieces_ = OverlapLinear::pieces();
+  AutocastAgain::Setting autocast_;
+  bool draws_alone_ = RankLocalRandom::active();
 };
 
 class Frame {

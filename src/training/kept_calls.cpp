@@ -122,7 +122,8 @@ KeptCall::KeptCall(const c10::OperatorHandle& op, const std::vector<at::Tensor>&
   }
   const auto results = tensors_of(stack, count);
   for (const auto& tensor : saved) saved_.push_back(origin(tensor, arguments, results));
-  if (op.hasTag(at::Tag::nondeterministic_seeded)) random_ = RandomState::now(devices);
+  const bool is_libtorchs = name_.name.compare(0, 6, "aten::") == 0;  // others' operators have tags if their authors thought of it
+  if (op.hasTag(at::Tag::nondeterministic_seeded) || !is_libtorchs) random_ = RandomState::now(devices);
 }
 
 std::vector<at::Tensor> KeptCall::replay(const c10::OperatorHandle& op, c10::Stack* stack) const {
