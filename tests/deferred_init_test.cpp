@@ -162,6 +162,27 @@ TEST_CASE("deferred init: what shares memory goes on sharing it", "[deferred]") 
   }));
 }
 
+TEST_CASE("deferred init: what is given a layout of its own shares memory no longer", "[deferred]") {
+  CHECK_NOTHROW(on_mesh({2}, [&](const DeviceMesh& mesh) {
+    torch::nn::Linear a{nullptr}, b{nullptr}, c{nullptr};
+    {
+      DeferredInit deferred(mesh);
+      a = torch::nn::Linear(8, 8), b = torch::nn::Linear(8, 8), c = torch::nn::Linear(8, 8);
+      b->weight.set_data(a->weight);
+      c->weight.set_data(a->weight);
+    }
+    redistribute_(a->weight, {shard(0)});
+    redistribute_(b->weight, {shard(1)});
+    materialize({a->weight, b->weight});
+    const auto lies = [](const torch::nn::Linear& layer, const Placement& placement) {
+      return DTensor(layer->weight).placements()[0] == placement;
+    };
+    require(lies(a, shard(0)) && lies(b, shard(1)) && lies(c, shard(0)), "test", "{} {} {}", DTensor(a->weight).layout().str(),
+            DTensor(b->weight).layout().str(), DTensor(c->weight).layout().str());
+    require(full_tensor(a->weight).equal(full_tensor(b->weight)), "test", "other values");
+  }));
+}
+
 TEST_CASE("deferred init: a tensor with values is written at once", "[deferred]") {
   CHECK_NOTHROW(on_mesh({2}, [&](const DeviceMesh& mesh) {
     const auto plain = torch::zeros({4});

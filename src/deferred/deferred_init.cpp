@@ -77,8 +77,13 @@ void materialize(c10::ArrayRef<at::Tensor> tensors) {
   auto values = deferred::replay_on_mesh(tape->needed_for(metas), metas, std::move(wishes));
   for (auto& [meta, layout] : layouts) values.at(meta) = in_layout(values.at(meta), layout);
   for (const auto& deferred : all) {
-    auto* value = as_dtensor(values.at(deferred->meta().unsafeGetTensorImpl()));
-    for (const auto& handle : deferred->handles()) as_dtensor(handle)->relay(value->local(), value->layout());
+    const auto& value = values.at(deferred->meta().unsafeGetTensorImpl());
+    for (const auto& handle : deferred->handles()) {
+      auto& tensor = *as_dtensor(handle);
+      const auto own = tensor.layout()->present();
+      const auto given = own->is_replicated() ? value : in_layout(value, own);  // a layout of its own parts it from the others
+      tensor.relay(as_dtensor(given)->local(), as_dtensor(given)->layout());
+    }
   }
 }
 

@@ -96,10 +96,12 @@ void give_generator(const c10::OperatorHandle& op, c10::Device device, std::vect
 
 void TapeRecorder::record(const c10::OperatorHandle& op, const OpInfo& info, Stack& stack, size_t begin) {
   dispatch::check_supported(info);
-  const Arguments arguments(stack.begin() + static_cast<int64_t>(begin), stack.end());
+  Arguments arguments(stack.begin() + static_cast<int64_t>(begin), stack.end());
   stack.resize(begin);
   if (is_made_and_drawn(*info.schema)) return stack.push_back(drawn(*info.schema, arguments));
-  rules::Call call(*info.schema, arguments, dispatch::common_mesh(info, arguments));
+  const auto mesh = dispatch::common_mesh(info, arguments);
+  if (!info.has_tensor_argument) dispatch::make_on_mesh(info, arguments, 0, mesh);
+  rules::Call call(*info.schema, arguments, mesh);
   call.in_place = info.in_place;
   if (draws_in_place(info, arguments)) {
     record_draw(op, call.mesh, arguments);

@@ -424,8 +424,7 @@ static c10::IValue* device_argument(const OpInfo& info, Stack& stack, size_t beg
   return at ? &stack[begin + *at] : nullptr;
 }
 
-// Factories make tensors of the host, if nobody says where.
-static void make_on_mesh(const OpInfo& info, Stack& stack, size_t begin, const DeviceMesh& mesh) {
+void make_on_mesh(const OpInfo& info, Stack& stack, size_t begin, const DeviceMesh& mesh) {
   auto* device = device_argument(info, stack, begin);
   if (device && device->isNone()) *device = c10::Device(mesh.device_type());
 }

@@ -48,6 +48,8 @@ inline bool overlap(const at::Tensor& a, const at::Tensor& b) {
 
 // Whether the operator makes tensors from nothing.
 bool is_factory(const OpInfo& info);
+// Factories make tensors of the host, if nobody says where: where they have no device, they get the mesh's.
+void make_on_mesh(const OpInfo& info, Stack& stack, size_t begin, const DeviceMesh& mesh);
 // Whether a factory was asked for a device that is not the mesh's. (Without a device it makes tensors on the mesh's.)
 bool is_made_elsewhere(const OpInfo& info, Stack& stack, size_t begin, const DeviceMesh& mesh);
 
