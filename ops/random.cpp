@@ -196,7 +196,7 @@ struct Dropout final : Rule {
   Lowering lower(const Call& call, const Resolution& resolution) const override {
     if (!call.bool_arg("train", true)) return {};
     const double keep = 1 - call.arg("p").toDouble();
-    return [layout = resolution.in[0], keep](LocalCall& local) {
+    return [layout = drawn_layout(call, resolution), keep](LocalCall& local) {  // not the input's, which may be expanded
       const auto input = local.arg(0).toTensor();
       if (input.is_cuda()) return local.replace(rng::cuda::dropout(input, *layout, keep, generator_of(local)));
       const auto mask = rng::draw_own_part(*layout, coins(keep, input.options().dtype(at::kBool)), generator_of(local));

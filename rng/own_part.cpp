@@ -35,10 +35,15 @@ class Rows {
       lengths_.push_back(layout.sizes()[d]);
       held_.push_back(layout.intervals(d, layout.mesh().coordinate()));
     }
+    if (layout.ndim() == 0) {  // one row of one element
+      cut_ = 0;
+      in_row_ = {{0, 1}};
+      own_row_ = 1;
+      return;
+    }
     for (cut_ = layout.ndim() - 1; cut_ > 0 && whole(cut_);) --cut_;
     for (int64_t d = cut_; d < layout.ndim(); ++d) row_ *= lengths_[d];
     if (layout.is_flat()) own_ = layout.flat_part(layout.mesh().coordinate());
-    if (layout.ndim() == 0) return;
     for (const auto& part : held_[cut_]) {
       const int64_t inner = row_ / std::max<int64_t>(lengths_[cut_], 1);
       in_row_.push_back({part.begin * inner, part.end * inner});

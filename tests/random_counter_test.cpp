@@ -189,6 +189,7 @@ TEST_CASE("random counter: as the generator of a rank", "[random]") {
     results.push_back(torch::dropout(weight, 0.4, true));
     results.push_back(torch::randn_like(weight));
     results.push_back(torch::rand_like(weight, torch::kDouble));
+    results.push_back(torch::randn_like(weight.sum().detach()));
     results.push_back(torch::randint_like(weight, 100, torch::kLong));
     results.push_back(torch::rand({7}));
     results.push_back(torch::randint(3, 50, {9}));
