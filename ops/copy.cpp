@@ -1,23 +1,13 @@
 // Copies and fills.
+#include "ops/conversion.hpp"
 #include "ops/family.hpp"
 
 namespace dtensor::rules {
 namespace {
 
-// A conversion keeps sums as long as it is linear up to rounding: not where fractions or signs are cut off.
-std::vector<ReduceOp> kept_by_conversion(at::ScalarType from, at::ScalarType to) {
-  if (from == to || (at::isFloatingType(from) && at::isFloatingType(to))) return kAnyPartial;
-  if (at::isIntegralType(from, /*includeBool=*/false) && at::isFloatingType(to)) {
-    return {ReduceOp::sum, ReduceOp::min, ReduceOp::max};
-  }
-  return {};
-}
-
 Structure copy(const Call& call) {
   const auto dims = lettered(call.operands[0].sizes());
-  const auto from = call.operands[0].layout->dtype();
-  const bool converts = call.has("dtype") && !call.arg("dtype").isNone();
-  Structure structure{{dims}, {dims}, {}, {kept_by_conversion(from, converts ? call.arg("dtype").toScalarType() : from), {{0}}}};
+  Structure structure{{dims}, {dims}, {}, {kept_in_dtype(call, kAnyPartial), {{0}}}};
   structure.elementwise = true;
   return structure;
 }

@@ -166,7 +166,7 @@ const Register linear("aten::_foreach_mul aten::_foreach_div", per_index({kSums,
 const Register negative("aten::_foreach_neg", per_index(KeepsPartial{kSums, {{0}}} | kFirstDecreases),
                         "linear, and decreasing");
 const Register increasing("aten::_foreach_atan aten::_foreach_ceil aten::_foreach_erf aten::_foreach_exp aten::_foreach_expm1 "
-                          "aten::_foreach_floor aten::_foreach_round aten::_foreach_sigmoid aten::_foreach_sign aten::_foreach_sinh "
+                          "aten::_foreach_floor aten::_foreach_round aten::_foreach_sigmoid aten::_foreach_sinh "
                           "aten::_foreach_tanh aten::_foreach_trunc aten::_foreach_clamp_max.Scalar aten::_foreach_clamp_min.Scalar "
                           "aten::_foreach_maximum.Scalar aten::_foreach_minimum.Scalar aten::_foreach_clamp_max.ScalarList "
                           "aten::_foreach_clamp_min.ScalarList aten::_foreach_maximum.ScalarList aten::_foreach_minimum.ScalarList",
@@ -187,7 +187,7 @@ const Register fills("aten::_foreach_zero aten::_foreach_clone", per_index({kAny
 const Register pointwise(
     "aten::_foreach_abs aten::_foreach_acos aten::_foreach_asin aten::_foreach_cos aten::_foreach_cosh aten::_foreach_frac "
     "aten::_foreach_lgamma aten::_foreach_pow "
-    "aten::_foreach_reciprocal aten::_foreach_sin aten::_foreach_tan "
+    "aten::_foreach_reciprocal aten::_foreach_sign aten::_foreach_sin aten::_foreach_tan "
     "aten::_foreach_add aten::_foreach_sub",
     per_index(), "each element depends on the elements at its position only");
 const Register fused("aten::_fused_adam_ aten::_fused_adamw_ aten::_fused_sgd_ aten::_fused_adagrad_", per_index(),

@@ -60,7 +60,7 @@ OwnTargets own_targets(const Call& call, const Resolution& resolution) {
   return [held = data->intervals(class_dim, call.mesh.coordinate()), classes = data->sizes()[class_dim], op = call.schema.name(),
           ignored = call.int_arg("ignore_index"), target = call.argument_index("target"),
           ignore_index = call.argument_index("ignore_index")](LocalCall& local) {
-    const auto labels = local.arg(target).toTensor();
+    const auto labels = local.arg(target).toTensor().to(at::kLong);  // bytes have no -1
     const auto is_ignored = labels.eq(ignored);
     check_positions(op, labels.masked_select(is_ignored.logical_not()), classes, "Target {} is out of bounds.");
     local.arg(target) = own_rows(labels, held, -1).masked_fill_(is_ignored, -1);
@@ -168,6 +168,8 @@ bool any_cut(const Resolution& resolution) {
                      [](const LayoutPtr& l) { return !cutting(l).empty(); });
 }
 
+at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::toOpMathType(tensor.scalar_type())); }
+
 // What the terms are counted by: the loss has the broadcast shape, the gradient goes by its input, as ATen does.
 Sizes counted_sizes(const Call& call) {
   if (call.has("grad_output")) return Sizes(call.operand(call.argument_index("self"))->sizes());
@@ -179,19 +181,19 @@ Sizes counted_sizes(const Call& call) {
 }
 
 // A mean over parts: their sum over the global count. The same for the gradient, which is linear in the reduction's
-// weight. A sum of losses that has too few digits for it is made in float.
+// weight. Of half precision, which could not hold the sum, it is made in float.
 Lowering mean_of_parts(const Call& call, const Resolution& resolution) {
   if (call.int_arg("reduction") != kMean || !any_cut(resolution)) return {};
   int64_t count = 1;
   for (const auto size : counted_sizes(call)) count *= size;
-  const bool sums = !call.has("grad_output");
-  return [count, sums, reduction = call.argument_index("reduction")](LocalCall& local) {
+  return [count, reduction = call.argument_index("reduction")](LocalCall& local) {
     const auto dtype = local.arg(0).toTensor().scalar_type();
-    const bool widens = sums && at::toOpMathType(dtype) != dtype;
-    local.arg(reduction) = widens ? kNone : kSum;
+    for (int i = 0; i < reduction; ++i) {
+      if (local.arg(i).isTensor() && local.arg(i).toTensor().defined()) local.arg(i) = widened(local.arg(i).toTensor());
+    }
+    local.arg(reduction) = kSum;
     local.call();
-    const auto result = local.arg(0).toTensor();
-    local.arg(0) = widens ? at::sum(result, at::toOpMathType(dtype)).div_(count).to(result.scalar_type()) : result.div(count);
+    local.arg(0) = local.arg(0).toTensor().div(count).to(dtype);
   };
 }
 

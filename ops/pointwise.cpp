@@ -231,8 +231,8 @@ const Register where_number("aten::where.ScalarSelf aten::where.ScalarOther", po
 const Register increasing(
     "aten::relu aten::relu6 aten::exp aten::exp2 aten::expm1 aten::sigmoid aten::tanh aten::ceil aten::floor "
     "aten::round aten::trunc aten::fix aten::erf aten::atan aten::arctan aten::sinh aten::asinh aten::arcsinh aten::hardtanh "
-    "aten::sign aten::clamp aten::clip aten::clamp_min aten::clamp_max aten::hardsigmoid aten::hardshrink "
-    "aten::softshrink aten::special_log_ndtr aten::special_ndtr",
+    "aten::clamp aten::clip aten::clamp_min aten::clamp_max aten::hardsigmoid aten::hardshrink "
+    "aten::special_log_ndtr aten::special_ndtr",
     kIncreasing, "increasing: f(max(a, b)) = max(f(a), f(b))");
 const Register decreasing("aten::erfc aten::special_erfcx", kDecreasing, "decreasing: f(max(a, b)) = min(f(a), f(b))");
 // Where the smallest of the parts lies in the domain of f, all of them do; where it does not, the result is none either way.
@@ -245,10 +245,10 @@ const Register each_increases("aten::logaddexp aten::logaddexp2", pointwise({kEx
 const Register between("aten::clamp.Tensor aten::clip.Tensor", pointwise({kExtremes, {{0}, {1}, {2}}}), "increasing in each operand");
 const Register number("aten::add.Scalar aten::sub.Scalar", std::make_shared<AddNumber>(),
                       "increasing; in place, (a + c) + a' = (a + a') + c");
-const Register maximum("aten::maximum aten::fmax aten::max.other aten::clamp_min.Tensor",
+const Register maximum("aten::maximum aten::max.other aten::clamp_min.Tensor",
                        pointwise(KeepsPartial{{ReduceOp::max}, {{0, 1}}} | KeepsPartial{kExtremes, {{0}, {1}}}),
                        "max(max, max) = max; increasing in each operand");
-const Register minimum("aten::minimum aten::fmin aten::min.other aten::clamp_max.Tensor",
+const Register minimum("aten::minimum aten::min.other aten::clamp_max.Tensor",
                        pointwise(KeepsPartial{{ReduceOp::min}, {{0, 1}}} | KeepsPartial{kExtremes, {{0}, {1}}}),
                        "min(min, min) = min; increasing in each operand");
 
@@ -265,13 +265,13 @@ const Register plain(
     "aten::abs aten::absolute aten::acos aten::angle aten::asin aten::atanh aten::atan2 aten::add aten::sub "
     "aten::rsub aten::bitwise_and aten::bitwise_or aten::bitwise_xor aten::bitwise_not aten::bitwise_left_shift "
     "aten::bitwise_right_shift aten::celu aten::copysign aten::cos aten::cosh aten::digamma aten::div aten::eq aten::ge "
-    "aten::gt aten::le aten::lt aten::ne aten::erfinv aten::fmod aten::frac "
+    "aten::gt aten::le aten::lt aten::ne aten::erfinv aten::fmax aten::fmin aten::fmod aten::frac "
     "aten::floor_divide aten::gcd aten::gelu aten::hardswish aten::heaviside aten::hypot "
     "aten::i0 aten::igamma aten::igammac aten::isfinite aten::isinf aten::isnan aten::isneginf aten::isposinf aten::lcm "
     "aten::lerp aten::lgamma aten::log_sigmoid_forward "
     "aten::logical_and aten::logical_not aten::logical_or aten::logical_xor aten::logit aten::masked_fill "
     "aten::mish aten::mul aten::mvlgamma aten::nan_to_num aten::nextafter aten::polar aten::complex aten::polygamma aten::pow "
-    "aten::reciprocal aten::remainder aten::sgn aten::signbit aten::silu aten::sin aten::sinc "
+    "aten::reciprocal aten::remainder aten::sgn aten::sign aten::signbit aten::silu aten::sin aten::sinc aten::softshrink "
     "aten::special_entr aten::special_i0e aten::special_i1 aten::special_i1e "
     "aten::special_ndtri aten::special_xlog1py aten::special_zeta aten::square aten::tan aten::threshold aten::where "
     "aten::_add_relu aten::frexp aten::_standard_gamma_grad aten::special_airy_ai aten::special_bessel_j0 "

@@ -1,4 +1,5 @@
 // Reductions: a cut dim that is reduced makes the result Partial in the reduction's own operation.
+#include "ops/conversion.hpp"
 #include "ops/family.hpp"
 
 #include <ATen/OpMathType.h>
@@ -86,7 +87,7 @@ LoweringOf with_identity(Identity identity) {
       const auto self = local.arg(0).toTensor();
       if (self.numel() > 0) return local.call();
       const bool given = dtype_at >= 0 && !local.arg(dtype_at).isNone();
-      const auto dtype = given ? local.arg(dtype_at).toScalarType() : self.scalar_type();
+      const auto dtype = c10::toRealValueType(given ? local.arg(dtype_at).toScalarType() : self.scalar_type());  // what is ordered
       const auto sizes = at::sum(self, reduced, keep).sizes().vec();
       local.replace({at::full(sizes, identity(dtype), self.options().dtype(dtype))});
     };
@@ -126,7 +127,7 @@ Lowering lower_norm(const Call& call, const Resolution& resolution) {
 RulePtr reduction(MaybeOp combines, std::vector<ReduceOp> keeps = {}, LoweringOf lower = {}) {
   return family([=](const Call& call) {
     const bool indexed = call.schema.returns().size() > 1;  // where the extreme is, only whole slices tell
-    return reduce(call, combines, indexed ? KeepsPartial() : KeepsPartial{keeps, {{0}}});
+    return reduce(call, combines, indexed ? KeepsPartial() : KeepsPartial{kept_in_dtype(call, keeps), {{0}}});
   }, std::move(lower));
 }
 
@@ -172,7 +173,11 @@ const Register trace("aten::trace", family([](const Call& call) {
                      }),
                      "linear; the diagonal crosses both dims");
 const Register equal("aten::equal", replicated(), "one answer, for all elements of both");
-const Register running_sum("aten::cumsum", sliced("dim", {kSums, {{0}}}),
+const Register running_sum("aten::cumsum", family([](const Call& call) {
+                             auto dims = lettered(call.operands[0].sizes());
+                             if (!dims.empty()) dims[wrap_dim(call.int_arg("dim"), call.operands[0].ndim())].letter = kWhole;
+                             return Structure{{dims}, {dims}, {}, {kept_in_dtype(call, kSums), {{0}}}};
+                           }),
                            "needs whole slices; a running sum is linear");
 const Register running("aten::cumprod aten::logcumsumexp aten::_logcumsumexp aten::cummax aten::cummin", sliced("dim"),
                        "needs whole slices; slices are independent");

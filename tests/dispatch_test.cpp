@@ -43,7 +43,7 @@ TEST_CASE("dispatch: later calls give the dtype of the first", "[dispatch]") {
   }));
 }
 
-TEST_CASE("dispatch: a number is not a truth value, and the default dtype is read", "[dispatch]") {
+TEST_CASE("dispatch: a number is not a truth value and the default dtype is read", "[dispatch]") {
   const auto before = torch::get_default_dtype();
   REQUIRE_NOTHROW(on_ranks(1, [](dt::World& world) {
     const auto mask = torch::arange(8).gt(3), whole = torch::arange(8);

@@ -127,7 +127,7 @@ TEST_CASE("fully shard: says what it cannot do", "[fsdp][errors]") {
   CHECK_THROWS_WITH(parallelize_module(*net, mesh, {{"head", {{"dp", shard(0)}}}}), says("where fully_shard cuts it already"));
 }
 
-TEST_CASE("fully shard: a plan that is refused leaves units as they were, and one that is taken fits them", "[fsdp][parallel]") {
+TEST_CASE("fully shard: a plan that is refused leaves units as they were and one that is taken fits them", "[fsdp][parallel]") {
   CHECK_NOTHROW(on_mesh({2, 2}, [](const DeviceMesh& plain) {
     const DeviceMesh mesh(c10::kCPU, plain.ranks(), {2, 2}, {"dp", "tp"});
     Spmd spmd(mesh);

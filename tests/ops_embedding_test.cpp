@@ -193,3 +193,17 @@ TEST_CASE("ops: embedding bag", "[ops][embedding]") {
                 return Tensors{std::get<0>(at::embedding_bag(in[0], in[1], in[2]))};
               }}, {3}, {{shard(0)}, {replicate()}, {replicate()}}, {"(P(sum))"});
 }
+
+TEST_CASE("ops: bags of half precision are added up in float", "[ops][embedding]") {
+  REQUIRE_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
+    const Spmd spmd(mesh);
+    const auto weight = distribute_tensor(torch::ones({10, 4}, torch::kBFloat16), mesh, {shard(1)}).tensor();
+    const auto bags = torch::embedding_bag(weight, torch::zeros({1024}, torch::kLong), torch::zeros({1}, torch::kLong), false, 0);
+    require(full_tensor(std::get<0>(bags)).eq(1024).all().item<bool>(), "test", "{}", full_tensor(std::get<0>(bags)).max().item<double>());
+  }));
+}
+
+TEST_CASE("ops: index_fill counts from the end", "[ops][indexing]") {
+  check({"index_fill from the end", {fractions({6, 4})},
+         [](const Tensors& in) { return Tensors{in[0].index_fill(0, torch::tensor({-1, 2}), 5)}; }});
+}

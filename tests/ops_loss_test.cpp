@@ -295,3 +295,14 @@ TEST_CASE("ops: ctc loss", "[ops][loss]") {
            1e-5});
   }
 }
+
+TEST_CASE("ops: targets of bytes over cut classes", "[ops][loss]") {
+  REQUIRE_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto plain = fractions({4, 600}).log_softmax(1);
+    const auto labels = torch::tensor({0, 255, 2, 4}, torch::kByte);
+    const auto x = distribute_tensor(plain, mesh, {shard(1)}).tensor();
+    pin(x);
+    const auto loss = torch::nll_loss(x, distribute_tensor(labels, mesh, {replicate()}).tensor());
+    require(full_tensor(loss).allclose(torch::nll_loss(plain, labels)), "test", "{}", full_tensor(loss).item<double>());
+  }));
+}

@@ -152,3 +152,12 @@ TEST_CASE("ops: pooling without gradients", "[ops][pooling]") {
          },
          0, false, false});
 }
+
+TEST_CASE("ops: averages of half precision over windows whose sums it cannot hold", "[ops][pooling]") {
+  REQUIRE_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto x = distribute_tensor(torch::full({1, 1, 64, 16}, 300, torch::kBFloat16), mesh, {shard(2)}).tensor();
+    const auto y = torch::avg_pool2d(x, 16);
+    require(y.scalar_type() == torch::kBFloat16 && full_tensor(y).eq(full_tensor(x).max()).all().item<bool>(), "test", "{}",
+            full_tensor(y).max().item<double>());
+  }));
+}

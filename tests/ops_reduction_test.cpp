@@ -69,7 +69,7 @@ TEST_CASE("ops: reductions", "[ops][reduction]") {
          1e-5});
 }
 
-TEST_CASE("ops: means of half precision, whose sums it cannot hold", "[ops][reduction][loss]") {
+TEST_CASE("ops: means of half precision whose sums it cannot hold", "[ops][reduction][loss]") {
   REQUIRE_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(torch::full({3, 60001}, 2, torch::kHalf), mesh, {shard(1)}).tensor();
     const auto is_half_of = [](const at::Tensor& mean, double expected) {
@@ -79,7 +79,60 @@ TEST_CASE("ops: means of half precision, whose sums it cannot hold", "[ops][redu
     require(x.mean(Dims{1}, false, torch::kDouble).scalar_type() == torch::kDouble, "test", "another dtype");
 #if DTENSOR_TORCH_AT_LEAST(2, 1)
     require(is_half_of(torch::mse_loss(x, torch::zeros_like(x)), 4), "test", "mse_loss");
+    const auto far = distribute_tensor(torch::full({1000}, 300, torch::kHalf), mesh, {shard(0)}).tensor();
+    const auto scale = distribute_tensor(torch::full({}, 200, torch::kHalf), mesh, {replicate()}).tensor();
+    const auto gradient = full_tensor(at::mse_loss_backward(scale, far, torch::zeros_like(far), at::Reduction::Mean));
+    require(gradient.sub(120).abs().max().item<double>() < 0.1, "test", "mse_loss_backward: {}", gradient[0].item<double>());
 #endif
+  }));
+}
+
+#if DTENSOR_TORCH_AT_LEAST(2, 0)  // whose own kernel adds up in float
+TEST_CASE("ops: norms of half precision whose squares it cannot hold", "[ops][reduction]") {
+  REQUIRE_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const double element : {10.0, 1e-5}) {
+      const auto plain = torch::full({64, 16}, element, torch::kHalf);
+      const double expected = plain.to(torch::kDouble).norm().item<double>();
+      for (const auto& target : {replicate(), shard(0), flat(2)}) {
+        const auto x = distribute_tensor(plain, mesh, {shard(0)}).tensor();
+        const auto norms = torch::linalg_vector_norm(x.unsqueeze(2).expand({64, 16, 4}), 2, Dims{0, 1});  // of four columns, all alike
+        const auto got = full_tensor(redistribute(norms, {target})).to(torch::kDouble);
+        require(norms.scalar_type() == torch::kHalf && got.sub(expected).abs().max().item<double>() <= 2e-3 * expected, "test",
+                "of {} to {}: {}, expected {}", element, target.str(), got[0].item<double>(), expected);
+      }
+    }
+  }));
+}
+#endif
+
+TEST_CASE("ops: sums in another dtype are of whole numbers where that is asked for", "[ops][reduction]") {
+  REQUIRE_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto pending = [&] { return distribute_tensor(torch::full({2, 3}, 0.5), mesh, {shard(0)}).tensor().sum(0); };
+    require(full_tensor(pending().sum(torch::kLong)).item<int64_t>() == 3, "test", "sum");
+    require(full_tensor(pending().cumsum(0, torch::kLong)).equal(torch::tensor({1, 2, 3}, torch::kLong)), "test", "cumsum");
+    require(full_tensor(pending().cumsum(0)).equal(torch::tensor({1.0f, 2.0f, 3.0f})), "test", "cumsum of floats");
+  }));
+}
+
+TEST_CASE("ops: a pending maximum that is no number", "[ops][reduction]") {
+  REQUIRE_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto plain = torch::tensor({{NAN, 1.0f}, {5.0f, 2.0f}});
+    const auto bound = distribute_tensor(torch::tensor({3.0f, 3.0f}), mesh, {replicate()}).tensor();
+    const auto pending = [&] { return distribute_tensor(plain, mesh, {shard(0)}).tensor().amax(0); };
+    const auto largest = plain.amax(0), three = torch::tensor({3.0f, 3.0f});
+    require(full_tensor(torch::fmax(pending(), bound)).equal(torch::fmax(largest, three)), "test", "fmax");
+    require(full_tensor(torch::fmin(pending(), bound)).equal(torch::fmin(largest, three)), "test", "fmin");
+    require(full_tensor(pending().sign()).allclose(largest.sign(), 0, 0, true), "test", "sign");
+  }));
+}
+
+TEST_CASE("ops: the largest of complex numbers where a rank has none", "[ops][reduction]") {
+  REQUIRE_NOTHROW(on_mesh({4}, [](const DeviceMesh& mesh) {
+    const auto plain = torch::complex(fractions({3}), fractions({3}, 1));
+    const auto x = distribute_tensor(plain, mesh, {shard(0)}).tensor();
+    for (const double order : {INFINITY, -INFINITY}) {
+      require(full_tensor(torch::linalg_vector_norm(x, order)).equal(torch::linalg_vector_norm(plain, order)), "test", "order {}", order);
+    }
   }));
 }
 

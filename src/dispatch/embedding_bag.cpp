@@ -1,6 +1,7 @@
 // embedding_bag on distributed tables: the rows, as embedding finds them, and a sum per bag. libtorch's own resizes tensors in place.
 #include "src/dispatch/composite.hpp"
 
+#include <ATen/OpMathType.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_bag_ops.h>
 #include <ATen/ops/tensor.h>
@@ -51,18 +52,19 @@ c10::optional<Results> sums_of_rows(const Arguments& a) {
   if (!make_bags(offsets, bags, indices.numel())) return c10::nullopt;
 
   const auto bag = beside(weight, plain([&] { return at::tensor(bags_of(offsets, bags, indices.numel()), at::kLong); }));
-  auto rows = at::embedding(weight, indices);
+  const auto dtype = weight.scalar_type(), wide = at::toOpMathType(dtype);  // as libtorch's sums
+  auto rows = at::embedding(weight, indices).to(wide);
   if (a.factors && a.factors->defined()) rows = rows.mul(a.factors->unsqueeze(1));
   auto counted = indices.eq(indices);
   if (a.padding) {
     counted = indices.ne(*a.padding < 0 ? *a.padding + weight.size(0) : *a.padding);
     rows = rows.masked_fill(counted.logical_not().unsqueeze(1), 0);
   }
-  auto sums = weight.new_zeros({bags, weight.size(1)}).index_add(0, bag, rows);
+  auto sums = weight.new_zeros({bags, weight.size(1)}, wide).index_add(0, bag, rows);
   const auto ones = counted.to(at::kLong);
   const auto counts = ones.new_zeros({bags}).index_add(0, bag, ones);
   if (a.mode == kMean) sums = sums.div(counts.clamp_min(1).unsqueeze(1));
-  return Results{sums, bag, counts, counts.new_zeros({bags})};
+  return Results{sums.to(dtype), bag, counts, counts.new_zeros({bags})};
 }
 
 Results embedding_bag(c10::DispatchKeySet keys, const at::Tensor& weight, const at::Tensor& indices, const at::Tensor& offsets,

@@ -55,7 +55,7 @@ comm::Async flat_reduce_scatter(const at::Tensor& local, const Step& step) {
   const auto elements = MemoryOrder(*step.after).flatten(before_reduction(local, op));
   auto reduced = group_of(step).reduce_scatter(elements, counts_of(*step.after), wire_op(op));
   reduced.tensor = as_part(reduced.tensor, *step.after);
-  return after_reduction(std::move(reduced), op);
+  return after_reduction(std::move(reduced), op, local.scalar_type());
 }
 
 comm::Async flat_chunk(const at::Tensor& local, const Step& step) {

@@ -10,7 +10,7 @@ comm::Async reduce_scatter(const at::Tensor& local, const Step& step) {
   const auto packed = pack(before_reduction(local, op), dim, step.to.split, lengths);
   auto reduced = group_of(step).reduce_scatter(packed, piece_counts(local.sizes(), dim, lengths), wire_op(op));
   reduced.tensor = reduced.tensor.view(step.after->local_sizes());
-  return after_reduction(std::move(reduced), op);
+  return after_reduction(std::move(reduced), op, local.scalar_type());
 }
 
 }  // namespace dtensor::redistribute

@@ -3,6 +3,8 @@
 
 #include <dtensor/error.hpp>
 
+#include <ATen/OpMathType.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/square.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -57,12 +59,15 @@ at::Tensor before_reduction(const at::Tensor& local, ReduceOp op) {
   if (op != ReduceOp::norm2) return local;
   require(local.is_floating_point(), "redistribute", "P(norm2) needs floating point values; got {}",
           c10::toString(local.scalar_type()));
-  return at::square(local);
+  return at::square(local.to(at::toOpMathType(local.scalar_type())));
 }
 
-comm::Async after_reduction(comm::Async reduced, ReduceOp op) {
+comm::Async after_reduction(comm::Async reduced, ReduceOp op, at::ScalarType dtype) {
   if (op != ReduceOp::norm2) return reduced;
-  return then(reduced, reduced.tensor, [sum = reduced.tensor] { sum.sqrt_(); });
+  const auto sum = reduced.tensor;
+  if (sum.scalar_type() == dtype) return then(reduced, sum, [sum] { sum.sqrt_(); });
+  const auto norm = at::empty(sum.sizes(), sum.options().dtype(dtype));
+  return then(reduced, norm, [sum, norm] { norm.copy_(sum.sqrt_()); });
 }
 
 }  // namespace dtensor::redistribute

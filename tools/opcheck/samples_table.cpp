@@ -30,7 +30,7 @@ inner: self=[5,4] other=[3,4]
 tensordot: self=[5,3,4] other=[4,3,2] dims_self=[1,2] dims_other=[1,0]
 einsum: equation=bik,bkj->bij tensors={[4,5,6];[4,6,3]}
 cross linalg_cross: self=[5,3] other=[5,3] dim=1 | self=[3,6] other=[3,6] dim=0
-cdist _euclidean_dist: x1=[6,4] x2=[5,4] p=2. | x1=[3,6,4] x2=[3,5,4] p=1. | x1=[6,4] x2=[5,4]
+cdist _euclidean_dist: x1=[6,4] x2=[5,4] p=2. | x1=[3,6,4] x2=[3,5,4] p=1. | x1=[6,4] x2=[5,4] | x1=[3,6,4] x2=[3,5,4]
 _cdist_forward: x1=[6,4] x2=[5,4] p=2. compute_mode=none | x1=[3,6,4] x2=[3,5,4] p=1. compute_mode=none
 _cdist_backward: grad=[6,5] x1=[6,4] x2=[5,4] p=2. cdist=[6,5]+ | grad=[3,6,5] x1=[3,6,4] x2=[3,5,4] p=1. cdist=[3,6,5]+
 _weight_norm_interface: v=[6,4] g=[6,1] dim=0 | v=[6,4] g=[1,4] dim=1
