@@ -188,7 +188,10 @@ DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, Placem
             DTensor(full).mesh().str(), mesh.str());
     return DTensor(full).redistribute(placements);
   }
-  if (Spmd::current() && replication_check() && mesh.world().state().compared[mesh.id()].distributed++ < kChecked) {
+  require(full.is_meta() || full.device().type() == mesh.device_type(), "distribute_tensor",
+          "the tensor is on {}, and the mesh on {}; hint: tensor.to(...) first", full.device().str(),
+          c10::DeviceTypeName(mesh.device_type(), /*lower_case=*/true));
+  if (!full.is_meta() && Spmd::current() && replication_check() && mesh.world().state().compared[mesh.id()].distributed++ < kChecked) {
     dispatch::check_replicated("distribute_tensor", full, mesh);
   }
   const DTensor whole(replicated(full, mesh));
