@@ -17,9 +17,9 @@ namespace {
 
 // FNV-1a over the tensor's bytes in row-major order.
 int64_t hash_of(const at::Tensor& tensor) {
-  const auto contiguous = tensor.contiguous();
-  const auto* bytes = static_cast<const unsigned char*>(contiguous.data_ptr());
-  const auto count = static_cast<size_t>(contiguous.numel()) * contiguous.element_size();
+  const auto on_host = tensor.cpu().contiguous();
+  const auto* bytes = static_cast<const unsigned char*>(on_host.data_ptr());
+  const auto count = static_cast<size_t>(on_host.numel()) * on_host.element_size();
   uint64_t hash = 0xcbf29ce484222325ull;
   size_t i = 0;
   for (; i + 8 <= count; i += 8) {
