@@ -47,7 +47,8 @@ at::Tensor max_pool1d(c10::DispatchKeySet keys, const at::Tensor& self, at::IntA
 // The diagonal of a tensor that is cut or a view is none of memory: it is where a mask says.
 at::Tensor& fill_diagonal_(c10::DispatchKeySet keys, at::Tensor& self, const at::Scalar& value, bool wrap) {
   if (!is_dtensor(self)) return at::_ops::fill_diagonal_::redispatch(below(keys), self, value, wrap);
-  const auto mask = plain([&] { return at::zeros(self.sizes(), at::kBool).fill_diagonal_(1, wrap); });
+  const auto options = at::TensorOptions(at::kBool).device(self.device());
+  const auto mask = plain([&] { return at::zeros(self.sizes(), options).fill_diagonal_(1, wrap); });
   return self.masked_fill_(beside(self, mask), value);
 }
 
@@ -62,7 +63,7 @@ at::Tensor ctc_loss(c10::DispatchKeySet keys, const at::Tensor& log_probs, const
   if (zero_infinity) losses = losses.masked_fill(losses.isinf(), 0);
   if (reduction == at::Reduction::Sum) return losses.sum();
   if (reduction != at::Reduction::Mean) return losses;
-  const auto lengths = plain([&] { return at::tensor(target_lengths, losses.scalar_type()).clamp_min(1); });
+  const auto lengths = plain([&] { return at::tensor(target_lengths, losses.scalar_type()).clamp_min(1).to(losses.device()); });
   return losses.div(beside(losses, lengths)).mean();
 }
 
