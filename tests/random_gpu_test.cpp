@@ -77,6 +77,13 @@ TEST_CASE("random gpu: every operator and dtype", "[random][gpu]") {
   }
 }
 
+TEST_CASE("random gpu: complex numbers are drawn whole", "[random][gpu]") {
+  if (!has_gpu()) DTENSOR_SKIP("no GPU");
+  for (const auto& op : {kCudaFills[0], kCudaFills[1]}) {
+    for (const auto dtype : {at::kComplexFloat, at::kComplexDouble}) check_draws(op, dtype, {999, 1001}, {3});
+  }
+}
+
 TEST_CASE("random gpu: 64 million elements", "[random][gpu][slow]") {
   if (!has_gpu()) DTENSOR_SKIP("no GPU");
   for (const auto& op : {kCudaFills[0], kCudaFills[1], kCudaFills[6], kCudaFills[8]}) {

@@ -14,6 +14,8 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -59,7 +61,12 @@ std::optional<Numbers> whole_numbers(const Draw& draw) {
   return Numbers{Kind::whole_from, 0, 0, wide, from, range};
 }
 
+// What there are kernels for (numbers.cuh). Of others, complex ones among them, the whole is drawn.
+constexpr std::array kDrawn{at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kBool,
+                            at::kByte,  at::kChar,   at::kShort, at::kInt,     at::kLong};
+
 std::optional<Numbers> numbers_of(const Draw& draw) {
+  if (std::find(kDrawn.begin(), kDrawn.end(), dtype_of(draw)) == kDrawn.end()) return std::nullopt;
   if (draw.is("aten::random_")) return whole_numbers(draw);
   const bool wide = dtype_of(draw) == at::kDouble;
   const auto numbers = [&](Kind kind, size_t count) {
