@@ -133,6 +133,9 @@ void write(const at::Tensor& to, const Part& part, const CounterDraw& draw, cons
     drawn = fill(to, part.runs, draw, numbers);
   } else {
     const c10::DeviceGuard on(to.device());
+    require(!to.is_cuda() || !cuda::is_capturing(), "aten::" + numbers.name,
+            "dt::Generator cannot draw while a CUDA graph is captured, since each replay would give the same numbers; hint: draw before the "
+            "capture, or give it a generator of libtorch");
     const auto index = to.is_cuda() && cuda::have_kernels() ? part.index() : std::nullopt;
     if (index) {
       const cuda::Elements elements{to.data_ptr(), to.scalar_type(), to.numel(), *index, cuda::current_stream()};

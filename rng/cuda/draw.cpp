@@ -127,9 +127,14 @@ bool draws_as_libtorch(const Draw& draw, const Numbers& numbers, at::Generator g
   });
 }
 
+// Whether kernels of ours may draw a part of so many elements.
+bool may_draw(int64_t numel, const at::TensorOptions& options) {
+  return have_kernels() && numel > 0 && fits(numel, static_cast<int64_t>(options.dtype().itemsize())) && !is_capturing();
+}
+
 // What to draw by a kernel, if anything.
 std::optional<Numbers> proven_numbers(int64_t numel, const Draw& draw, const at::Generator& generator) {
-  if (!have_kernels() || numel == 0 || !fits(numel, static_cast<int64_t>(draw.options.dtype().itemsize()))) return std::nullopt;
+  if (!may_draw(numel, draw.options)) return std::nullopt;
   const auto numbers = numbers_of(draw);
   if (!numbers) return std::nullopt;
   draw.fill(at::empty({0}, draw.options), generator);  // refuses what it refuses, and draws nothing
@@ -162,7 +167,7 @@ at::Tensor dropout_mask(const Layout& layout, const at::TensorOptions& options, 
   const Numbers numbers{Kind::dropout, keep, 0, layout.dtype() == at::kDouble};
   const auto order = memory_order(layout.strides());
   const auto part = part_index(layout, order.data());
-  if (have_kernels() && part && numel > 0 && fits(numel, static_cast<int64_t>(options.dtype().itemsize()))) {
+  if (part && may_draw(numel, options)) {
     const int64_t most = dropout_neighbours(options, numbers, generator);
     const auto launch = rng::cuda::dropout(numel, current_device(), std::max<int64_t>(most, 1));
     const bool in_memory_order = launch.vector > 1 || std::is_sorted(order.begin(), order.end());

@@ -15,6 +15,9 @@ bool have_kernels();
 Device current_device();
 void* current_stream();
 
+// Whether that stream is recorded for a CUDA graph. A kernel of ours gets its seed as a number, and would draw the same at each replay.
+bool is_capturing();
+
 // Where to write the elements of a part, one after the other: memory of the current device.
 struct Elements {
   void* to;
