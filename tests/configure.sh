@@ -17,6 +17,13 @@ says "libtorch *: [0-9.]+ in $zip"
 ninja -C "$TMPDIR/build" libdtensor.so.p/src_core_error.cpp.o
 grep -Fq -- "$zip/lib/libtorch_cpu.so" "$TMPDIR/build/build.ninja"
 
+# A fmt that libtorch brings is not mixed with the system's libfmt.
+! grep -q -- -DFMT_HEADER_ONLY "$TMPDIR/build/build.ninja"
+ln -s /usr/include/fmt "$zip/include/"
+setup --reconfigure "$TMPDIR/build" || { cat "$TMPDIR/log"; exit 1; }
+grep -q -- -DFMT_HEADER_ONLY "$TMPDIR/build/build.ninja"
+grep -q -- -DFMT_HEADER_ONLY "$TMPDIR/build/meson-private/dtensor.pc"
+
 ! setup "$TMPDIR/nowhere" -Dtorch_root="$TMPDIR" || { echo "an empty torch_root was taken"; exit 1; }
 says "torch_root=$TMPDIR must hold .*lib/libtorch_cpu.so"
 ! PKG_CONFIG_LIBDIR=$TMPDIR CMAKE=/nowhere setup "$TMPDIR/bare" || { echo "fmt is not needed?"; exit 1; }
