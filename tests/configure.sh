@@ -17,12 +17,16 @@ says "libtorch *: [0-9.]+ in $zip"
 ninja -C "$TMPDIR/build" libdtensor.so.p/src_core_error.cpp.o
 grep -Fq -- "$zip/lib/libtorch_cpu.so" "$TMPDIR/build/build.ninja"
 
-# A fmt that libtorch brings is not mixed with the system's libfmt.
+# A fmt that libtorch brings is not mixed with the system's libfmt, and pip's NCCL comes before nvcc's.
 ! grep -q -- -DFMT_HEADER_ONLY "$TMPDIR/build/build.ninja"
+mkdir -p "$TMPDIR/nvidia/nccl/include" "$TMPDIR/nvidia/nccl/lib"
 ln -s /usr/include/fmt "$zip/include/"
+touch "$TMPDIR/nvidia/nccl/lib/libnccl.so.2"
+echo '#error of pip' >"$TMPDIR/nvidia/nccl/include/nccl.h"
 setup --reconfigure "$TMPDIR/build" || { cat "$TMPDIR/log"; exit 1; }
 grep -q -- -DFMT_HEADER_ONLY "$TMPDIR/build/build.ninja"
 grep -q -- -DFMT_HEADER_ONLY "$TMPDIR/build/meson-private/dtensor.pc"
+! command -v nvcc >/dev/null || says 'NCCL is 2.18 or later" compiles: NO'
 
 ! setup "$TMPDIR/nowhere" -Dtorch_root="$TMPDIR" || { echo "an empty torch_root was taken"; exit 1; }
 says "torch_root=$TMPDIR must hold .*lib/libtorch_cpu.so"
