@@ -6,7 +6,6 @@
 #include "rng/own_part.hpp"
 
 #include <dtensor/error.hpp>
-#include <dtensor/world.hpp>
 
 #include <ATen/ops/lt.h>
 #include <ATen/ops/mul.h>
@@ -18,10 +17,10 @@ namespace {
 using rng::Draw;
 using rng::draw_of;
 
-at::Generator generator_of(LocalCall& local) {
+at::Generator generator_of(LocalCall& local, const Layout& layout) {
   const auto at = local.op.schema().argumentIndexWithName("generator");
   if (at && !local.arg(*at).isNone()) return local.arg(*at).toGenerator();
-  return rng::generator_for(World::current(), local.arg(0).toTensor().device());
+  return rng::generator_for(layout.mesh().world(), local.arg(0).toTensor().device());
 }
 
 int64_t number(LocalCall& local, const char* name) {
@@ -83,7 +82,7 @@ struct InPlace final : Rule {
     return [layout](LocalCall& local) {
       const auto self = local.arg(0).toTensor();
       const c10::Stack arguments(local.stack.begin() + static_cast<int64_t>(local.begin), local.stack.end());
-      self.copy_(rng::draw_own_part(*layout, {local.op, arguments, self.options()}, generator_of(local)));
+      self.copy_(rng::draw_own_part(*layout, {local.op, arguments, self.options()}, generator_of(local, *layout)));
       local.replace({self});
     };
   }
@@ -108,7 +107,7 @@ class Like final : public Rule {
   Lowering lower(const Call& call, const Resolution& resolution) const override {
     return [this, layout = drawn_layout(call, resolution)](LocalCall& local) {
       const auto options = local.arg(0).toTensor().options().dtype(layout->dtype());
-      local.replace({rng::draw_own_part(*layout, draw_(local, options), generator_of(local))});
+      local.replace({rng::draw_own_part(*layout, draw_(local, options), generator_of(local, *layout))});
     };
   }
 
@@ -119,11 +118,11 @@ class Like final : public Rule {
 // A mask of probabilities, at::bernoulli_distribution: a uniform number (of float32, but for probabilities of float64) is below them.
 at::Tensor mask_of(LocalCall& local, const Layout& layout, const at::Tensor& probabilities) {
   const auto none = at::ones({0}, local.arg(0).toTensor().options());
-  none.bernoulli_(at::ones({0}, probabilities.options()), generator_of(local));  // refuses dtypes
+  none.bernoulli_(at::ones({0}, probabilities.options()), generator_of(local, layout));  // refuses dtypes
   const bool valid = probabilities.ge(0).logical_and_(probabilities.le(1)).all().item<bool>();
   require(valid, local.op.schema().name(), "Expected p_in >= 0 && p_in <= 1 to be true; got other probabilities in this rank's part");
   const auto dtype = probabilities.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return rng::draw_own_part(layout, uniform(probabilities.options().dtype(dtype)), generator_of(local)).lt(probabilities);
+  return rng::draw_own_part(layout, uniform(probabilities.options().dtype(dtype)), generator_of(local, layout)).lt(probabilities);
 }
 
 // libtorch's CUDA kernel for a tensor of probabilities gives the words of its generator to elements in yet another way.
@@ -180,7 +179,7 @@ struct Normal final : Rule {
         require(valid, "aten::normal", "normal expects all elements of std >= 0.0; got others in this rank's part");
       }
       const auto options = (mean.isTensor() ? mean : std).toTensor().options().dtype(layout->dtype());
-      auto drawn = rng::draw_own_part(*layout, normal_of(std.isTensor() ? 1 : std.toDouble(), options), generator_of(local));
+      auto drawn = rng::draw_own_part(*layout, normal_of(std.isTensor() ? 1 : std.toDouble(), options), generator_of(local, *layout));
       if (std.isTensor()) drawn.mul_(std.toTensor());
       mean.isTensor() ? drawn.add_(mean.toTensor()) : drawn.add_(mean.toDouble());
       local.replace({drawn});
@@ -198,8 +197,8 @@ struct Dropout final : Rule {
     const double keep = 1 - call.arg("p").toDouble();
     return [layout = drawn_layout(call, resolution), keep](LocalCall& local) {  // not the input's, which may be expanded
       const auto input = local.arg(0).toTensor();
-      if (input.is_cuda()) return local.replace(rng::cuda::dropout(input, *layout, keep, generator_of(local)));
-      const auto mask = rng::draw_own_part(*layout, coins(keep, input.options().dtype(at::kBool)), generator_of(local));
+      if (input.is_cuda()) return local.replace(rng::cuda::dropout(input, *layout, keep, generator_of(local, *layout)));
+      const auto mask = rng::draw_own_part(*layout, coins(keep, input.options().dtype(at::kBool)), generator_of(local, *layout));
       local.replace({at::mul(input, mask).mul_(keep == 0 ? 0 : 1 / keep), mask});
     };
   }

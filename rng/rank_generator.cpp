@@ -87,6 +87,14 @@ c10::Device device_of(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IVal
   return at && mesh ? c10::Device(mesh->device_type()) : c10::Device(c10::kCPU);
 }
 
+// The rank that draws. Autograd runs a backward pass on a GPU in a thread of its own, which is no rank: there the operands tell.
+World& world_of(c10::ArrayRef<c10::IValue> arguments) {
+  for (const auto& value : arguments) {
+    if (value.isTensor() && value.toTensor().defined() && is_dtensor(value.toTensor())) return DTensor(value.toTensor()).mesh().world();
+  }
+  return World::current();
+}
+
 bool is_plain(const c10::IValue& self) { return self.isTensor() && !is_dtensor(self.toTensor()); }
 
 // Gives the call the rank's generator, where it was given none, and goes on to the kernel below.
@@ -97,12 +105,14 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* s
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (!is_generator(arguments[i])) continue;
     auto& value = (*stack)[begin + i];
+    const auto given = c10::ArrayRef<c10::IValue>(*stack).slice(begin);
+    auto& world = world_of(given);
     if (value.isNone()) {
-      value = rng::generator_for(World::current(), device_of(op.schema(), c10::ArrayRef<c10::IValue>(*stack).slice(begin)));
+      value = rng::generator_for(world, device_of(op.schema(), given));
     } else {
-      rng::check_owner(value.toGenerator(), World::current());
+      rng::check_owner(value.toGenerator(), world);
     }
-    rng::check_draw(op, c10::ArrayRef<c10::IValue>(*stack).slice(begin), value.toGenerator());
+    rng::check_draw(op, given, value.toGenerator());
     auto* counter = rng::as_counter(value.toGenerator());
     by_counter |= counter != nullptr;
     if (counter && rng::draws_by_counter(op) && is_plain((*stack)[begin])) return rng::draw_by_counter(op, *counter, *stack);
@@ -121,7 +131,7 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* s
 // ATen's kernel takes no dt::Generator: it draws plain tensors here, and distributed ones in the operator's rule.
 void draw_normal(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   const auto arguments = c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - op.schema().arguments().size());
-  const auto given = arguments[2].isNone() ? World::current().generator() : arguments[2].toGenerator();
+  const auto given = arguments[2].isNone() ? world_of(arguments).generator() : arguments[2].toGenerator();
   const bool plain = std::none_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.isTensor() && !is_plain(a); });
   rng::as_counter(given) && plain ? rng::normal_by_counter(op, given, *stack) : draw(op, keys, stack);
 }
