@@ -1,6 +1,7 @@
 // Random operators: a rank draws its part of what one device draws, and its generator goes on as that of one device does.
 #include "ops/family.hpp"
 
+#include "rng/counter_generator.hpp"
 #include "rng/cuda/draw.hpp"
 #include "rng/device_generator.hpp"
 #include "rng/own_part.hpp"
@@ -197,8 +198,9 @@ struct Dropout final : Rule {
     const double keep = 1 - call.arg("p").toDouble();
     return [layout = drawn_layout(call, resolution), keep](LocalCall& local) {  // not the input's, which may be expanded
       const auto input = local.arg(0).toTensor();
-      if (input.is_cuda()) return local.replace(rng::cuda::dropout(input, *layout, keep, generator_of(local, *layout)));
-      const auto mask = rng::draw_own_part(*layout, coins(keep, input.options().dtype(at::kBool)), generator_of(local, *layout));
+      const auto generator = generator_of(local, *layout);
+      if (input.is_cuda() && !rng::as_counter(generator)) return local.replace(rng::cuda::dropout(input, *layout, keep, generator));
+      const auto mask = rng::draw_own_part(*layout, coins(keep, input.options().dtype(at::kBool)), generator);
       local.replace({at::mul(input, mask).mul_(keep == 0 ? 0 : 1 / keep), mask});
     };
   }

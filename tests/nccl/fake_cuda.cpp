@@ -1,6 +1,7 @@
 // Devices, streams and events of threads, behind c10's interface for them.
 #include "tests/nccl/fake_cuda.hpp"
 
+#include "rng/cuda/kernels.hpp"
 #include "src/comm/nccl/native_stream.hpp"
 
 #include <dtensor/compat.hpp>
@@ -263,3 +264,9 @@ cudaStream_t native_stream(const c10::Stream& stream) {
 }
 
 }  // namespace dtensor::comm::nccl
+
+namespace dtensor::rng::cuda {
+
+bool is_capturing() { return dtensor_tests::is_capturing; }
+
+}  // namespace dtensor::rng::cuda

@@ -27,6 +27,9 @@ class FakeStream {
 // The same memory as a tensor of the host; a tensor of the host as it is.
 at::Tensor host_view(const at::Tensor& tensor);
 
+// Whether the calling thread's stream is said to be captured for a CUDA graph.
+inline thread_local bool is_capturing = false;
+
 FakeStream& fake_stream(int device, int64_t id);
 FakeStream& current_fake_stream();
 

@@ -2,13 +2,17 @@
 // kernels and libtorch's allocator make of it.
 #include "tests/pch/pch.hpp"  // first: libtorch's logging has a CHECK of its own
 
+#include "tests/comm_bodies.hpp"
 #include "tests/fully_shard_support.hpp"
+#include "tests/nccl/fake_cuda.hpp"
 #include "tests/nccl/fake_ranks.hpp"
 
 #include <optional>
+#include <thread>
 
 using namespace dtensor;
 using namespace dtensor::test::sharding;
+using dtensor_tests::fails_with;
 using dtensor_tests::first_error;
 using dtensor_tests::run_gpus;
 
@@ -68,6 +72,45 @@ TEST_CASE("nccl stand-in: factories make tensors on the mesh's devices", "[nccl]
     }
     const auto plain = torch::zeros({3}, torch::device(torch::kCPU));
     require(!is_dtensor(plain) && plain.is_cpu(), "test", "asked for on the host");
+  })) == "");
+}
+
+TEST_CASE("nccl stand-in: what is drawn in a backward pass is the rank's", "[nccl]") {
+  CHECK(first_error(run_gpus(2, [](World& world) {
+    const auto x = distribute_tensor(to_gpu(torch::ones({5, 4})), init_device_mesh(c10::kCUDA, {2}, {"dp"}), {shard(0)}).tensor();
+    const auto drawn = [&] {
+      const auto dropped = std::get<0>(torch::native_dropout(x, 0.5, true));
+      std::vector<at::Tensor> parts;
+      for (const auto& tensor : {torch::zeros_like(x).uniform_(), torch::randn_like(x), at::normal(x, 1.0), dropped}) {
+        parts.push_back(DTensor(tensor).to_local().cpu());
+      }
+      return parts;
+    };
+    use_counter(world);
+    const auto wanted = drawn();
+    use_counter(world);
+    std::vector<at::Tensor> got;
+    std::thread::id thread;
+    const auto y = x.detach().requires_grad_().mul(2);
+    y.register_hook([&](const at::Tensor&) {
+      got = drawn();
+      thread = std::this_thread::get_id();
+    });
+    y.sum().backward();
+    require(thread != std::this_thread::get_id(), "test", "the backward pass ran in the rank's thread");
+    for (size_t i = 0; i < wanted.size(); ++i) require(got.at(i).equal(wanted[i]), "test", "draw {} is of another stream", i);
+  })) == "");
+}
+
+TEST_CASE("nccl stand-in: a dt Generator does not draw for a CUDA graph", "[nccl]") {
+  CHECK(first_error(run_gpus(1, [](World& world) {
+    use_counter(world);
+    const auto x = torch::zeros({4}, torch::kCUDA);
+    dtensor_tests::is_capturing = true;
+    require(fails_with([&] { x.uniform_(); }, "[aten::uniform_] dt::Generator cannot draw while a CUDA graph"), "test", "it drew");
+    torch::zeros({4}).uniform_();
+    dtensor_tests::is_capturing = false;
+    x.uniform_();
   })) == "");
 }
 
