@@ -287,6 +287,10 @@ TEST_CASE("ops: ctc loss", "[ops][loss]") {
              return Tensors{at::ctc_loss(in[0].log_softmax(2), in[1], {7, 6, 7}, {2, 1, 2}, 0, reduction, true)};
            },
            1e-5});
+    check({fmt::format("ctc_loss of one sequence {}", reduction),
+           {fractions({7, 5}), targets[0]},
+           [=](const Tensors& in) { return Tensors{at::ctc_loss(in[0].log_softmax(1), in[1].to(torch::kInt), {7}, {2}, 0, reduction)}; },
+           1e-5});
     check({fmt::format("ctc_loss of lengths {}", reduction),
            {scores, targets, lengths, target_lengths},
            [=](const Tensors& in) {

@@ -59,10 +59,12 @@ at::Tensor ctc_loss(c10::DispatchKeySet keys, const at::Tensor& log_probs, const
     return at::_ops::ctc_loss_IntList::redispatch(below(keys), log_probs, targets, input_lengths, target_lengths, blank, reduction,
                                                   zero_infinity);
   }
-  auto losses = std::get<0>(at::_ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity));
+  const bool is_batch = log_probs.dim() == 3;
+  auto losses = std::get<0>(at::_ctc_loss(is_batch ? log_probs : log_probs.unsqueeze(1), targets.to(log_probs.device(), at::kLong), input_lengths,
+                                          target_lengths, blank, zero_infinity));
   if (zero_infinity) losses = losses.masked_fill(losses.isinf(), 0);
   if (reduction == at::Reduction::Sum) return losses.sum();
-  if (reduction != at::Reduction::Mean) return losses;
+  if (reduction != at::Reduction::Mean) return is_batch ? losses : losses.squeeze(0);
   const auto lengths = plain([&] { return at::tensor(target_lengths, losses.scalar_type()).clamp_min(1).to(losses.device()); });
   return losses.div(beside(losses, lengths)).mean();
 }
