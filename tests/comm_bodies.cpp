@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include <chrono>
 #include <iostream>
 #include <numeric>
 #include <thread>
@@ -240,6 +241,34 @@ void check_messages(World& world) {
   if (me == 1) check_equal(all->recv(here(at::zeros({5})), 0).get(), values(3, 5, at::kFloat), "a message between two");
   check_equal(all->all_reduce(here(values(me, 5, at::kFloat)), ReduceOp::sum).get(), reduced(ranks, 5, at::kFloat, ReduceOp::sum),
               "a collective after messages");
+}
+
+// A message waits for its other end, not for other messages.
+void check_messages_out_of_order(World& world) {
+  auto all = connect_all(world);
+  if (world.rank() > 1 || world.size() == 1) return all->barrier();
+  constexpr int kSends = 20, kNow = 100, kLater = 101, kDropped = 102;
+  const int me = world.rank(), peer = 1 - me;
+  const auto receive = [&](int tag) { return all->recv(at::zeros({5}), peer, tag); };
+  const auto send = [&](int tag) { all->send(values(me + tag, 5, at::kFloat), peer, tag); };
+  const auto expect = [&](const at::Tensor& result, int tag) { check_equal(result, values(peer + tag, 5, at::kFloat), "a message"); };
+  // Both send what nobody receives yet and drop a receive of what comes later, then look for whichever of two messages comes first.
+  for (int tag = 0; tag < kSends; ++tag) send(tag);
+  receive(kDropped);
+  auto later = receive(kLater), now = receive(kNow);
+  send(kNow);
+  const auto end = std::chrono::steady_clock::now() + Milliseconds(10'000);
+  while (!later.work->done() && !now.work->done()) {
+    require(std::chrono::steady_clock::now() < end, "test", "the message that has come waits for others");
+    std::this_thread::yield();
+  }
+  require(!later.work->done(), "test", "a message came before it was sent");
+  expect(std::move(now).get(), kNow);
+  all->barrier();
+  send(kLater);
+  send(kDropped);
+  expect(std::move(later).get(), kLater);
+  for (int tag = kSends; tag-- > 0;) expect(receive(tag).get(), tag);
 }
 
 void check_subgroups(World& world) {

@@ -22,6 +22,7 @@ void check_reductions(dtensor::World& world);
 void check_data_movement(dtensor::World& world);
 void check_asynchrony(dtensor::World& world);
 void check_messages(dtensor::World& world);
+void check_messages_out_of_order(dtensor::World& world);
 void check_subgroups(dtensor::World& world);
 void check_chunks(dtensor::World& world);
 void check_many_in_flight(dtensor::World& world);

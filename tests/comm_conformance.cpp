@@ -6,6 +6,8 @@
 #include <ATen/ATen.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <numeric>
 
 #include "tests/catch.hpp"  // last: libtorch's logging has a CHECK of its own
@@ -23,6 +25,7 @@ void check_everything(const std::string& transport) {
     CHECK_NOTHROW(run_ranks(transport, ranks, check_data_movement));
     CHECK_NOTHROW(run_ranks(transport, ranks, check_asynchrony));
     CHECK_NOTHROW(run_ranks(transport, ranks, check_messages));
+    CHECK_NOTHROW(run_ranks(transport, ranks, check_messages_out_of_order));
     CHECK_NOTHROW(run_ranks(transport, ranks, check_subgroups));
     CHECK_NOTHROW(run_ranks(transport, ranks, check_chunks));
     CHECK_NOTHROW(run_ranks(transport, ranks, check_many_in_flight));
@@ -59,6 +62,24 @@ TEST_CASE("all transports give the same bits", "[comm][gloo]") {
     const auto expected = fingerprints("threads", ranks);
     CHECK(fingerprints("shm", ranks) == expected);
     CHECK(fingerprints("gloo", ranks) == expected);
+  }
+}
+
+TEST_CASE("many messages that nobody has received yet take no threads", "[comm][gloo]") {
+  const auto threads = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {}); };
+  for (const std::string transport : {"shm", "gloo"}) {
+    CHECK_NOTHROW(run_ranks(transport, 2, [&](World& world) {
+      auto all = connect_all(world);
+      constexpr int kMessages = 200;
+      all->barrier();
+      const auto before = threads();
+      for (int i = 0; world.rank() == 0 && i < kMessages; ++i) all->send(at::full({3}, i, at::kFloat), 1);
+      dtensor::require(threads() < before + 20, "test", "{} threads, {} before", threads(), before);
+      all->barrier();
+      for (int i = 0; world.rank() == 1 && i < kMessages; ++i) {
+        dtensor::require(all->recv(at::zeros({3}), 0).get().eq(i).all().item<bool>(), "test", "message {}", i);
+      }
+    }));
   }
 }
 

@@ -118,7 +118,10 @@ Async GlooCommunicator::do_send(const Call& call, const at::Tensor& input) {
   auto job = start_message(call, input, rank(), call.root);
   job->first.add(ranks()[call.root], part_of(message, 0, message.numel()), {}, Exchange::Direction::send);
   job->keep = {message};
-  return finish(std::move(job), at::Tensor(), messages_, false, buffered);
+  if (!buffered) return finish_message(std::move(job), at::Tensor());
+  job->post();
+  if (job->claim()) messages_->buffered_sends.add(std::move(job));
+  return {};
 }
 
 Async GlooCommunicator::do_recv(const Call& call, const at::Tensor& like) {
@@ -126,7 +129,7 @@ Async GlooCommunicator::do_recv(const Call& call, const at::Tensor& like) {
   auto job = start_message(call, like, call.root, rank());
   job->first.add(ranks()[call.root], {}, part_of(result, 0, result.numel()), Exchange::Direction::receive);
   job->keep = {result};
-  return finish(std::move(job), result, messages_, false);
+  return finish_message(std::move(job), result);
 }
 
 void GlooCommunicator::do_barrier(const Call& call) {
@@ -172,12 +175,14 @@ std::shared_ptr<Job> GlooCommunicator::start_message(const Call& call, const at:
   return std::make_shared<Job>(link_, describe(call, tensor, 0, "gloo"), stream, name(), transport_.rank(), transport_.deadline());
 }
 
-Async GlooCommunicator::finish(std::shared_ptr<Job> job, const at::Tensor& result, const std::shared_ptr<Worker>& worker, bool in_background,
-                               bool forget) {
+Async GlooCommunicator::finish(std::shared_ptr<Job> job, const at::Tensor& result, std::shared_ptr<Worker> worker, bool in_background) {
   job->post();
-  if ((in_background || forget) && job->claim()) worker->add(job);
-  if (forget) return {};
-  return {result, c10::make_intrusive<JobWork>(std::move(job), worker)};
+  if (in_background && job->claim()) worker->add(job);
+  return {result, c10::make_intrusive<JobWork>(std::move(job), std::move(worker))};
+}
+
+Async GlooCommunicator::finish_message(std::shared_ptr<Job> job, const at::Tensor& result) const {
+  return finish(std::move(job), result, std::shared_ptr<Worker>(messages_, &messages_->others), false);
 }
 
 }  // namespace dtensor::comm::gloo

@@ -8,7 +8,7 @@ namespace dtensor::comm::gloo {
 class GlooCommunicator : public Communicator {
  public:
   GlooCommunicator(std::string name, std::vector<int> ranks, int rank, uint64_t id, std::shared_ptr<Link> link,
-                   std::shared_ptr<Worker> collectives, std::shared_ptr<Worker> messages, const Transport& transport)
+                   std::shared_ptr<Worker> collectives, std::shared_ptr<MessageWorkers> messages, const Transport& transport)
       : Communicator(std::move(name), std::move(ranks), rank), id_(id), link_(std::move(link)), transport_(transport),
         collectives_(std::move(collectives)), messages_(std::move(messages)) {}
 
@@ -34,10 +34,11 @@ class GlooCommunicator : public Communicator {
   Async reduce_pieces(const Call& call, const at::Tensor& input, Counts counts, const at::Tensor& result, Bytes target, bool share);
   std::shared_ptr<Job> start(const Call& call, const at::Tensor& input, uint64_t counts_hash);
   std::shared_ptr<Job> start_message(const Call& call, const at::Tensor& tensor, int from, int to);
-  Async finish(std::shared_ptr<Job> job, const at::Tensor& result, const std::shared_ptr<Worker>& worker, bool in_background,
-               bool forget = false);
+  static Async finish(std::shared_ptr<Job> job, const at::Tensor& result, std::shared_ptr<Worker> worker, bool in_background);
+  Async finish_message(std::shared_ptr<Job> job, const at::Tensor& result) const;
 
-  std::shared_ptr<Worker> collectives_, messages_;
+  std::shared_ptr<Worker> collectives_;
+  std::shared_ptr<MessageWorkers> messages_;
 };
 
 }  // namespace dtensor::comm::gloo

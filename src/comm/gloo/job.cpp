@@ -5,6 +5,8 @@
 
 #include <gloo/common/error.h>
 
+#include <system_error>
+
 namespace dtensor::comm::gloo {
 
 namespace {
@@ -88,8 +90,17 @@ void Worker::add(std::shared_ptr<Job> job) {
   std::lock_guard lock(mutex_);
   if (stopped_) return;
   jobs_.push_back(std::move(job));
-  if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+  if (threads_.size() < (order_ == Order::at_once ? busy_ + jobs_.size() : 1)) start_thread();
   changed_.notify_all();
+}
+
+// Where the system gives no more threads, jobs wait for those that there are.
+void Worker::start_thread() {
+  try {
+    threads_.emplace_back([this] { serve(); });
+  } catch (const std::system_error&) {
+    if (threads_.empty()) throw;
+  }
 }
 
 void Worker::stop() {
@@ -98,7 +109,8 @@ void Worker::stop() {
     stopped_ = true;
   }
   changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  for (auto& thread : threads_) thread.join();
+  threads_.clear();
 }
 
 void Worker::serve() {
@@ -108,10 +120,12 @@ void Worker::serve() {
     if (stopped_) return;
     auto job = std::move(jobs_.front());
     jobs_.pop_front();
+    ++busy_;
     lock.unlock();
     job->run();
     job.reset();
     lock.lock();
+    --busy_;
   }
 }
 

@@ -1,4 +1,4 @@
-// A collective over gloo that is under way, and the thread that carries it on when nobody waits for it.
+// A collective or message over gloo that is under way, and the threads that carry it on when nobody waits for it.
 #pragma once
 
 #include "src/comm/gloo/exchange.hpp"
@@ -53,22 +53,38 @@ class Job {
   std::string error_;
 };
 
-// A thread that runs jobs in order. Started by the first one.
+// Runs jobs in threads of its own: in order in one, or all at once in as many as it takes. They are started when they are needed, and stay.
 class Worker {
  public:
+  enum class Order { one_by_one, at_once };
+
+  explicit Worker(Order order) : order_(order) {}
   ~Worker() { stop(); }
   void add(std::shared_ptr<Job> job);
-  // Ends after the job at hand; jobs that are left are dropped.
+  // Ends after the jobs at hand; jobs that are left are dropped.
   void stop();
 
  private:
+  void start_thread();
   void serve();
 
+  const Order order_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Job>> jobs_;
   bool stopped_ = false;
-  std::thread thread_;
+  size_t busy_ = 0;  // threads that run a job
+  std::vector<std::thread> threads_;
+};
+
+// For all messages of a rank. A message must not wait behind another one, whose other end may come later. What a buffered send has left to do
+// is to let go of its memory, so those take turns: many that nobody has received yet take one thread.
+struct MessageWorkers {
+  Worker buffered_sends{Worker::Order::one_by_one}, others{Worker::Order::at_once};
+  void stop() {
+    buffered_sends.stop();
+    others.stop();
+  }
 };
 
 // What the caller holds. Dropped without a wait, the job goes on in the background.

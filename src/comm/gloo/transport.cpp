@@ -14,7 +14,7 @@ class GlooTransport final : public Transport, public Control {
  public:
   GlooTransport(const GlooOptions& options, std::shared_ptr<Listener> listener)
       : rank_(options.rank), size_(options.size), link_(std::make_shared<Link>(options, std::move(listener))),
-        messages_(std::make_shared<Worker>()) {
+        messages_(std::make_shared<MessageWorkers>()) {
     set_deadline(options.deadline);
     if (link_->arena()->size() < 2) return;
     engine_ = std::make_shared<shared_memory::Engine>(link_, link_->arena(), rank_);
@@ -44,7 +44,7 @@ class GlooTransport final : public Transport, public Control {
                                                                          std::move(channel), engine_);
       }
     }
-    workers_.push_back(std::make_shared<Worker>());
+    workers_.push_back(std::make_shared<Worker>(Worker::Order::one_by_one));
     return std::make_shared<GlooCommunicator>(name, ranks, position, id, link_, workers_.back(), messages_, *this);
   }
 
@@ -59,7 +59,7 @@ class GlooTransport final : public Transport, public Control {
   std::shared_ptr<Link> link_;
   std::shared_ptr<shared_memory::Engine> engine_;  // where other ranks share this one's memory
   std::vector<std::shared_ptr<Worker>> workers_;   // one per communicator
-  std::shared_ptr<Worker> messages_;
+  std::shared_ptr<MessageWorkers> messages_;
   std::map<std::vector<int>, int> connected_;  // how often each list of ranks was connected
 };
 

@@ -47,7 +47,7 @@ class OperationWork final : public Work {
 }  // namespace
 
 SharedMemoryCommunicator::SharedMemoryCommunicator(std::string name, std::vector<int> ranks, int rank, uint64_t id,
-                                                   std::shared_ptr<gloo::Link> link, std::shared_ptr<gloo::Worker> messages,
+                                                   std::shared_ptr<gloo::Link> link, std::shared_ptr<gloo::MessageWorkers> messages,
                                                    const Transport& transport, std::unique_ptr<Channel> channel,
                                                    std::shared_ptr<Engine> engine)
     : GlooCommunicator(std::move(name), std::move(ranks), rank, id, std::move(link), nullptr, std::move(messages), transport),

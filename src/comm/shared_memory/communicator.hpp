@@ -9,7 +9,7 @@ namespace dtensor::comm::shared_memory {
 class SharedMemoryCommunicator final : public gloo::GlooCommunicator {
  public:
   SharedMemoryCommunicator(std::string name, std::vector<int> ranks, int rank, uint64_t id, std::shared_ptr<gloo::Link> link,
-                           std::shared_ptr<gloo::Worker> messages, const Transport& transport, std::unique_ptr<Channel> channel,
+                           std::shared_ptr<gloo::MessageWorkers> messages, const Transport& transport, std::unique_ptr<Channel> channel,
                            std::shared_ptr<Engine> engine);
 
  private:
