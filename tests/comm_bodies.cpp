@@ -51,8 +51,8 @@ void check_equal(const at::Tensor& result, const at::Tensor& expected, const std
 
 // The reduction computed the plain way, in rank order.
 at::Tensor reduced(int ranks, int64_t count, at::ScalarType dtype, ReduceOp op) {
-  const bool low = dtype == at::kHalf || dtype == at::kBFloat16;
-  auto total = values(0, count, dtype).to(low ? at::kFloat : dtype);
+  const bool low = dtype == at::kHalf || dtype == at::kBFloat16, whole = op == ReduceOp::avg && at::isIntegralType(dtype, false);
+  auto total = values(0, count, dtype).to(low ? at::kFloat : whole ? at::kLong : dtype);
   for (int rank = 1; rank < ranks; ++rank) {
     const auto next = values(rank, count, dtype).to(total.scalar_type());
     if (op == ReduceOp::sum || op == ReduceOp::avg) total = dtype == at::kBool ? total.logical_or(next) : total + next;
@@ -63,7 +63,7 @@ at::Tensor reduced(int ranks, int64_t count, at::ScalarType dtype, ReduceOp op) 
   if (op == ReduceOp::avg && at::isComplexType(dtype)) {  // ATen's own division of complex numbers is not always exact
     total = at::view_as_complex(at::view_as_real(total) / ranks);
   } else if (op == ReduceOp::avg) {
-    total = at::isIntegralType(dtype, false) ? at::div(total, ranks, "trunc") : total / ranks;
+    total = whole ? at::div(total, ranks, "trunc") : total / ranks;
   }
   return total.to(dtype);
 }
@@ -132,6 +132,18 @@ void check_reductions(World& world) {
       if (!(complex && ordered) && !is_refused(dtype, op)) check_reduction(*all, dtype, op, 37);
     }
     if (!is_refused(dtype, ReduceOp::sum)) check_reduction(*all, dtype, ReduceOp::sum, 5000);
+  }
+  // Averages of integers whose sum their dtype does not hold.
+  for (auto [dtype, value] : {std::pair{at::kByte, 200}, {at::kChar, -100}, {at::kShort, 30'000}, {at::kInt, 2'000'000'000}}) {
+    if (is_refused(dtype, ReduceOp::avg)) continue;
+    for (int64_t count : {5, 70'000}) {
+      const auto same = at::full({count}, value, dtype);
+      check_equal(all->all_reduce(here(same), ReduceOp::avg).get(), same, "the average of equal integers");
+      std::vector<int64_t> counts(world.size(), 0);
+      counts.back() = count;
+      const auto piece = all->reduce_scatter(here(same), counts, ReduceOp::avg).get();
+      check_equal(piece, same.slice(0, 0, counts[world.rank()]), "the average of equal integers, scattered");
+    }
   }
   for (auto op : {ReduceOp::sum, ReduceOp::product, ReduceOp::min, ReduceOp::max}) {
     const auto expected = reduced(world.size(), 100, at::kBool,

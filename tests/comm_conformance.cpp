@@ -3,6 +3,8 @@
 
 #include <dtensor/error.hpp>
 
+#include "src/comm/reduce.hpp"
+
 #include <ATen/ATen.h>
 
 #include <cstdlib>
@@ -113,6 +115,18 @@ TEST_CASE("fake: as if every peer had this rank's data", "[comm]") {
     CHECK(all->all_to_all(x, counts, std::vector<int64_t>(ranks, 3)).get().numel() == 3 * ranks);
     CHECK(all->recv(x, 0).get().numel() == 4);
     all->barrier();
+  }
+}
+
+TEST_CASE("the average of the integers of many ranks", "[comm]") {
+  constexpr int64_t kCount = 1500;
+  for (auto [dtype, value] : {std::pair{at::kByte, 255}, {at::kChar, -128}, {at::kShort, 32'767}}) {
+    const auto same = at::full({kCount}, value, dtype);
+    auto result = at::zeros({kCount}, dtype);
+    for (int ranks : {255, 256, 65'536}) {
+      dtensor::comm::reduce(dtype, ReduceOp::avg, result.data_ptr(), std::vector<const void*>(ranks, same.data_ptr()), kCount);
+      CHECK(at::equal(result, same));
+    }
   }
 }
 

@@ -39,9 +39,8 @@ void accumulate(A* sum, const T* input, int64_t count, F combine) {
   for (int64_t i = 0; i < count; ++i) sum[i] = combine(sum[i], static_cast<A>(input[i]));
 }
 
-template <class T, class F>
+template <class A, class T, class F>
 void reduce_blocks(T* out, c10::ArrayRef<const void*> inputs, int64_t count, F combine, bool average) {
-  using A = typename Accumulator<T>::type;
   std::array<A, kBlock> sum;
   // A real number: complex division rounds more than once.
   const auto divisor = static_cast<typename c10::scalar_value_type<A>::type>(inputs.size());
@@ -67,17 +66,19 @@ void reduce_blocks(T* out, c10::ArrayRef<const void*> inputs, int64_t count, F c
 template <class T>
 void reduce_numbers(ReduceOp op, T* out, c10::ArrayRef<const void*> inputs, int64_t count) {
   using A = typename Accumulator<T>::type;
+  using Sum = std::conditional_t<std::is_integral_v<T>, int64_t, A>;  // of an average, which fits into T where the sum does not
   switch (op) {
     case ReduceOp::sum:
+      return reduce_blocks<A>(out, inputs, count, [](A a, A b) { return static_cast<A>(a + b); }, false);
     case ReduceOp::avg:
-      return reduce_blocks(out, inputs, count, [](A a, A b) { return static_cast<A>(a + b); }, op == ReduceOp::avg);
+      return reduce_blocks<Sum>(out, inputs, count, [](Sum a, Sum b) { return a + b; }, true);
     case ReduceOp::product:
-      return reduce_blocks(out, inputs, count, [](A a, A b) { return static_cast<A>(a * b); }, false);
+      return reduce_blocks<A>(out, inputs, count, [](A a, A b) { return static_cast<A>(a * b); }, false);
     case ReduceOp::min:
-      if constexpr (!is_complex<T>) return reduce_blocks(out, inputs, count, smaller<A>, false);
+      if constexpr (!is_complex<T>) return reduce_blocks<A>(out, inputs, count, smaller<A>, false);
       break;
     case ReduceOp::max:
-      if constexpr (!is_complex<T>) return reduce_blocks(out, inputs, count, larger<A>, false);
+      if constexpr (!is_complex<T>) return reduce_blocks<A>(out, inputs, count, larger<A>, false);
       break;
     case ReduceOp::norm2: break;
   }
@@ -85,8 +86,8 @@ void reduce_numbers(ReduceOp op, T* out, c10::ArrayRef<const void*> inputs, int6
 
 void reduce_bools(ReduceOp op, bool* out, c10::ArrayRef<const void*> inputs, int64_t count) {
   const bool any = op == ReduceOp::sum || op == ReduceOp::max;
-  if (any) return reduce_blocks(out, inputs, count, [](bool a, bool b) { return a || b; }, false);
-  reduce_blocks(out, inputs, count, [](bool a, bool b) { return a && b; }, false);
+  if (any) return reduce_blocks<bool>(out, inputs, count, [](bool a, bool b) { return a || b; }, false);
+  reduce_blocks<bool>(out, inputs, count, [](bool a, bool b) { return a && b; }, false);
 }
 
 }  // namespace
