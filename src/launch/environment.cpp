@@ -4,6 +4,7 @@
 #include <dtensor/error.hpp>
 
 #include <charconv>
+#include <cstdint>
 #include <cstdlib>
 
 namespace dtensor::detail {
@@ -83,6 +84,15 @@ LauncherRank from_open_mpi(const ReadVariable& read) {
   return result;
 }
 
+// Whether a Slurm step has tasks of srun. Others (the shell of salloc, a batch script, what Slurm runs for itself) have a word, or a number that
+// no step of tasks gets.
+bool has_tasks(const std::string& step) {
+  constexpr uint32_t kFirstReserved = 0xfffffffa;
+  uint32_t number = 0;
+  const auto [end, error] = std::from_chars(step.data(), step.data() + step.size(), number);
+  return error == std::errc() && end == step.data() + step.size() && number < kFirstReserved;
+}
+
 }  // namespace
 
 std::optional<std::string> read_environment(const char* name) {
@@ -92,15 +102,15 @@ std::optional<std::string> read_environment(const char* name) {
 }
 
 // A single variable that only a rank of a job has decides the launcher, so that a missing one is noticed. A shell inside
-// a Slurm allocation has SLURM_NTASKS but no SLURM_STEP_ID or SLURM_PROCID: it is no rank. sbatch's own script has
-// SLURM_PROCID=0 and no step.
+// a Slurm allocation has SLURM_NTASKS but no SLURM_STEP_ID or SLURM_PROCID, or is a step of its own: it is no rank.
+// sbatch's own script has SLURM_PROCID=0 and no step.
 std::optional<LauncherRank> find_launcher(const ReadVariable& read) {
   std::optional<LauncherRank> result;
   if (read("RANK") || read("WORLD_SIZE")) {
     result = from_torchrun(read);
   } else if (read("OMPI_COMM_WORLD_RANK") || read("OMPI_COMM_WORLD_SIZE")) {
     result = from_open_mpi(read);
-  } else if (read("SLURM_PROCID") && read("SLURM_STEP_ID").value_or("0").find_first_not_of("0123456789") == std::string::npos) {
+  } else if (read("SLURM_PROCID") && has_tasks(read("SLURM_STEP_ID").value_or("0"))) {
     if (read("SLURM_JOB_ID") && !read("SLURM_STEP_ID")) return std::nullopt;
     result = from_slurm(read);
   }
