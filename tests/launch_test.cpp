@@ -5,11 +5,16 @@
 
 #include "src/launch/single_threaded.hpp"
 
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/torch.h>
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <thread>
+#include <vector>
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -51,6 +56,41 @@ TEST_CASE("launch: ranks that are threads compute with one thread each and a lon
   }
   at::set_num_threads(before);
   if (blas.found()) blas.set(blas_before);
+}
+
+// Under torchrun, this process is a rank of two jobs, one after the other.
+TEST_CASE("launch: one program has several jobs", "[launch][rank-program]") {
+  dtensor::LaunchOptions options;
+  options.ranks = 2;
+  options.deadline = dtensor::comm::Milliseconds(20'000);
+  for (const float job : {1.F, 2.F}) {
+    CHECK_NOTHROW(dtensor::launch(options, [&](dtensor::World& world) {
+      const auto all = world.transport().connect("all", {0, 1});
+      dtensor::require(all->all_reduce(at::full({3}, job), dtensor::ReduceOp::sum).get().eq(2 * job).all().item<bool>(), "test", "the sum");
+    }));
+  }
+}
+
+TEST_CASE("launch: several jobs meet through one store of torchrun", "[launch][gloo]") {
+  c10d::TCPStoreOptions server;
+  server.port = 0;
+  server.isServer = true;
+  [](auto& store_options) {
+    if constexpr (requires { store_options.useLibUV; }) store_options.useLibUV = false;
+  }(server);
+  c10d::TCPStore store("127.0.0.1", server);
+  std::vector<int> statuses(2, -1);
+  std::vector<std::thread> ranks;
+  for (int rank : {0, 1}) {
+    ranks.emplace_back([&, rank] {
+      const auto command = fmt::format("env -u DTENSOR_TEST_EVENTS RANK={} WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={} TORCHELASTIC_USE_AGENT_STORE=True '{}' "
+                                       "'launch: one program has several jobs' >/dev/null",
+                                       rank, store.getPort(), std::filesystem::read_symlink("/proc/self/exe").string());
+      statuses[rank] = std::system(command.c_str());
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+  CHECK(statuses == std::vector<int>{0, 0});
 }
 
 namespace {

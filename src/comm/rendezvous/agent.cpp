@@ -5,6 +5,7 @@
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <atomic>
 #include <cstdlib>
 
 #include <unistd.h>
@@ -13,10 +14,11 @@ namespace dtensor::comm {
 
 namespace {
 
-// After a restart the agent's store still has the keys of the attempt before.
-std::string key() {
+// The agent's store still has the keys of earlier jobs of this program, and after a restart those of the attempt before.
+std::string next_key() {
+  static std::atomic<int> jobs{0};
   const char* attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");
-  return std::string("dtensor/rank0/") + (attempt ? attempt : "0");
+  return fmt::format("dtensor/rank0/{}/{}", attempt ? attempt : "0", jobs++);
 }
 
 // Newer libtorch refuses even a client of a libuv server when it is built without libuv; set and get need none.
@@ -36,6 +38,7 @@ std::string own_name(const GlooOptions& options) {
 }  // namespace
 
 std::shared_ptr<Listener> meet_through_agent(GlooOptions& options) {
+  const auto key = next_key();
   try {
     c10d::TCPStoreOptions store_options;
     store_options.port = static_cast<uint16_t>(options.port);
@@ -47,10 +50,10 @@ std::shared_ptr<Listener> meet_through_agent(GlooOptions& options) {
       auto listener = std::make_shared<Listener>(options.host, 0);
       options.port = listener->port();
       const std::string address = fmt::format("{} {}", options.port, options.host);
-      store.set(key(), std::vector<uint8_t>(address.begin(), address.end()));
+      store.set(key, std::vector<uint8_t>(address.begin(), address.end()));
       return listener;
     }
-    const auto bytes = store.get(key());
+    const auto bytes = store.get(key);
     const std::string address(bytes.begin(), bytes.end());
     options.port = std::stoi(address);
     options.host = address.substr(address.find(' ') + 1);
