@@ -3,6 +3,7 @@
 
 #include <dtensor/error.hpp>
 
+#include "src/comm/rendezvous/membership.hpp"
 #include "src/launch/environment.hpp"
 
 #include <ATen/ATen.h>
@@ -13,6 +14,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
+
+#include <sys/socket.h>
 
 #include "tests/catch.hpp"  // last: libtorch's logging has a CHECK of its own
 
@@ -153,6 +156,46 @@ TEST_CASE("a rank that leaves early is named by those that wait for it", "[comm]
     CHECK(contains(failures.of_launch, {"rank 1 has left"}));
     CHECK(failures.seconds < 20);
   });
+}
+
+TEST_CASE("a failure is told also when rank 0 left more than a deadline before", "[comm][gloo]") {
+  on_each([](const std::string& transport) {
+    const auto failures = collect(transport, 3, [](World& world) {
+      auto all = connect_all(world);
+      if (world.rank() == 0) return;
+      std::this_thread::sleep_for(Milliseconds(3500));
+      if (world.rank() == 1) throw std::runtime_error("out of cheese");
+      all->recv(at::ones({3}), 1).get();
+    }, 1000);
+    INFO(failures.of_rank[2]);
+    CHECK(contains(failures.of_rank[2], {"rank 1 failed: out of cheese"}));
+    CHECK(failures.seconds < 20);
+  });
+}
+
+TEST_CASE("at its end a rank does not wait for news that nobody brings", "[comm]") {
+  using dtensor::comm::Frame;
+  using dtensor::comm::Membership;
+  using dtensor::comm::Socket;
+  // How long rank 0 or 1 of three waits whose peer says what we have it say.
+  const auto seconds_waited = [](int rank, const std::function<void(Socket&)>& play) {
+    int ends[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
+    Socket peer(ends[1]);
+    std::vector<Socket> sockets(3);
+    sockets[1 - rank] = Socket(ends[0]);
+    Membership membership(rank, 3, std::move(sockets), [] {});
+    membership.leave("", {});
+    play(peer);
+    const auto start = std::chrono::steady_clock::now();
+    membership.wait_until_empty(Milliseconds(rank == 0 ? 500 : 60'000));
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  CHECK(seconds_waited(0, [](Socket&) {}) < 20);  // rank 1 was stopped
+  CHECK(seconds_waited(1, [](Socket& rank0) {
+    rank0.send({Frame::Kind::left, 0, ""});
+    rank0.close();
+  }) < 20);
 }
 
 TEST_CASE("ranks that diverge are told both calls", "[comm][gloo]") {

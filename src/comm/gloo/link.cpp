@@ -154,9 +154,9 @@ void Link::leave(const std::string& why) {
   membership_->leave(why, progress);
 }
 
-void Link::shut_down(Milliseconds deadline) {
+void Link::shut_down(Milliseconds patience) {
   leave("");
-  membership_->wait_until_empty(Clock::now() + deadline);
+  membership_->wait_until_empty(patience);
   ended_ = true;
   interrupt();
   membership_->close();

@@ -82,8 +82,8 @@ class Link {
 
   void leave(const std::string& why);
 
-  // Leaves, serves the others until all have left or one failed, then ends all waits and connections.
-  void shut_down(Milliseconds deadline);
+  // Leaves, serves the others until all have left, one has failed or that takes too long, then ends all waits and connections.
+  void shut_down(Milliseconds patience);
 
   // Why the need cannot be met any more, if so. See Control.
   std::optional<std::string> obstacle(const Need& need);

@@ -20,6 +20,8 @@ namespace {
 constexpr const char* kSilentEnd = "its process ended without a word (killed, crashed, or cut off from the network)";
 // How long a rank that is done waits for the others to take note.
 constexpr std::chrono::seconds kFarewell{2};
+// How often the others tell rank 0 that they are there, once it waits for them, and the shortest silence that it takes for an end.
+constexpr Milliseconds kPulse{500}, kSilence{2000};
 
 std::string pack(const Progress& progress) {
   std::string bytes;
@@ -118,12 +120,15 @@ void Membership::serve() {
       ranks.push_back(static_cast<int>(rank));
     }
     int timeout = -1;
+    bool awaited = false;
     {
       std::lock_guard lock(mutex_);
+      awaited = rank_ != 0 && members_[0].left && !cut_off_ && !stop_at_;
+      if (awaited) timeout = static_cast<int>(kPulse.count());
       if (stop_at_) timeout = static_cast<int>(std::chrono::ceil<Milliseconds>(*stop_at_ - Clock::now()).count());
       if (stop_at_ && (timeout <= 0 || entries.size() == 1)) return;
     }
-    poll(entries.data(), entries.size(), timeout);
+    if (poll(entries.data(), entries.size(), timeout) == 0 && awaited) tell({Frame::Kind::alive, rank_, ""}, rank_);
     char drained[16];
     if (entries[0].revents != 0 && read(wake_[0], drained, sizeof drained) < 0) return;
     for (size_t i = 1; i < entries.size(); ++i) {
@@ -145,10 +150,17 @@ void Membership::handle(int rank) {
       sockets_[rank].close();
     }
     std::lock_guard lock(mutex_);
+    cut_off_ = rank == 0;
+    changed_.notify_all();
     if (members_[rank].left) return;
     frame = Frame{Frame::Kind::failed, rank, kSilentEnd};
   }
   if (frame->rank < 0 || frame->rank >= static_cast<int>(members_.size())) return;
+  if (frame->kind == Frame::Kind::alive) {
+    std::lock_guard lock(mutex_);
+    members_[frame->rank].heard = Clock::now();
+    return;
+  }
   if (rank_ == 0) tell(*frame, frame->rank);
   apply(*frame);
 }
@@ -169,11 +181,22 @@ std::optional<std::string> Membership::failure(Milliseconds patience) {
   return failure_;
 }
 
-void Membership::wait_until_empty(Clock::time_point end) {
+void Membership::wait_until_empty(Milliseconds patience) {
+  if (rank_ == 0) patience = std::max(patience, kSilence);
   std::unique_lock lock(mutex_);
-  changed_.wait_until(lock, end, [&] {
-    return failure_ || std::all_of(members_.begin(), members_.end(), [](const Member& member) { return member.left; });
-  });
+  const auto over = [&] {
+    return failure_ || cut_off_ || std::all_of(members_.begin(), members_.end(), [](const Member& member) { return member.left; });
+  };
+  const auto silent_since = [&] {
+    auto since = Clock::now();
+    for (const Member& member : members_) {
+      if (!member.left) since = std::min(since, member.heard);
+    }
+    return since;
+  };
+  for (auto end = Clock::now() + patience; end > Clock::now(); end = silent_since() + patience) {
+    if (changed_.wait_until(lock, end, over)) return;
+  }
 }
 
 }  // namespace dtensor::comm

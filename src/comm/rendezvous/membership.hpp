@@ -33,8 +33,9 @@ class Membership {
   // The job's first failure, if one is known or becomes known within `patience`.
   std::optional<std::string> failure(Milliseconds patience);
 
-  // Waits until all ranks have left, or one has failed.
-  void wait_until_empty(Clock::time_point end);
+  // Waits until all ranks have left, one has failed, or rank 0, which tells the others, is gone; no longer than `patience`. Rank 0 waits on
+  // as long as it hears from those that have not left, which say that they are there once it has.
+  void wait_until_empty(Milliseconds patience);
 
   // Leaves, and ends the connections once the others have read everything. Called once at least, by one thread.
   void close();
@@ -42,6 +43,7 @@ class Membership {
  private:
   struct Member {
     bool left = false;
+    Clock::time_point heard = Clock::time_point::min();  // by rank 0, once it waits for this one
     Progress progress;  // when left normally
   };
 
@@ -59,6 +61,7 @@ class Membership {
   std::condition_variable changed_;
   std::vector<Member> members_;
   std::optional<std::string> failure_;
+  bool cut_off_ = false;  // rank 0 is gone
   std::optional<Clock::time_point> stop_at_;
   int wake_[2] = {-1, -1};
   std::thread thread_;

@@ -13,7 +13,7 @@ using Clock = std::chrono::steady_clock;
 
 // One control message: what it is, whom it concerns, and its contents.
 struct Frame {
-  enum class Kind : uint32_t { hello, refused, welcome, address, table, left, failed };
+  enum class Kind : uint32_t { hello, refused, welcome, address, table, left, failed, alive };
   Kind kind{};
   int32_t rank = 0;
   std::string payload;
