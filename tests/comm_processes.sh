@@ -60,6 +60,10 @@ timeout -s TERM 2 "$run" -n 2 --grace 1 bash -c 'trap "" TERM; echo $$ >>"$0"; w
 for pid in $(cat "$TMPDIR/pids"); do
   ! alive "$pid" || { echo "process $pid is left"; exit 1; }
 done
+# Ranks that never stop writing, faster than somebody reads, do not keep signals waiting.
+status=0
+timeout -k 20 -s INT 1 "$run" -n 2 --prefix-output yes > >(while read -r _; do :; done) 2>&1 || status=$?
+[ $status = 124 ] || { echo "SIGINT to a job that writes: exit status $status"; exit 1; }
 # A killed launcher leaves no orphans.
 "$run" -n 2 bash -c 'echo $$ >>"$0"; exec sleep 100' "$TMPDIR/orphans" &
 launcher=$!

@@ -227,21 +227,30 @@ void Group::signal_all(int signal) {
   }
 }
 
+// A piece, unless it is for the last time: a rank that never stops writing must not keep signals waiting.
 void Group::read_output(int local, bool to_the_end) {
   Rank& rank = ranks_[local];
-  char bytes[4096];
+  if (rank.output < 0) return;
+  char bytes[16 << 10];
   ssize_t n = 0;
-  while (rank.output >= 0 && (n = read(rank.output, bytes, sizeof bytes)) > 0) {
-    rank.line.append(bytes, static_cast<size_t>(n));
-    for (size_t end; (end = rank.line.find('\n')) != std::string::npos; rank.line.erase(0, end + 1)) {
-      fmt::print("[rank {}] {}\n", rank_of(local), rank.line.substr(0, end));
-    }
-    std::fflush(stdout);
+  while ((n = read(rank.output, bytes, sizeof bytes)) > 0) {
+    print_lines(local, {bytes, static_cast<size_t>(n)});
+    if (!to_the_end) return;
   }
-  if (rank.output < 0 || (n < 0 && !to_the_end)) return;
+  if (n < 0 && !to_the_end) return;
   close(rank.output);
   rank.output = -1;
   if (!rank.line.empty()) fmt::print("[rank {}] {}\n", rank_of(local), rank.line);
+}
+
+void Group::print_lines(int local, std::string_view text) {
+  std::string& line = ranks_[local].line;
+  for (size_t end; (end = text.find('\n')) != std::string_view::npos; text.remove_prefix(end + 1)) {
+    fmt::print("[rank {}] {}{}\n", rank_of(local), line, text.substr(0, end));
+    line.clear();
+  }
+  line += text;
+  std::fflush(stdout);
 }
 
 // The rank that failed first on its own. One that died without a report was killed or exited; the others report that they

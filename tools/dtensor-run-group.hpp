@@ -4,6 +4,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <sys/types.h>
@@ -34,7 +35,7 @@ class Group {
     pid_t pid = 0;  // 0: not started, or ended and reaped
     std::optional<int> status;  // as waitpid gives it
     int output = -1;            // read end, when output is prefixed
-    std::string line;           // of output, so far
+    std::string line;           // the last one, of which no end has come yet
   };
 
   bool start(int local);
@@ -47,6 +48,7 @@ class Group {
   void read_signals();
   void read_reports();
   void read_output(int local, bool to_the_end);
+  void print_lines(int local, std::string_view text);
   void escalate();
   void signal_all(int signal);
   bool running() const;
