@@ -389,6 +389,29 @@ TEST_CASE("launch reads --ranks and --transport and --deadline and returns 1 aft
   CHECK(seen == 13 + 512);
 }
 
+TEST_CASE("a deadline may be longer than clocks can count and must be a number", "[comm][gloo]") {
+  const auto reduce = [](World& world) { connect_all(world)->all_reduce(at::ones({100'000}), ReduceOp::sum).get(); };
+  const auto run = [&](std::string transport, std::string deadline) {
+    char program[] = "program", ranks[] = "--ranks=2";
+    transport = "--transport=" + transport;
+    deadline = "--deadline=" + deadline;
+    char* argv[] = {program, ranks, transport.data(), deadline.data(), nullptr};
+    return dtensor::launch(4, argv, reduce);
+  };
+  on_each([&](const std::string& transport) {
+    for (const char* deadline : {"inf", "9.3e9", "1e300"}) {
+      INFO(deadline);
+      CHECK(run(transport, deadline) == 0);
+    }
+    CHECK(run(transport, "nan") == 1);
+    dtensor::LaunchOptions options;
+    options.ranks = 2;
+    options.transport = transport;
+    options.deadline = Milliseconds::max();
+    CHECK_NOTHROW(dtensor::launch(options, reduce));
+  });
+}
+
 // A rank of comm_processes.sh, started by dtensor-run: some collectives, and in the middle what DTENSOR_TEST_MODE says
 // ("kill:1": rank 1 kills itself). By itself it is a job of two threads.
 TEST_CASE("a rank of a job of processes", "[comm][rank-program]") {

@@ -156,6 +156,14 @@ double parse_number(const std::string& name, const std::string& text, double lea
   return value;
 }
 
+// A deadline of more seconds (31 years) is one of so many: with more, a clock that counts nanoseconds runs over.
+constexpr int64_t kLongestDeadline = 1'000'000'000;
+
+comm::Milliseconds parse_deadline(const std::string& name, const std::string& text) {
+  const double seconds = std::min(parse_number(name, text, 0.001), static_cast<double>(kLongestDeadline));
+  return comm::Milliseconds(static_cast<int64_t>(1000 * seconds));
+}
+
 // The value of `--name VALUE` or `--name=VALUE`; the last one counts. Everything after "--" is the program's.
 std::optional<std::string> find_argument(int argc, char** argv, std::string_view name) {
   std::optional<std::string> result;
@@ -174,9 +182,9 @@ std::optional<std::string> find_argument(int argc, char** argv, std::string_view
 LaunchOptions parse_options(int argc, char** argv) {
   LaunchOptions options;
   auto seconds = detail::read_environment("DTENSOR_DEADLINE");
-  if (seconds) options.deadline = comm::Milliseconds(static_cast<int64_t>(1000 * parse_number("DTENSOR_DEADLINE", *seconds, 0.001)));
+  if (seconds) options.deadline = parse_deadline("DTENSOR_DEADLINE", *seconds);
   seconds = find_argument(argc, argv, "--deadline");
-  if (seconds) options.deadline = comm::Milliseconds(static_cast<int64_t>(1000 * parse_number("--deadline", *seconds, 0.001)));
+  if (seconds) options.deadline = parse_deadline("--deadline", *seconds);
   if (auto ranks = find_argument(argc, argv, "--ranks")) {
     const double count = parse_number("--ranks", *ranks, 1);
     options.ranks = static_cast<int>(count);
@@ -188,7 +196,9 @@ LaunchOptions parse_options(int argc, char** argv) {
 
 }  // namespace
 
-void launch(const LaunchOptions& options, const Body& body) {
+void launch(const LaunchOptions& given, const Body& body) {
+  auto options = given;
+  options.deadline = std::min<comm::Milliseconds>(options.deadline, std::chrono::seconds(kLongestDeadline));
   require(options.ranks >= 1, "launch", "got {} ranks; expected at least 1", options.ranks);
   const auto& name = options.transport;
   require(name.empty() || name == "threads" || name == "shm" || name == "gloo" || name == "nccl" || name == "fake", "launch",
