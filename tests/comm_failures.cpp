@@ -314,6 +314,25 @@ TEST_CASE("a rendezvous that is not complete names the address and the missing r
   CHECK(refused[1]);
 }
 
+TEST_CASE("rank 0 is reached over IPv6 and IPv4", "[comm]") {
+  using dtensor::comm::Clock;
+  using dtensor::comm::Socket;
+  try {
+    dtensor::comm::Listener("::1", 0);
+  } catch (const dtensor::Error&) {
+    DTENSOR_SKIP("no IPv6 here");
+  }
+  dtensor::comm::Listener listener("a host with several addresses", 0);
+  for (const std::string address : {"::1", "127.0.0.1"}) {
+    INFO(address);
+    const auto end = Clock::now() + Milliseconds(2000);
+    Socket caller, called;
+    CHECK_NOTHROW(caller = Socket::dial(address, listener.port(), end));
+    CHECK_NOTHROW(called = listener.accept(end));
+    if (called.open()) CHECK(called.local_address() == address);
+  }
+}
+
 TEST_CASE("the launcher's environment is read and what is missing is named", "[comm]") {
   using Variables = std::map<std::string, std::string>;
   const auto find = [](const Variables& variables) {

@@ -16,6 +16,7 @@
 #include <memory>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 namespace dtensor::comm {
 
@@ -48,8 +49,9 @@ bool wait_ready(int fd, short events, Clock::time_point end) {
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-Addresses resolve(const std::string& host, int port, int flags) {
+Addresses resolve(const std::string& host, int port, int flags, int family = AF_UNSPEC) {
   addrinfo hints{};
+  hints.ai_family = family;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = flags;
   addrinfo* found = nullptr;
@@ -79,6 +81,20 @@ int try_connect(const addrinfo& address, Clock::time_point end) {
   }
   if (error == 0) return fd;
   ::close(fd);
+  return -1;
+}
+
+// -1 and errno where that address cannot be listened on.
+int try_listen(const addrinfo& address) {
+  const int fd = socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return -1;
+  const int on = 1, off = 0;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (address.ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  if (bind(fd, address.ai_addr, address.ai_addrlen) == 0 && listen(fd, 1024) == 0) return fd;
+  const int error = errno;
+  ::close(fd);
+  errno = error;
   return -1;
 }
 
@@ -170,18 +186,14 @@ std::string Socket::local_address() const {
 
 Listener::Listener(const std::string& host, int port) {
   const bool loopback = host == "localhost" || host == "::1" || host.starts_with("127.");
-  const auto addresses = resolve(loopback ? host : "", port, AI_PASSIVE);
   int error = EADDRNOTAVAIL;
-  for (const addrinfo* address = addresses.get(); address && fd_ < 0; address = address->ai_next) {
-    const int fd = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) continue;
-    const int on = 1;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(fd, address->ai_addr, address->ai_addrlen) == 0 && listen(fd, 1024) == 0) {
-      fd_ = fd;
-    } else {
-      error = errno;
-      ::close(fd);
+  // All interfaces, seen from IPv6, are those of IPv4 too.
+  for (const int family : loopback ? std::vector{AF_UNSPEC} : std::vector{AF_INET6, AF_INET}) {
+    const auto addresses = resolve(loopback ? host : "", port, AI_PASSIVE, family);
+    for (const addrinfo* address = addresses.get(); address && fd_ < 0; address = address->ai_next) {
+      const int fd = try_listen(*address);
+      if (fd >= 0) fd_ = fd;
+      else error = errno;
     }
   }
   require(fd_ >= 0, "rendezvous", "rank 0 cannot listen on {}:{}: {}; hint: another job may use the port; choose another MASTER_PORT",

@@ -51,7 +51,7 @@ class Socket {
   int fd_ = -1;
 };
 
-// A listening socket. A loopback host listens there only, any other one on all interfaces; port 0 picks a free one.
+// A listening socket. A loopback host listens there only, any other one on all interfaces, of IPv6 and IPv4; port 0 picks a free one.
 class Listener {
  public:
   Listener(const std::string& host, int port);
