@@ -120,6 +120,18 @@ TEST_CASE("a rank that throws ends the others with its error", "[comm][gloo]") {
   });
 }
 
+TEST_CASE("a rank that throws an error without a text has failed", "[comm][gloo]") {
+  on_each([](const std::string& transport) {
+    const auto failures = collect(transport, 2, [&](World& world) {
+      auto all = connect_all(world);
+      if (world.rank() == 1) throw std::runtime_error("");
+      all->barrier();
+    });
+    INFO(failures.of_rank[0]);
+    CHECK(contains(failures.of_rank[0], {"rank 1 failed: an exception without a text"}));
+  });
+}
+
 TEST_CASE("a failure reaches ranks that never meet the one that failed", "[comm][gloo]") {
   on_each([](const std::string& transport) {
     const auto failures = collect(transport, 4, [](World& world) {

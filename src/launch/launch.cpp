@@ -28,16 +28,19 @@ namespace {
 using Body = std::function<void(World&)>;
 using MakeTransport = std::function<std::unique_ptr<comm::Transport>(int rank)>;
 
+// Never empty: that is how a rank leaves that did not fail.
 std::string text_of(const std::exception_ptr& error) {
+  std::string text;
   try {
     std::rethrow_exception(error);
   } catch (const c10::Error& e) {
-    return e.what_without_backtrace();
+    text = e.what_without_backtrace();
   } catch (const std::exception& e) {
-    return e.what();
+    text = e.what();
   } catch (...) {
-    return "an exception that is not a std::exception";
+    text = "an exception that is not a std::exception";
   }
+  return text.empty() ? "an exception without a text" : text;
 }
 
 void run_rank(std::unique_ptr<comm::Transport> transport, comm::Milliseconds deadline, const Body& body,
