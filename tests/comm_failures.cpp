@@ -4,6 +4,7 @@
 #include <dtensor/error.hpp>
 
 #include "src/comm/rendezvous/membership.hpp"
+#include "src/comm/rendezvous/rendezvous.hpp"
 #include "src/launch/environment.hpp"
 
 #include <ATen/ATen.h>
@@ -15,7 +16,9 @@
 #include <cstdlib>
 #include <thread>
 
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "tests/catch.hpp"  // last: libtorch's logging has a CHECK of its own
 
@@ -324,6 +327,24 @@ TEST_CASE("a rendezvous that is not complete names the address and the missing r
   for (auto& rank : ranks) rank.join();
   CHECK(refused[0]);
   CHECK(refused[1]);
+}
+
+TEST_CASE("a rank 0 that may open no more files says so", "[comm][gloo]") {
+  dtensor::comm::GlooOptions options;
+  options.size = 2;
+  options.deadline = Milliseconds(20'000);
+  const auto listener = std::make_shared<dtensor::comm::Listener>(options.host, 0);
+  options.port = listener->port();
+  const auto rank1 = dtensor::comm::Socket::dial(options.host, options.port, dtensor::comm::Clock::now() + options.deadline);
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const int next = dup(0);
+  close(next);
+  const rlimit none{static_cast<rlim_t>(next), before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &none);
+  const bool said = fails_with([&] { dtensor::comm::Rendezvous(options, listener); }, "Too many open files; missing: rank 1");
+  setrlimit(RLIMIT_NOFILE, &before);
+  CHECK(said);
 }
 
 TEST_CASE("rank 0 is reached over IPv6 and IPv4", "[comm]") {

@@ -5,6 +5,7 @@
 
 #include "src/comm/describe.hpp"
 
+#include <cerrno>
 #include <cstring>
 #include <system_error>
 
@@ -31,6 +32,12 @@ std::vector<std::string> unpack(const std::string& bytes) {
     at += sizeof length + length;
   }
   return strings;
+}
+
+// Whether a connection could not be accepted for want of what waiting does not bring.
+bool is_exhausted(const std::system_error& error) {
+  const int code = error.code().value();
+  return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
 }
 
 }  // namespace
@@ -70,17 +77,20 @@ void Rendezvous::gather(Listener& listener) {
     }
     return ranks;
   };
+  const auto refuse = [&](const std::string& text) {
+    for (auto& socket : sockets_) {
+      if (socket.open()) socket.send({Frame::Kind::refused, 0, text});
+    }
+    give_up(text);
+  };
   while (!missing().empty()) {
     try {
       admit(listener.accept(end_));
     } catch (const Socket::TimedOut&) {
       if (Clock::now() < end_) continue;  // a stranger that connected and said nothing
-      const auto text = "missing: " + rank_list(missing());
-      for (auto& socket : sockets_) {
-        if (socket.open()) socket.send({Frame::Kind::refused, 0, text});
-      }
-      give_up(text);
-    } catch (const std::system_error&) {
+      refuse("missing: " + rank_list(missing()));
+    } catch (const std::system_error& error) {
+      if (is_exhausted(error)) refuse(fmt::format("{}; missing: {}", error.what(), rank_list(missing())));
       continue;  // a stranger that does not speak our protocol, or went away
     }
   }
