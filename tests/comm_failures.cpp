@@ -242,6 +242,17 @@ TEST_CASE("a message of another size is refused", "[comm][gloo]") {
   });
 }
 
+TEST_CASE("a message on another device is refused", "[comm][gloo]") {
+  on_each([](const std::string& transport) {
+    CHECK_NOTHROW(run_ranks(transport, 2, [&](World& world) {
+      const auto elsewhere = at::empty({3}, at::kMeta);
+      auto all = connect_all(world);
+      const auto moves = (transport == "threads" ? "the threads" : "the gloo") + std::string(" transport moves CPU tensors; got one on meta");
+      dtensor::require(fails_with([&] { all->send(elsewhere, 1 - world.rank()); }, moves), "test", "send");
+    }));
+  });
+}
+
 TEST_CASE("a wait ends at the deadline and names who did not come", "[comm][gloo]") {
   on_each([](const std::string& transport) {
     std::atomic<int> failed{0};

@@ -109,6 +109,7 @@ Async GlooCommunicator::do_broadcast(const Call& call, const at::Tensor& input) 
 }
 
 Async GlooCommunicator::do_send(const Call& call, const at::Tensor& input) {
+  require_cpu(call.kind, input, "gloo");
   const bool buffered = static_cast<int64_t>(input.nbytes()) <= kBufferedSendBytes;
   at::Tensor message = input;
   if (buffered) {

@@ -70,6 +70,7 @@ class ThreadsCommunicator final : public Communicator {
   }
 
   Async do_send(const Call& call, const at::Tensor& input) override {
+    require_cpu(call.kind, input, "threads");
     const bool buffered = static_cast<int64_t>(input.nbytes()) <= kBufferedSendBytes;
     at::Tensor message = input;
     if (buffered) {
