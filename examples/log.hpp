@@ -19,13 +19,8 @@ struct StepRecord {
 
 class StepLog {
  public:
-  // `path`: the file for JSON lines, or empty. `item`: what a step has so many of. Throws std::runtime_error when the file cannot be
-  // written.
-  explicit StepLog(const std::string& path, const std::string& item = "tokens") : item_(item) {
-    if (path.empty()) return;
-    file_.open(path);
-    if (!file_) throw std::runtime_error("cannot write '" + path + "'; hint: --log needs a folder that exists");
-  }
+  // `path`: the file for JSON lines, or empty; what it held stays until there is a step to write. `item`: what a step has so many of.
+  explicit StepLog(const std::string& path, const std::string& item = "tokens") : path_(path), item_(item) {}
 
   // The records that follow are of the run `mesh`, which has `steps` steps.
   void begin(const std::string& mesh, int64_t steps) {
@@ -42,17 +37,19 @@ class StepLog {
                parameters_here, static_cast<double>(collectives) / steps, static_cast<double>(bytes) / 1e6 / steps);
   }
 
+  // Throws std::runtime_error when the file cannot be written.
   void add(const StepRecord& r) {
     elapsed_ms_ += r.ms;
     fmt::print("{}step {:5} | loss {:9.6f} | grad norm {:7.4f} | lr {:.2e} | {:7.1f} ms | {:8.{}f} {}/s\n",
                terminal_ ? "\r\033[K" : "", r.step, r.loss, r.grad_norm, r.lr, r.ms, r.per_s, r.per_s < 10 ? 2 : 0, item_);
     if (terminal_) draw_bar(r.step + 1);
     std::fflush(stdout);
-    if (!file_.is_open()) return;
+    if (path_.empty()) return;
+    if (!file_.is_open()) file_.open(path_);
     nlohmann::ordered_json line = {{"mesh", mesh_}, {"step", r.step}, {"loss", r.loss}, {"grad_norm", r.grad_norm},
                                    {"lr", r.lr},    {"ms", r.ms},     {item_ + "_per_s", r.per_s}};
     file_ << line.dump() << std::endl;  // flushed, so that the file can be followed
-    if (!file_) throw std::runtime_error("cannot write the --log file; hint: is the disk full?");
+    if (!file_) throw std::runtime_error("cannot write the --log file '" + path_ + "'; hint: is the disk full?");
   }
 
  private:
@@ -65,7 +62,7 @@ class StepLog {
   }
 
   std::ofstream file_;
-  std::string item_, mesh_;
+  std::string path_, item_, mesh_;
   int64_t steps_ = 0;
   double elapsed_ms_ = 0;
   const bool terminal_ = isatty(STDOUT_FILENO) != 0;

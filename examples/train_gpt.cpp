@@ -85,7 +85,7 @@ static Curve train(const TrainOptions& o, const TextData& text, const std::optio
 // Declares the options and reads them. Throws CLI::ParseError, which CLI::App::exit turns into a message and a status.
 static TrainOptions parse_options(CLI::App& app, int argc, char** argv) {
   TrainOptions o;
-  add_run_options(app, o);
+  add_run_options(app, o, {"dp", "sp", "tp"});
   app.add_option("--layers", o.layers, "blocks")->check(positive);
   app.add_option("--dim", o.dim, "width")->check(positive);
   app.add_option("--heads", o.heads, "attention heads")->check(positive);

@@ -4,6 +4,7 @@
 #include "mesh_option.hpp"
 
 #include <CLI/CLI.hpp>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -31,15 +32,18 @@ inline std::string positive(const std::string& text) {
 inline std::string not_negative(const std::string& text) {
   return std::strtod(text.c_str(), nullptr) >= 0 ? "" : "got '" + text + "', expected 0 or a number above it";
 }
-inline std::string in_a_folder(const std::string& path) {
+inline std::string can_be_written(const std::string& path) {
   const auto folder = std::filesystem::absolute(path).parent_path();
-  return std::filesystem::is_directory(folder) ? "" : "there is no folder " + folder.string() + " to write it in";
+  if (!std::filesystem::is_directory(folder)) return "there is no folder " + folder.string() + " to write it in";
+  if (std::filesystem::is_directory(path)) return "got the folder " + path + ", expected a file to write";
+  const bool exists = std::filesystem::exists(path);
+  return access(exists ? path.c_str() : folder.c_str(), W_OK) == 0 ? "" : path + " cannot be written";
 }
 
-inline void add_mesh_options(CLI::App& app, RunOptions& o) {
-  auto meshes = [&o](const std::string& text) {
+inline void add_mesh_options(CLI::App& app, RunOptions& o, const std::vector<std::string>& names) {
+  auto meshes = [&o, names](const std::string& text) {
     try {
-      o.meshes = parse_meshes(text, kMeshNames);
+      o.meshes = parse_meshes(text, names);
     } catch (const std::invalid_argument& error) {
       throw CLI::ValidationError(error.what(), CLI::ExitCodes::ValidationError);
     }
@@ -58,16 +62,16 @@ inline void add_launch_options(CLI::App& app) {
   app.add_option("--transport", transport, "threads, shm or gloo (default: shm under a launcher)");
 }
 
-// Declares the options. CLI::App::parse fills `o`.
-inline void add_run_options(CLI::App& app, RunOptions& o) {
+// Declares the options. CLI::App::parse fills `o`. `names`: the mesh dimensions that the program knows.
+inline void add_run_options(CLI::App& app, RunOptions& o, const std::vector<std::string>& names = kMeshNames) {
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // so that a script's can be overridden
-  add_mesh_options(app, o);
+  add_mesh_options(app, o, names);
   app.add_flag("--compare", o.compare, "run one device too, and print the largest relative loss difference");
   app.add_option("--tolerance", o.tolerance, "with --compare: exit with 1 when it is larger")->check(not_negative);
   app.add_option("--data", o.data, "a text file or a folder of them (default: the C++ headers of libtorch)");
   app.add_option("--dtype", o.dtype, "of the parameters")->check(CLI::IsMember({"float32", "float64"}));
-  app.add_option("--log", o.log, "write a JSON object per step to this file")->check(in_a_folder);
-  app.add_option("--svg", o.svg, "write a picture of the loss curves to this file")->check(in_a_folder);
+  app.add_option("--log", o.log, "write a JSON object per step to this file")->check(can_be_written);
+  app.add_option("--svg", o.svg, "write a picture of the loss curves to this file")->check(can_be_written);
   app.add_option("--seq", o.seq, "bytes in a sequence")->check(positive);
   app.add_option("--batch", o.batch, "sequences or images in a step, over all ranks")->check(positive);
   app.add_option("--steps", o.steps, "optimizer steps")->check(positive);

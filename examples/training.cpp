@@ -55,6 +55,15 @@ static std::vector<std::string> with_ranks(int argc, char** argv, const RunOptio
   return arguments;
 }
 
+// Those of the options, all before anything is trained: one that does not fit the ranks is refused.
+static std::vector<std::pair<std::string, dt::DeviceMesh>> make_meshes(const RunOptions& o, const dt::World& world) {
+  auto options = o.meshes;
+  if (options.empty()) options.push_back(parse_mesh(fmt::format("dp={}", world.size()), kMeshNames));
+  std::vector<std::pair<std::string, dt::DeviceMesh>> meshes;
+  for (const auto& option : options) meshes.emplace_back(option.text, dt::init_device_mesh(at::kCPU, option.sizes, option.names));
+  return meshes;
+}
+
 int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::function<Train()>& load, const Units& units) {
   std::vector<Curve> curves;  // rank 0's
   std::optional<StepLog> log;
@@ -62,14 +71,12 @@ int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::funct
   std::vector<char*> pointers;
   for (auto& argument : arguments) pointers.push_back(argument.data());
   const int status = dt::launch(static_cast<int>(pointers.size()), pointers.data(), [&](dt::World& world) {
+    const auto meshes = make_meshes(o, world);
     const auto train = load();
     const bool first = world.rank() == 0;
     if (first) log.emplace(o.log, units.item);
-    auto meshes = o.meshes;
-    if (meshes.empty()) meshes.push_back(parse_mesh(fmt::format("dp={}", world.size()), kMeshNames));
-    for (const auto& option : meshes) {
-      const auto mesh = dt::init_device_mesh(at::kCPU, option.sizes, option.names);
-      auto curve = train(mesh, option.text, first ? &*log : nullptr);
+    for (const auto& [name, mesh] : meshes) {
+      auto curve = train(mesh, name, first ? &*log : nullptr);
       if (first) curves.push_back(std::move(curve));
     }
   });
@@ -77,6 +84,7 @@ int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::funct
 
   // One device, last: the other ranks have nothing left to wait for.
   if (o.compare) curves.push_back(load()(std::nullopt, "one device", &*log));
+  const int parity = o.compare ? report_parity(o, curves) : 0;
   if (!o.svg.empty()) write_loss_plot(o.svg, curves, o.compare ? &curves.back() : nullptr, units.loss);
-  return o.compare ? report_parity(o, curves) : 0;
+  return parity;
 }

@@ -29,12 +29,26 @@ refuse 1 'multiple of --heads' "$program" --dim 30 --heads 4
 refuse 1 'expected a number above 0' "$program" --steps 0
 refuse 1 'there is no folder' "$program" --log /nonexistent/run.jsonl
 refuse 1 'there is no folder' "$program" --svg /nonexistent/losses.svg
+refuse 1 'expected a file to write' "$program" --svg "$TMPDIR"
+refuse 1 'expected a file to write' "$program" --log "$TMPDIR"
 refuse 1 'unknown transport' "$program" --ranks 2 --transport pigeon
 refuse 1 'expected at most 4096' "$program" --ranks 100000000
 refuse 1 'need the transport' "$DTENSOR_BUILD/tools/dtensor-run" -n 2 "$program" --transport fake
 refuse 1 'multiple of --heads' "$DTENSOR_BUILD/examples/gpt_step" --dim 33
 
+# Nothing is trained before everything is checked, and what the log file held stays.
+echo 'an earlier run' >"$TMPDIR/log"
+refuse_early() {  # refuse_early TEXT OPTION...
+  refuse 1 "$1" "$program" "${small[@]}" --log "$TMPDIR/log" "${@:2}"
+  ! grep -q 'step  ' "$TMPDIR/out" || { echo "trained first: $*"; exit 1; }
+  [ "$(cat "$TMPDIR/log")" = 'an earlier run' ] || { echo "another log file after: $*"; exit 1; }
+}
+refuse_early 'choose sizes whose product is 2' --meshes 'dp=2;dp=4'
+refuse_early 'expected a file to write' --ranks 2 --svg "$TMPDIR"
+refuse_early 'bytes, but a sequence needs' --ranks 2 --data "$0" --seq 100000
+
 # Options that the run would do nothing with.
+refuse 1 "unknown dimension 'replicas'" "$program" --mesh replicas=4
 zoo=$DTENSOR_BUILD/examples/train
 refuse 1 'no mesh has a dimension tp' "$zoo" --ranks 2 --sp
 refuse 1 'no mesh has a dimension tp' "$zoo" --ranks 2 --mesh dp=2 --overlap 2

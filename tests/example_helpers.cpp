@@ -128,7 +128,7 @@ TEST_CASE("a log has one object a step to the last bit", "[example]") {
   REQUIRE(line["step"] == 0);
   REQUIRE(line["loss"].get<double>() == 0.1 + 0.2);
   REQUIRE(line["tokens_per_s"] == 800);
-  REQUIRE(has(error_of([&] { StepLog log("/nonexistent/run.jsonl"); }), "/nonexistent/run.jsonl"));
+  REQUIRE(has(error_of([&] { StepLog("/nonexistent/run.jsonl").add({}); }), "/nonexistent/run.jsonl"));
 }
 
 TEST_CASE("the difference of two curves never hides a bad loss", "[example]") {
