@@ -33,6 +33,13 @@ says "torch_root=$TMPDIR must hold .*lib/libtorch_cpu.so"
 ! PKG_CONFIG_LIBDIR=$TMPDIR CMAKE=/nowhere setup "$TMPDIR/bare" || { echo "fmt is not needed?"; exit 1; }
 says 'fmt was not found; on Debian: apt-get install libfmt-dev'
 
+# Without CLI11 there is no launcher, and all else is built.
+mkdir "$TMPDIR/pc"
+find $(pkg-config --variable pc_path pkg-config | tr : ' ') -name '*.pc' ! -name CLI11.pc -exec ln -sf {} "$TMPDIR/pc" \; 2>/dev/null || true
+without_cli11=("$TMPDIR/no-cli11" -Dexamples=false -Dtests=disabled -Dbench=disabled)
+PKG_CONFIG_LIBDIR=$TMPDIR/pc CMAKE=/nowhere setup "${without_cli11[@]}" || { cat "$TMPDIR/log"; exit 1; }
+says 'dtensor-run *: NO'
+
 # nvcc may be a script in a folder for programs that runs the real one.
 found() { grep -Eo "Library (cudart|nccl) found: (YES|NO)" "$1"; }
 if nvcc=$(command -v nvcc); then
