@@ -4,6 +4,12 @@
 #include <torch/torch.h>
 
 #include <dtensor/dtensor.hpp>
+#include <examples/saving.hpp>
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <optional>
 
 namespace dt = dtensor;
 
@@ -134,4 +140,109 @@ TEST_CASE("model: SGD with momentum and Adam", "[model]") {
   const Case c{"dp=2,tp=2", {2, 2}, {"dp", "tp"}};
   REQUIRE_NOTHROW(compare<torch::optim::SGD>(c, torch::optim::SGDOptions(1e-2).momentum(0.9)));
   REQUIRE_NOTHROW(compare<torch::optim::Adam>(c, torch::optim::AdamOptions(1e-2)));
+}
+
+namespace {
+
+// A model with buffers and dropout, AdamW and a schedule, which train from one step to another. A step draws from its own seed.
+struct Training {
+  explicit Training(const std::function<void(torch::nn::Module&)>& lay_out) {
+    torch::manual_seed(0);
+    net = torch::nn::Sequential(torch::nn::Linear(6, 10), torch::nn::ReLU(), torch::nn::BatchNorm1d(10), torch::nn::Dropout(0.2),
+                                torch::nn::Linear(10, 3));
+    net->to(torch::kDouble);
+    lay_out(*net);
+    optimizer.emplace(net->parameters(), torch::optim::AdamWOptions(0.05));
+    schedule.emplace(*optimizer, dt::lr::cosine(8));
+  }
+  void go(int from, int to, const std::function<torch::Tensor(const torch::Tensor&)>& place) {
+    for (int step = from; step < to; ++step) {
+      const auto x = place(torch::arange(72, torch::kDouble).add(5 * step).mul(3).sin().reshape({12, 6}));
+      torch::manual_seed(1000 + static_cast<uint64_t>(step));
+      optimizer->zero_grad();
+      net->forward(x).square().mean().backward();
+      optimizer->step();
+      schedule->step();
+    }
+  }
+  torch::nn::Sequential net{nullptr};
+  std::optional<torch::optim::AdamW> optimizer;
+  std::optional<dt::lr::Scheduler> schedule;
+};
+
+// Three files whose names begin alike, gone at the end.
+struct Checkpoint {
+  std::string path = std::filesystem::temp_directory_path() / ("dtensor_checkpoint_" + std::to_string(getpid()));
+  ~Checkpoint() {
+    for (const auto* part : {".model", ".optimizer", ".schedule"}) std::filesystem::remove(path + part);
+  }
+  void save(Training& t, bool writes) const {
+    save_model(*t.net, path + ".model", writes);
+    save_optimizer(*t.optimizer, path + ".optimizer", writes);
+    torch::serialize::OutputArchive archive;
+    t.schedule->save(archive);
+    if (writes) archive.save_to(path + ".schedule");
+  }
+  void load(Training& t) const {
+    load_model(*t.net, path + ".model");
+    load_optimizer(*t.optimizer, path + ".optimizer");
+    torch::serialize::InputArchive archive;
+    archive.load_from(path + ".schedule");
+    t.schedule->load(archive);
+  }
+};
+
+// Trains on a mesh [2, ranks / 2] of dp and tp, in the region, with the batch cut over dp.
+void on_dp_and_tp(int ranks, bool shard_fully, const std::function<void(dt::World&, Training&, const std::function<torch::Tensor(torch::Tensor)>&)>& body) {
+  dt::LaunchOptions launch;
+  launch.ranks = ranks;
+  launch.deadline = std::chrono::seconds(60);
+  dt::launch(launch, [&](dt::World& world) {
+    const auto mesh = dt::init_device_mesh(torch::kCPU, {2, ranks / 2}, {"dp", "tp"});
+    dt::Spmd spmd(mesh);
+    Training training([&](torch::nn::Module& net) {
+      dt::parallelize_module(net, mesh, dt::tensor_parallel({{"0", dt::ColwiseParallel()}, {"4", dt::RowwiseParallel()}}));
+      if (shard_fully) dt::fully_shard(net, mesh["dp"]);
+    });
+    body(world, training, [&](const torch::Tensor& x) { return dt::distribute_tensor(x, mesh, {dt::shard(0), dt::replicate()}).tensor(); });
+  });
+}
+
+}  // namespace
+
+TEST_CASE("model: training goes on from files on another mesh", "[model]") {
+  const auto plain = [](const torch::Tensor& x) { return x; };
+  Training whole([](torch::nn::Module&) {});
+  whole.go(0, 6, plain);
+  const auto expected = tensors_of(*whole.net);
+  const auto same = [&](const Training& t, const char* what) {
+    const auto got = tensors_of(*t.net);
+    for (size_t i = 0; i < expected.size(); ++i)
+      dt::require(dt::full_tensor(got[i]).allclose(expected[i], 1e-8, 1e-8), "test", "{}: tensor {} differs by {}", what, i,
+                  (dt::full_tensor(got[i]) - expected[i]).abs().max().item<double>());
+  };
+
+  const Checkpoint first;
+  REQUIRE_NOTHROW(on_dp_and_tp(4, true, [&](dt::World& world, Training& t, const auto& place) {
+    t.go(0, 2, place);
+    first.save(t, world.rank() == 0);
+    t.go(2, 6, place);
+    same(t, "after saving");
+  }));
+  REQUIRE_NOTHROW(on_dp_and_tp(2, false, [&](dt::World& world, Training& t, const auto& place) {
+    first.load(t);
+    t.go(2, 4, place);
+    first.save(t, world.rank() == 0);
+    t.go(4, 6, place);
+    same(t, "resumed on dp=2");
+  }));
+  REQUIRE_NOTHROW(on_dp_and_tp(6, true, [&](dt::World&, Training& t, const auto& place) {
+    first.load(t);
+    t.go(4, 6, place);
+    same(t, "resumed on dp=2,tp=3 and fully sharded");
+  }));
+  Training alone([](torch::nn::Module&) {});
+  first.load(alone);
+  alone.go(4, 6, plain);
+  REQUIRE_NOTHROW(same(alone, "resumed on one device"));
 }
