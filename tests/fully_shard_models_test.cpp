@@ -1,6 +1,8 @@
 // fully_shard of models that are not all alike: tied parameters, parts, other dtypes, padding; and what it refuses.
 #include "fully_shard_support.hpp"
 
+#include <ATen/autocast_mode.h>
+#include <dtensor/compat.hpp>
 #include <fmt/ranges.h>
 
 #include <cmath>
@@ -155,5 +157,103 @@ TEST_CASE("fully shard: a plan that is refused leaves units as they were and one
     for (auto& parameter : net->parameters()) parameter.mutable_grad() = at::Tensor();
     parallelize_module(*net, mesh, plan);
     require(train().equal(before - 4), "test", "a step after the plan is another");
+  }));
+}
+
+namespace {
+
+// As docs/training_kit.md has it.
+struct Autocast {
+  Autocast() {
+    turn(true);
+    at::autocast::increment_nesting();
+  }
+  ~Autocast() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    turn(false);
+  }
+  static void turn(bool on) {
+#if DTENSOR_TORCH_AT_LEAST(2, 4)
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    at::autocast::set_autocast_enabled(at::kCPU, on);
+#else
+    at::autocast::set_autocast_cpu_dtype(at::kBFloat16);
+    at::autocast::set_cpu_enabled(on);
+#endif
+  }
+};
+
+struct Mixed {
+  at::Tensor losses, gradients;  // of three steps, one after the other
+};
+
+Mixed train_mixed(const LayOut& lay_out, const Place& place, bool half = true) {
+  torch::manual_seed(1);
+  Net net;
+  lay_out(net);
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  std::vector<at::Tensor> losses, gradients;
+  for (int step = 0; step < 3; ++step) {
+    at::Tensor loss;
+    {
+      std::optional<Autocast> autocast;
+      if (half) autocast.emplace();
+      loss = loss_of(net, place(ids(step)));
+    }
+    optimizer.zero_grad();
+    loss.backward();
+    for (const auto& p : net->parameters()) {
+      require(p.scalar_type() == at::kFloat && (!p.grad().defined() || p.grad().scalar_type() == at::kFloat), "test", "not float32");
+      if (p.grad().defined()) gradients.push_back(full_tensor(p.grad()).flatten().clone());
+    }
+    losses.push_back(full_tensor(loss.detach()).to(at::kFloat).reshape({1}));
+    optimizer.step();
+  }
+  NoSpmd plain;
+  return {at::cat(losses), at::cat(gradients)};
+}
+
+double apart(const at::Tensor& a, const at::Tensor& b) { return ((a - b).norm() / b.norm()).item<double>(); }
+
+}  // namespace
+
+TEST_CASE("fully shard: mixed precision by autocast is as near to float32 as on one device", "[fsdp][autocast]") {
+  const auto here = [](const at::Tensor& x) { return x; };
+  const auto exact = train_mixed([](Net&) {}, here, false), one = train_mixed([](Net&) {}, here);
+  const double rounding = 1.0 / 256, usual = apart(one.gradients, exact.gradients);  // of a bfloat16, and of the gradients of one device
+  REQUIRE(usual > rounding / 16);  // autocast was on
+
+  const auto near = [&](const char* name, const char* dim, Placement batch, const LayOut& lay_out) {
+    INFO(name);
+    CHECK_NOTHROW(on_mesh({2}, [&](const DeviceMesh& plain) {
+      const DeviceMesh mesh(c10::kCPU, plain.ranks(), {2}, {dim});
+      Spmd spmd(mesh);
+      const auto got = train_mixed(lay_out, [&](const at::Tensor& x) { return distribute_tensor(x, mesh, {batch}).tensor(); });
+      const double losses = apart(got.losses, exact.losses), gradients = apart(got.gradients, exact.gradients);
+      require(losses < rounding, "test", "losses differ by {}", losses);
+      require(gradients > usual / 2 && gradients < 2 * usual, "test", "gradients differ by {}; on one device by {}", gradients, usual);
+    }));
+  };
+  near("data parallel", "dp", shard(0), [](Net&) {});
+  near("tensor parallel", "tp", replicate(), [](Net& net) {
+    parallelize_module(*net, *Spmd::current(), tensor_parallel({{"*.up", ColwiseParallel()}, {"*.down", RowwiseParallel()}}));
+  });
+  near("fully sharded", "dp", shard(0), sharded(with([](auto& o) { o.param_dtype = at::kBFloat16; })));
+}
+
+TEST_CASE("fully shard: units are gathered in half precision under autocast", "[fsdp][autocast]") {
+  CHECK_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
+    Spmd spmd(mesh);
+    Net net;
+    const auto sharded = fully_shard(*net, mesh, with([](auto& o) { o.param_dtype = at::kBFloat16; }));
+    CommDebugMode traffic;
+    {
+      Autocast autocast;
+      loss_of(net, distribute_tensor(ids(0), mesh, {shard(0)}));
+    }
+    int64_t gathered = 0, expected = 0;
+    for (const auto& [line, totals] : traffic.lines()) gathered += line.op == "dtensor::fully_shard" ? totals.bytes : 0;
+    for (const auto& unit : sharded.units()) expected += unit.piece * 2;
+    require(gathered == expected, "test", "units gathered {} bytes; expected {}\n{}", gathered, expected, traffic.str());
   }));
 }
