@@ -89,7 +89,7 @@ void redistribute_(const at::Tensor& tensor, PlacementsRef placements);
 void pin(const at::Tensor& tensor, bool pinned = true);
 
 // While it lives, gradients of leaves accumulate without communication (they may be left Partial); the next backward outside
-// of it reduces them once. Thread-local.
+// of it reduces them once. It holds for the rank, in whichever thread.
 class NoSync {
  public:
   NoSync();
