@@ -4,7 +4,6 @@
 #include <dtensor/error.hpp>
 #include <dtensor/redistribute.hpp>
 
-#include <ATen/OpMathType.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -97,15 +96,13 @@ at::Tensor along_channel(const at::Tensor& per_channel, int64_t ndim) {
   return per_channel.view(shape);
 }
 
-at::Tensor wide(const at::Tensor& tensor) { return tensor.to(at::toOpMathType(tensor.scalar_type())); }
-
 struct Statistics {
   at::Tensor mean, variance, unbiased;  // [channels], double
 };
 
 // The statistics of the parts, combined (Chan, Golub, LeVeque 1983, eq. 2.1): no cancellation, whatever the parts' means.
 Statistics of_all(const at::Tensor& input, comm::Communicator& group) {
-  const auto x = wide(input);
+  const auto x = widened(input);
   const auto channels = x.size(kChannel), count = x.numel() / std::max<int64_t>(channels, 1);
   auto variance = at::zeros({channels}, x.options()), mean = variance;
   if (x.numel() > 0) std::tie(variance, mean) = at::var_mean(x, all_but_channel(x.dim()), /*unbiased=*/false);
@@ -220,12 +217,12 @@ Lowering forward(const Call& call, const Resolution& resolution) {
 // weight / deviation * (dy - sum(dy) / n - x^ sum(dy x^) / n), and those of bias and weight are the sums.
 void gradient_on_parts(LocalCall& local, const Positions& at, int saved, int mask_at, comm::Communicator& group, double n) {
   const auto mask = local.arg(mask_at).toBoolList();
-  const auto dy = wide(local.arg(0).toTensor());
+  const auto dy = widened(local.arg(0).toTensor());
   const auto input = local.arg(at.input()).toTensor();
   const auto mean = local.arg(saved).toTensor(), inverse = local.arg(saved + 1).toTensor();
   const auto weight = optional(local, at.weight());
   const auto ndim = input.dim();
-  const auto normalized = wide(input).sub(along_channel(mean, ndim)).mul(along_channel(inverse, ndim));
+  const auto normalized = widened(input).sub(along_channel(mean, ndim)).mul(along_channel(inverse, ndim));
   const auto own = at::stack({dy.sum(all_but_channel(ndim)), dy.mul(normalized).sum(all_but_channel(ndim))});
   const auto sums = group.all_reduce(own, ReduceOp::sum).get();
   const auto sum = sums.select(0, 0), sum_normalized = sums.select(0, 1);

@@ -1,5 +1,4 @@
 // Copies and fills.
-#include "ops/conversion.hpp"
 #include "ops/family.hpp"
 
 namespace dtensor::rules {
@@ -7,7 +6,7 @@ namespace {
 
 Structure copy(const Call& call) {
   const auto dims = lettered(call.operands[0].sizes());
-  Structure structure{{dims}, {dims}, {}, {kept_in_dtype(call, kAnyPartial), {{0}}}};
+  Structure structure{{dims}, {dims}, {}, {kAnyPartial, {{0}}}};
   structure.elementwise = true;
   return structure;
 }

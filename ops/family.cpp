@@ -3,6 +3,7 @@
 #include <dtensor/error.hpp>
 #include <dtensor/redistribute.hpp>
 
+#include <ATen/OpMathType.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -79,11 +80,18 @@ bool only_numbers_become_norms(const Call& call, const Placements& now, const Ca
   return true;
 }
 
+// Whether what is pending of the first operand passes through its conversion to the call's dtype, if there is one.
+bool survives_conversion(const Call& call, const Candidate& candidate) {
+  if (!candidate.in[0].is_partial() || !call.has("dtype") || call.arg("dtype").isNone()) return true;
+  const auto kept = kept_by_conversion(call.operands[0].layout->dtype(), call.arg("dtype").toScalarType());
+  return std::find(kept.begin(), kept.end(), candidate.in[0].op) != kept.end();
+}
+
 void add_partials(const Call& call, int64_t mesh_dim, const Structure& structure, Candidates& result) {
   Placements now;
   for (size_t i = 0; i < structure.in.size(); ++i) now.push_back(call.operands[i].placements()[mesh_dim]);
   for (auto& candidate : structure.keeps.candidates(now, structure.out.size())) {
-    if (only_numbers_become_norms(call, now, candidate)) result.push_back(std::move(candidate));
+    if (only_numbers_become_norms(call, now, candidate) && survives_conversion(call, candidate)) result.push_back(std::move(candidate));
   }
 }
 
@@ -299,6 +307,17 @@ LayoutPtr output_layout(const Call& call, const Resolution& resolution, size_t i
   const auto& meta = call.outputs[i];
   return Layout::get(call.mesh, resolution.out[i], meta.sizes, meta.strides, meta.dtype);
 }
+
+// It must be linear up to rounding: not where fractions or signs are cut off.
+std::vector<ReduceOp> kept_by_conversion(at::ScalarType from, at::ScalarType to) {
+  if (from == to || (at::isFloatingType(from) && at::isFloatingType(to))) return kAnyPartial;
+  if (at::isIntegralType(from, /*includeBool=*/false) && at::isFloatingType(to)) {
+    return {ReduceOp::sum, ReduceOp::min, ReduceOp::max};
+  }
+  return {};
+}
+
+at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::toOpMathType(tensor.scalar_type())); }
 
 bool is_empty(c10::IntArrayRef sizes) { return c10::multiply_integers(sizes) == 0; }
 

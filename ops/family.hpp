@@ -31,7 +31,8 @@ struct Structure {
   std::vector<Dims> out;  // per output
   // Per output, its placement where a letter that it lacks is cut; empty: such letters are not cut.
   Placements lacking = {};
-  // Partial operands that pass through. Indices are of operands; an empty `together` means all of them.
+  // Partial operands that pass through. Indices are of operands; an empty `together` means all of them. Of an operator that converts its first
+  // operand to its argument dtype, those that the conversion keeps.
   KeepsPartial keeps = {};
   std::vector<int> unread = {};  // operands whose values do not matter: they stay as they are
   std::vector<int> shapes = {};  // operands of which only the sizes matter: pending ones stay so
@@ -77,10 +78,16 @@ Structure senseless(const Call& call);
 // stretched bears none.
 std::vector<Dims> broadcast(const Call& call, c10::ArrayRef<int> operands, Dims& result);
 
+// Reductions that pass through a conversion of dtypes.
+std::vector<ReduceOp> kept_by_conversion(at::ScalarType from, at::ScalarType to);
+
 // Reductions that pass where some elements are replaced by a number: of equal values, and any of zeros.
 inline std::vector<ReduceOp> kept_by_number(const at::Scalar& value) {
   return value.equal(0) ? kAnyPartial : kOfEqualValues;
 }
+
+// In the type that kernels compute in: of half precision, float.
+at::Tensor widened(const at::Tensor& tensor);
 
 // Whether a dim of the operand is cut by any mesh dimension.
 bool is_cut(const LayoutPtr& layout, int64_t dim);

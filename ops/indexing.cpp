@@ -60,7 +60,7 @@ at::Tensor with_spare_row(const at::Tensor& tensor, int64_t dim) {
 }
 
 at::Tensor own_positions(std::string_view op, const at::Tensor& index, const Own& own, int64_t elsewhere) {
-  const bool may_count_from_end = own.element >= 0 || op.substr(0, 16) == "aten::index_fill";  // what is in a list, and there
+  const bool may_count_from_end = own.element >= 0 || op.starts_with("aten::index_fill");  // what is in a list, and there
   const auto from_start = may_count_from_end ? at::where(index.lt(0), index.add(own.length), index) : index;
   check_positions(op, from_start, own.length,
                   fmt::format("index {{}} is out of bounds for dimension {} with size {}", own.dim, own.length));

@@ -3,7 +3,6 @@
 
 #include <dtensor/error.hpp>
 
-#include <ATen/OpMathType.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/new_full.h>
 #include <ATen/ops/sum.h>
@@ -167,8 +166,6 @@ bool any_cut(const Resolution& resolution) {
   return std::any_of(resolution.in.begin(), resolution.in.end(),
                      [](const LayoutPtr& l) { return !cutting(l).empty(); });
 }
-
-at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::toOpMathType(tensor.scalar_type())); }
 
 // What the terms are counted by: the loss has the broadcast shape, the gradient goes by its input, as ATen does.
 Sizes counted_sizes(const Call& call) {

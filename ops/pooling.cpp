@@ -3,7 +3,6 @@
 
 #include "ops/family.hpp"
 
-#include <ATen/OpMathType.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -210,7 +209,7 @@ Lowering average(const Call& call, const Resolution& resolution) {
   return [cut, divides, divided, sizes = output->local_sizes().vec()](LocalCall& local) {
     const auto read = cut.halos.fetch(local.arg(cut.self).toTensor(), 0);
     if (is_empty(sizes)) return local.replace({read.new_zeros(sizes)});
-    local.arg(cut.self) = read.to(at::toOpMathType(read.scalar_type()));  // a window's sum may be more than half precision holds
+    local.arg(cut.self) = widened(read);  // a window's sum may be more than half precision holds
     local.arg(cut.padding_at) = cut.padding;
     if (divides) local.arg(cut.divisor_at) = 1;
     local.call();

@@ -1,5 +1,4 @@
 // Reductions: a cut dim that is reduced makes the result Partial in the reduction's own operation.
-#include "ops/conversion.hpp"
 #include "ops/family.hpp"
 
 #include <ATen/OpMathType.h>
@@ -127,7 +126,7 @@ Lowering lower_norm(const Call& call, const Resolution& resolution) {
 RulePtr reduction(MaybeOp combines, std::vector<ReduceOp> keeps = {}, LoweringOf lower = {}) {
   return family([=](const Call& call) {
     const bool indexed = call.schema.returns().size() > 1;  // where the extreme is, only whole slices tell
-    return reduce(call, combines, indexed ? KeepsPartial() : KeepsPartial{kept_in_dtype(call, keeps), {{0}}});
+    return reduce(call, combines, indexed ? KeepsPartial() : KeepsPartial{keeps, {{0}}});
   }, std::move(lower));
 }
 
@@ -173,11 +172,7 @@ const Register trace("aten::trace", family([](const Call& call) {
                      }),
                      "linear; the diagonal crosses both dims");
 const Register equal("aten::equal", replicated(), "one answer, for all elements of both");
-const Register running_sum("aten::cumsum", family([](const Call& call) {
-                             auto dims = lettered(call.operands[0].sizes());
-                             if (!dims.empty()) dims[wrap_dim(call.int_arg("dim"), call.operands[0].ndim())].letter = kWhole;
-                             return Structure{{dims}, {dims}, {}, {kept_in_dtype(call, kSums), {{0}}}};
-                           }),
+const Register running_sum("aten::cumsum", sliced("dim", {kSums, {{0}}}),
                            "needs whole slices; a running sum is linear");
 const Register running("aten::cumprod aten::logcumsumexp aten::_logcumsumexp aten::cummax aten::cummin", sliced("dim"),
                        "needs whole slices; slices are independent");

@@ -69,8 +69,6 @@ Lowering on_parts(const Call& call, const Resolution& resolution, Compute comput
   };
 }
 
-at::Tensor widened(const c10::IValue& tensor) { return tensor.toTensor().to(at::toOpMathType(tensor.toTensor().scalar_type())); }
-
 LoweringOf forward(Kind kind) {
   return [kind](const Call& call, const Resolution& resolution) {
     return on_parts(call, resolution, [kind, dtype = call.outputs[0].dtype](LocalCall& local, const Cut& cut) {
@@ -84,7 +82,7 @@ LoweringOf forward(Kind kind) {
 LoweringOf backward(Kind kind) {
   return [kind](const Call& call, const Resolution& resolution) {
     return on_parts(call, resolution, [kind](LocalCall& local, const Cut& cut) {
-      const auto gradient = widened(local.arg(0)), output = widened(local.arg(1));
+      const auto gradient = widened(local.arg(0).toTensor()), output = widened(local.arg(1).toTensor());
       if (kind == Kind::log_softmax) return gradient.sub(output.exp().mul_(cut.sum(gradient)));
       const auto product = gradient.mul(output);
       return product.sub(output.mul(cut.sum(product)));

@@ -81,7 +81,8 @@ void materialize(c10::ArrayRef<at::Tensor> tensors) {
     for (const auto& handle : deferred->handles()) {
       auto& tensor = *as_dtensor(handle);
       const auto own = tensor.layout()->present();
-      const auto given = own->is_replicated() ? value : in_layout(value, own);  // a layout of its own parts it from the others
+      const bool alike = own->is_replicated() || own->placements() == as_dtensor(value)->layout()->placements();
+      const auto given = alike ? value : in_layout(value, own);  // a layout of its own parts it from the others
       tensor.relay(as_dtensor(given)->local(), as_dtensor(given)->layout());
     }
   }

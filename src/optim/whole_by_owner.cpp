@@ -159,11 +159,9 @@ void work_on_whole(std::vector<OwnedWork>& work, at::ScalarType dtype, const std
   if (work.empty()) return;
   NoSpmd plain;
   at::NoGradGuard no_grad;
-  if (DTensor(work[0].tensor).mesh().size() == 1) {
-    for (size_t i = 0; i < work.size(); ++i) {
-      const auto part = detail::part_of(work[i].tensor);  // of a flat tensor in another shape
-      work[i].result = function(i, part.to(dtype).view(work[i].tensor.sizes())).reshape(part.sizes());
-    }
+  const bool parts_are_whole = std::none_of(work.begin(), work.end(), [](const OwnedWork& item) { return DTensor(item.tensor).layout().is_flat(); });
+  if (DTensor(work[0].tensor).mesh().size() == 1 && parts_are_whole) {
+    for (size_t i = 0; i < work.size(); ++i) work[i].result = function(i, detail::part_of(work[i].tensor).to(dtype));
     return;
   }
   Exchange exchange(work, dtype);
