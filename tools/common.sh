@@ -18,18 +18,25 @@ job_count() {
   echo $((cores < memory ? cores : memory))
 }
 
-# configure FOLDER [OPTION...]: sets the build folder up, and again when options or the set of files have changed. Options
-# that were given to meson by hand stay as they are.
+# installed_packages: what configuring may find on this machine; nothing where packages are not Debian's.
+installed_packages() { dpkg-query -W -f '${binary:Package} ${Version} ${db:Status-Status}\n' 2>/dev/null || true; }
+
+# configure FOLDER [OPTION...]: sets the build folder up, and again when options, the set of files or the installed packages have
+# changed. Options that were given to meson by hand stay as they are.
 configure() {
   local folder=$1 wanted output options
   shift
   options=("$@")
-  wanted=$({ printf '%s\n' "$@"; find src ops rng include tests examples bench tools -name '*.[ch]pp' | LC_ALL=C sort; })
-  if [ -e "$folder/build.ninja" ] && [ "$wanted" = "$(cat "$folder/files.txt" 2>/dev/null)" ]; then return 0; fi
+  wanted=$({ printf '%s\n' "$@"; find src ops rng include tests examples bench tools -name '*.[ch]pp' | LC_ALL=C sort
+             installed_packages | sha256sum; })
+  if [ -e "$folder/build.ninja" ] && [ "$wanted" = "$(cat "$folder/configured_for.txt" 2>/dev/null)" ]; then return 0; fi
   say "configuring $folder"
-  [ ! -e "$folder/meson-private/coredata.dat" ] || options+=(--reconfigure)
+  if [ -e "$folder/meson-private/coredata.dat" ]; then
+    options+=(--reconfigure)
+    meson configure --clearcache "$folder" >/dev/null  # which keeps what was found, also when its package is gone
+  fi
   output=$(meson setup "$folder" . "${options[@]}" 2>&1) || { printf '%s\n' "$output" >&2; return 1; }
-  printf '%s\n' "$wanted" >"$folder/files.txt"
+  printf '%s\n' "$wanted" >"$folder/configured_for.txt"
 }
 
 # compile FOLDER [TARGET...]
