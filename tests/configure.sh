@@ -40,6 +40,20 @@ without_cli11=("$TMPDIR/no-cli11" -Dexamples=false -Dtests=disabled -Dbench=disa
 PKG_CONFIG_LIBDIR=$TMPDIR/pc CMAKE=/nowhere setup "${without_cli11[@]}" || { cat "$TMPDIR/log"; exit 1; }
 says 'dtensor-run *: NO'
 
+# tools/test and tools/quickstart configure again when a package came or went, whichever of them ran first.
+(
+  . tools/common.sh
+  installed_packages() { echo "$packages"; }
+  launcher() {  # launcher PACKAGES: how many targets of that name there are, configured where those are installed
+    packages=$1
+    CCACHE_DISABLE=1 configure "$TMPDIR/packages" -Dexamples=false -Dtests=disabled -Dbench=disabled >"$TMPDIR/log" 2>&1 || { cat "$TMPDIR/log"; exit 1; }
+    meson introspect --targets "$TMPDIR/packages" | grep -o '"name": "dtensor-run"' | wc -l
+  }
+  export CMAKE=/nowhere
+  counts=$(PKG_CONFIG_LIBDIR=$TMPDIR/pc launcher "none"; launcher "CLI11"; PKG_CONFIG_LIBDIR=$TMPDIR/pc launcher "none again")
+  [ "$(echo $counts)" = "0 1 0" ] || { echo "dtensor-run without, with and again without CLI11: $(echo $counts)"; exit 1; }
+)
+
 # nvcc may be a script in a folder for programs that runs the real one.
 found() { grep -Eo "Library (cudart|nccl) found: (YES|NO)" "$1"; }
 if nvcc=$(command -v nvcc); then
