@@ -39,15 +39,36 @@ configure() {
   printf '%s\n' "$wanted" >"$folder/configured_for.txt"
 }
 
-# compile FOLDER [TARGET...]
+# compile FOLDER [TARGET...]: the library, then what stands on it.
 compile() {
-  local folder=$1 headers
+  local folder=$1
   shift
-  # So that ccache does not preprocess first, serves other checkouts too, and what is compiled with a precompiled header. Compilers do not
-  # list what is in that header, so it is told: a changed one, or another libtorch, serves nothing that was compiled with the one before.
-  # (The layers in nn/ are not in it.)
-  headers=$({ find "$PWD"/include "$PWD"/{src,tests,examples}/pch "$PWD/tests/catch.hpp" -name '*.hpp' ! -path '*/dtensor/nn/*'
-              find /usr/include/torch /usr/include/fmt -path '*/torch/version.h' -o -path '*/fmt/core.h'; } 2>/dev/null | LC_ALL=C sort | paste -sd: || true)
+  compile_knowing "$(precompiled_headers src)" "$folder" libdtensor.so
+  compile_knowing "$(precompiled_headers src tests examples)" "$folder" "$@"
+}
+
+# precompiled_headers FOLDER...: what the precompiled headers of these folders are made of, separated by colons. The library's have none of our
+# own; the others have dtensor.hpp and all that it includes.
+precompiled_headers() {
+  local folder own=() found=(include/dtensor/dtensor.hpp)
+  for folder in "$@"; do own+=("$folder"/pch); done
+  if [ $# -gt 1 ]; then
+    own+=(tests/catch.hpp)
+    while [ ${#found[@]} -gt 0 ]; do
+      own+=("${found[@]}")
+      mapfile -t found < <(sed -n 's|^#include <\(dtensor/.*\)>|include/\1|p' "${found[@]}" | sort -u | grep -vxF -f <(printf '%s\n' "${own[@]}"))
+    done
+  fi
+  { find "${own[@]/#/$PWD/}" -name '*.hpp'
+    find /usr/include/torch /usr/include/fmt -path '*/torch/version.h' -o -path '*/fmt/core.h'; } 2>/dev/null | LC_ALL=C sort | paste -sd: || true
+}
+
+# compile_knowing HEADERS FOLDER [TARGET...]: so that ccache does not preprocess first, serves other checkouts too, and what is compiled with a
+# precompiled header. Compilers do not list what is in that header, so it is told: a changed one, or another libtorch, serves nothing that was
+# compiled with the one before.
+compile_knowing() {
+  local headers=$1 folder=$2
+  shift 2
   CCACHE_NOHASHDIR=1 CCACHE_DEPEND=1 CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_EXTRAFILES=$headers \
     ninja -C "$folder" -j "$(job_count)" "$@"
 }
