@@ -91,5 +91,7 @@ refuse 'no PROGRAM' "$run" -n 2
 refuse 'need --master-addr' "$run" -n 1 --nnodes 2 true
 refuse 'unknown option --pigeon' "$run" -n 1 --pigeon true
 refuse 'MASTER_ADDR is not set' env -u MASTER_ADDR RANK=0 WORLD_SIZE=2 "${program[@]}"
+# Each rank is a session: where cores are shared out among sessions it has as much of them as any other process.
+"$run" -n 2 sh -c 'read -r _ _ _ _ _ session _ </proc/$$/stat && [ "$session" = $$ ]'
 "$run" -n 2 --log-dir "$TMPDIR/logs" sh -c 'echo "I am $RANK of $WORLD_SIZE"'
 grep -q 'I am 1 of 2' "$TMPDIR/logs/rank-1.log"

@@ -91,7 +91,6 @@ bool Group::start(int local) {
   if (output[1] >= 0) close(output[1]);
   int error = pid < 0 ? errno : 0;
   if (pid > 0) {
-    setpgid(pid, pid);
     ranks_[local].pid = pid;
     ranks_[local].output = output[0];
     if (output[0] >= 0) fcntl(output[0], F_SETFL, O_NONBLOCK);
@@ -102,9 +101,10 @@ bool Group::start(int local) {
   return error == 0;
 }
 
-// In the child. Its own process group lets signals reach what the program starts in turn; it cannot then read a terminal.
+// In the child. Its own session lets signals reach what the program starts in turn, and gives it a process's share of the cores where the system
+// shares them out among sessions; it cannot then read a terminal.
 void Group::become(int local, int output, int exec_error) {
-  setpgid(0, 0);
+  setsid();
   const sigset_t handled = handled_signals();
   sigprocmask(SIG_UNBLOCK, &handled, nullptr);
   const int nothing = open("/dev/null", O_RDONLY);

@@ -59,8 +59,10 @@ def outputs(commands: list[Command], timeout: float = 900) -> list[str]:
 
 @contextlib.contextmanager
 def started(words: list[str], **options):
-    """A program that does not outlive the block, nor does what it has started."""
-    process = subprocess.Popen(words, start_new_session=True, **options)
+    """A program that does not outlive the block, nor does what it has started. It stays in this session: where the system shares its cores out
+    among sessions (/proc/sys/kernel/sched_autogroup_enabled), two processes of two sessions get twice what two threads of one process do,
+    as soon as somebody else wants the cores."""
+    process = subprocess.Popen(words, **({"process_group": 0} | options))
     try:
         yield process
     finally:
@@ -68,6 +70,15 @@ def started(words: list[str], **options):
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(process.pid, sign)
                 process.wait(timeout=5)
+
+
+@contextlib.contextmanager
+def load(per_core: int):
+    """So many busy processes for each core, as of other users: each in a session of its own."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(per_core * os.cpu_count()):
+            stack.enter_context(started([sys.executable, "-c", "while True: pass"], start_new_session=True, process_group=None))
+        yield
 
 
 def text_of(file) -> str:
