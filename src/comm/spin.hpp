@@ -18,18 +18,31 @@ bool spin(Done done) {
   return false;
 }
 
-// The same for as long as it may take to be woken: tens of microseconds where a virtual machine's core goes idle. Gives up where somebody else
-// wants the core, which shows in a yield that takes its time: who goes on yielding there gets the core back much later than who sleeps.
+namespace detail {
+// Until when this thread takes it that others want its core.
+inline constinit thread_local std::chrono::steady_clock::time_point crowded_until{};
+}  // namespace detail
+
+// The same for as long as it may take to be woken: tens of microseconds where a virtual machine's core goes idle. It yields meanwhile, so that
+// ranks which share a core take turns. Where somebody else wants the core a yield gives a whole slice of it away, milliseconds: who sleeps
+// gets it back as soon as there is something to do. So a yield that took so long is the last one for a while, in which waits sleep soon.
 template <class Done>
 bool stay_awake(Done done) {
   using Clock = std::chrono::steady_clock;
-  constexpr auto kLongest = std::chrono::microseconds(50), kYield = std::chrono::microseconds(20);
-  for (const auto begin = Clock::now();;) {
+  using std::chrono::microseconds;
+  constexpr auto kLongest = microseconds(50), kLongestInCrowd = microseconds(10), kLongYield = microseconds(20), kSlice = microseconds(500);
+  constexpr auto kWhile = std::chrono::seconds(1);
+  const auto begin = Clock::now();
+  const bool yields = begin >= detail::crowded_until;
+  for (;;) {
     if (spin(done)) return true;
     const auto before = Clock::now();
-    if (before - begin > kLongest) return false;
+    if (before - begin > (yields ? kLongest : kLongestInCrowd)) return false;
+    if (!yields) continue;
     std::this_thread::yield();
-    if (Clock::now() - before > kYield) return done();
+    const auto after = Clock::now();
+    if (after - before > kSlice) detail::crowded_until = after + kWhile;
+    if (after - before > kLongYield) return done();
   }
 }
 
