@@ -6,6 +6,7 @@
 #include <dtensor/tensor.hpp>
 #include <dtensor/world.hpp>
 
+#include "src/comm/describe.hpp"
 #include "src/core/world_state.hpp"
 #include "src/dispatch/replicated.hpp"
 
@@ -33,6 +34,7 @@ GeneratorCheck check_by_default() {
 thread_local GeneratorCheck current_check = check_by_default();
 
 void compare(std::string_view op, const at::Generator& generator, const DeviceMesh& mesh) {
+  comm::Subject subject(op);
   const auto differing = dispatch::ranks_that_differ(generator.get_state(), mesh);
   require(differing.empty(), op,
           "the generators of ranks {} and of rank {} have drifted apart: they were seeded differently, or have drawn different amounts; "

@@ -6,7 +6,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 namespace dtensor::comm {
@@ -28,7 +27,7 @@ bool CallInfo::agrees_with(const CallInfo& other) const {
   if (reduces(kind) && op != other.op) return false;
   if (kind == Collective::broadcast && root != other.root) return false;
   if (has_equal_sizes(kind) && numel != other.numel) return false;
-  return counts_hash == other.counts_hash && std::equal(std::begin(subject), std::end(subject), other.subject);
+  return counts_hash == other.counts_hash && purpose == other.purpose;
 }
 
 std::string CallInfo::str() const {
@@ -39,17 +38,36 @@ std::string CallInfo::str() const {
   if (kind == Collective::recv) text += fmt::format("(from {}, tag {})", root, tag);
   text += fmt::format(" #{}", sequence);
   if (kind != Collective::barrier) text += fmt::format(" of {}[{}]", c10::toString(static_cast<c10::ScalarType>(dtype)), numel);
+  if (cause[0]) text += fmt::format(" by {}", cause);
   if (subject[0]) text += fmt::format(" for '{}'", subject);
   return text;
 }
 
-static thread_local const std::string* current_subject = nullptr;
+static thread_local std::string_view current_subject;
 
-Subject::Subject(const std::string& name) : outer_(std::exchange(current_subject, &name)) {}
+Subject::Subject(std::string_view name) : outer_(std::exchange(current_subject, name)) {}
 Subject::~Subject() { current_subject = outer_; }
+std::string_view Subject::current() { return current_subject; }
 
-void Subject::describe(CallInfo& call) {
-  if (current_subject) current_subject->copy(call.subject, sizeof call.subject - 1);
+void describe_purpose(CallInfo& call) {
+  const auto cause = Cause::op(), subject = Subject::current();
+  call.purpose = hash_text(subject, hash_text(cause, 0));
+  cause.copy(call.cause, sizeof call.cause - 1);
+  subject.copy(call.subject, sizeof call.subject - 1);
+}
+
+uint64_t hash_text(std::string_view text, uint64_t seed) {
+  const auto mix = [](uint64_t hash, uint64_t word) {
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
+    return hash ^ hash >> 32;
+  };
+  uint64_t hash = mix(seed, text.size());
+  for (; !text.empty(); text.remove_prefix(std::min<size_t>(text.size(), 8))) {
+    uint64_t word = 0;
+    text.copy(reinterpret_cast<char*>(&word), sizeof word);
+    hash = mix(hash, word);
+  }
+  return hash;
 }
 
 uint64_t hash_counts(Counts counts) {

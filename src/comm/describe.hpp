@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <string>
+#include <string_view>
 
 namespace dtensor::comm {
 
@@ -19,7 +20,10 @@ struct CallInfo {
   uint64_t sequence = 0;
   int64_t numel = 0;        // of the input; of the result for recv
   uint64_t counts_hash = 0;  // of the counts that all ranks share (all_gather, reduce_scatter)
-  char subject[48] = {};     // see Subject; cut to this length
+  uint64_t failures = 0;     // see FailedOperators
+  uint64_t purpose = 0;      // a hash of what the call is for: the Cause and the Subject, whose texts below are cut
+  char subject[40] = {};
+  char cause[32] = {};
 
   // Whether two ranks of a collective called the same thing. Sizes are compared where all ranks must have the same one.
   bool agrees_with(const CallInfo& other) const;
@@ -28,21 +32,26 @@ struct CallInfo {
   std::string str() const;
 };
 
-// What the calls of this thread are for while it lives, where their sizes do not tell: ranks that call for different things have diverged. A
-// unit of parameters has its name.
+// What the calls of this thread are for while it lives, where neither their sizes nor their Cause tell: ranks that call for different things
+// have diverged. A unit of parameters has its name.
 class Subject {
  public:
-  explicit Subject(const std::string& name);
+  explicit Subject(std::string_view name);
   ~Subject();
   Subject(const Subject&) = delete;
   Subject& operator=(const Subject&) = delete;
-  static void describe(CallInfo& call);
+  static std::string_view current();
 
  private:
-  const std::string* outer_;
+  const std::string_view outer_;
 };
 
+// Says in `call` what this thread's calls are for.
+void describe_purpose(CallInfo& call);
+
 uint64_t hash_counts(Counts counts);
+// The same in every process.
+uint64_t hash_text(std::string_view text, uint64_t seed);
 
 // Sends up to this size complete without the receiver, on every transport, so that two ranks may send to each other first.
 constexpr int64_t kBufferedSendBytes = 64 << 10;

@@ -102,14 +102,14 @@ void on_whole_operands(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   const std::vector<c10::IValue> originals(stack->begin() + static_cast<int64_t>(begin), stack->end());
   const Operands operands(originals);
   if (!operands.distributed.defined() || operands.needs_gradient) return op.redispatchBoxed(below(keys), stack);
-  comm::Cause cause(c10::toString(op.operator_name()), true);
+  const auto& info = info_of(op);
+  comm::Cause cause(info.name, true);
   const auto whole = [](const at::Tensor& tensor) {
     return tensor.defined() && is_dtensor(tensor) ? DTensor(tensor).full_tensor() : tensor;
   };
   for (size_t i = 0; i < originals.size(); ++i) (*stack)[begin + i] = with_tensors(originals[i], whole);
   const std::vector<c10::IValue> wholes(stack->begin() + static_cast<int64_t>(begin), stack->end());
   plain([&] { return op.callBoxed(stack), at::Tensor(); });
-  const auto& info = info_of(op);
   for (const int i : info.written) originals[i].toTensor().copy_(beside(operands.distributed, wholes[i].toTensor()));
   for (size_t r = 0; begin + r < stack->size(); ++r) {
     auto& value = (*stack)[begin + r];

@@ -3,6 +3,7 @@
 #include "src/core/alias.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/explicit.hpp"
+#include "src/dispatch/failure.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/reading.hpp"
 #include "src/dispatch/write_through.hpp"
@@ -429,7 +430,7 @@ void make_on_mesh(const OpInfo& info, Stack& stack, size_t begin, const DeviceMe
   if (device && device->isNone()) *device = c10::Device(mesh.device_type());
 }
 
-void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision) {
+void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision) try {
   const auto& info = *decision.info;
   const bool lists = info.has_tensor_list && !info.written.empty() && info.schema->returns().empty();
   if (lists && writes_twice(decision, stack, begin)) return run_one_by_one(op, info, stack, begin);
@@ -460,6 +461,9 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
   bump_versions(op, info, originals);
   wrap_results(stack, begin, decision, originals);
   if (info.is_view || decision.casts) inherit(decision, originals[0], stack[begin]);
+} catch (...) {
+  note_failure(decision);
+  throw;
 }
 
 bool is_made_elsewhere(const OpInfo& info, Stack& stack, size_t begin, const DeviceMesh& mesh) {

@@ -7,6 +7,7 @@
 #include "src/dispatch/decide.hpp"
 #include "src/dispatch/deferred.hpp"
 #include "src/dispatch/execute.hpp"
+#include "src/dispatch/failure.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/out_form.hpp"
 #include "src/dispatch/write_through.hpp"
@@ -42,7 +43,7 @@ bool any_tensor(const Stack& stack, size_t begin, bool distributed) {
 }
 
 // The common case: tensors in, tensors out, nothing moves.
-void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision) {
+void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision) try {
   const auto& info = *decision.info;
   c10::SmallVector<c10::IValue, 6> originals;
   c10::IValue self;
@@ -109,6 +110,9 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     if (decision.casts) inherit(decision, originals[0], result);
     stack[begin + i] = std::move(result);
   }
+} catch (...) {
+  note_failure(decision);
+  throw;
 }
 
 void remember(Key& key, std::shared_ptr<const Decision> decision) {

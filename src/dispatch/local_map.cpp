@@ -1,6 +1,8 @@
 // Functions over local parts as functions of distributed tensors.
 #include <dtensor/custom_op.hpp>
 
+#include "src/dispatch/failure.hpp"
+
 #include <dtensor/compat.hpp>
 #include <dtensor/error.hpp>
 #include <dtensor/spmd.hpp>
@@ -60,9 +62,12 @@ std::vector<at::Tensor> run_local_map(const LocalFunction& function, const Devic
     parts.push_back(tensor.to_local(options.in_gradients.empty() ? gradient_of(in[i], in, out) : options.in_gradients[i]));
   }
   std::vector<at::Tensor> results;
-  {
+  try {
     c10::impl::ExcludeDispatchKeyGuard past{c10::DispatchKeySet(kDTensorKey)};
     results = function(parts);
+  } catch (...) {
+    dispatch::note_failure(mesh, "local_map", "local_map");
+    throw;
   }
   require(results.size() == out.size(), "local_map", "the function returned {} tensors; expected {}, one per list of placements",
           results.size(), out.size());

@@ -1,6 +1,7 @@
 // What should be equal on every rank is compared by a hash.
 #include "src/dispatch/replicated.hpp"
 
+#include "src/comm/describe.hpp"
 #include "src/dispatch/guard.hpp"
 
 #include <dtensor/comm/record.hpp>
@@ -50,6 +51,7 @@ std::string ranks_that_differ(const at::Tensor& tensor, const DeviceMesh& mesh) 
 }
 
 void check_replicated(std::string_view op, const at::Tensor& tensor, const DeviceMesh& mesh) {
+  comm::Subject subject(op);
   const auto differing = ranks_that_differ(tensor, mesh);
   require(differing.empty(), op,
           "a plain tensor of sizes [{}] is used as replicated inside Spmd, but its values on ranks {} differ from rank {}'s; "

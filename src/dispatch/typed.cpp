@@ -4,6 +4,7 @@
 #include "src/dispatch/backward.hpp"
 #include "src/dispatch/execute.hpp"
 #include "src/dispatch/explicit.hpp"
+#include "src/dispatch/failure.hpp"
 #include "src/dispatch/fallback.hpp"
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/reading.hpp"
@@ -172,12 +173,15 @@ struct Typed<Op, Result(Args...)> {
   }
 
  private:
-  static Result call_local(const Decision& decision, Args... args) {
+  static Result call_local(const Decision& decision, Args... args) try {
     LocalMode local_mode;
     if (decision.moves.empty()) [[likely]] return Op::call(local(args)...);
     check_explicit(decision);
     comm::Cause cause(decision.info->name, true);
     return call_moved(decision, std::index_sequence_for<Args...>(), args...);
+  } catch (...) {
+    note_failure(decision);
+    throw;
   }
 
   template <size_t... I>

@@ -141,7 +141,7 @@ void GlooCommunicator::do_barrier(const Call& call) {
   finish(std::move(job), at::Tensor(), collectives_, false).work->wait();
 }
 
-CallInfo GlooCommunicator::describe(const Call& call, const at::Tensor& input, uint64_t counts_hash, std::string_view transport) {
+CallInfo GlooCommunicator::describe(const Call& call, const at::Tensor& input, uint64_t counts_hash, std::string_view transport) const {
   CallInfo info;
   info.kind = call.kind;
   info.op = call.op;
@@ -149,7 +149,8 @@ CallInfo GlooCommunicator::describe(const Call& call, const at::Tensor& input, u
   info.tag = call.tag;
   info.sequence = call.sequence;
   info.counts_hash = counts_hash;
-  Subject::describe(info);
+  info.failures = link_->failed_operators().summary();
+  describe_purpose(info);
   if (input.defined()) {
     require_cpu(call.kind, input, transport);
     info.dtype = static_cast<int8_t>(input.scalar_type());

@@ -30,7 +30,7 @@ class GlooCommunicator : public Communicator {
   const Transport& transport_;
 
  private:
-  static CallInfo describe(const Call& call, const at::Tensor& input, uint64_t counts_hash, std::string_view transport);
+  CallInfo describe(const Call& call, const at::Tensor& input, uint64_t counts_hash, std::string_view transport) const;
   Async reduce_pieces(const Call& call, const at::Tensor& input, Counts counts, const at::Tensor& result, Bytes target, bool share);
   std::shared_ptr<Job> start(const Call& call, const at::Tensor& input, uint64_t counts_hash);
   std::shared_ptr<Job> start_message(const Call& call, const at::Tensor& tensor, int from, int to);

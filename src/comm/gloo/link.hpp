@@ -1,6 +1,7 @@
 // One rank's connections over gloo, and waiting on them in a way that notices when a peer is gone.
 #pragma once
 
+#include "src/comm/failed_operators.hpp"
 #include "src/comm/rendezvous/membership.hpp"
 #include "src/comm/rendezvous/rendezvous.hpp"
 #include "src/comm/shared_memory/arena.hpp"
@@ -92,6 +93,10 @@ class Link {
   // What went wrong, for an operation that gloo reports as failed.
   std::string explain(int rank, const std::string& text);
 
+  FailedOperators& failed_operators() { return failed_; }
+  // The same, where the operators that failed on `rank`, of this `summary`, are not those of this rank. Who is out of step tells all.
+  std::string explain_out_of_step(int rank, uint64_t summary);
+
  private:
   struct Waiter {
     ::gloo::transport::UnboundBuffer& buffer;
@@ -104,6 +109,7 @@ class Link {
   std::set<Waiter*> waiters_;
   std::function<void()> notice_;
   Progress progress_;
+  FailedOperators failed_;
   std::atomic<bool> ended_{false};
   std::shared_ptr<Mesh> mesh_;
   std::shared_ptr<shared_memory::Arena> arena_;

@@ -10,7 +10,7 @@ namespace gloo {
 
 namespace {
 
-class GlooTransport final : public Transport, public Control {
+class GlooTransport final : public Transport, public Control, public ComparesFailures {
  public:
   GlooTransport(const GlooOptions& options, std::shared_ptr<Listener> listener)
       : rank_(options.rank), size_(options.size), link_(std::make_shared<Link>(options, std::move(listener))),
@@ -49,6 +49,7 @@ class GlooTransport final : public Transport, public Control {
   }
 
   void leave(const std::string& why) override { link_->leave(why); }
+  FailedOperators& failed_operators() override { return link_->failed_operators(); }
 
   void made(uint64_t stream, uint64_t sequence) override { link_->made(stream, sequence); }
   std::optional<std::string> obstacle(int rank, uint64_t stream, uint64_t sequence) override { return link_->obstacle({rank, stream, sequence}); }

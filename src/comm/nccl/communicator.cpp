@@ -115,7 +115,7 @@ CallInfo describe_call(Collective kind, uint64_t sequence, ReduceOp op, int root
   info.counts_hash = counts_hash;
   info.dtype = static_cast<int8_t>(tensor.scalar_type());
   info.numel = tensor.numel();
-  Subject::describe(info);
+  describe_purpose(info);
   return info;
 }
 

@@ -1,6 +1,8 @@
 // The nccl transport: one rank per process and GPU, on top of a transport between processes.
 #include "src/comm/nccl/communicator.hpp"
 
+#include "src/comm/failed_operators.hpp"
+
 #include <dtensor/error.hpp>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -22,7 +24,7 @@ int count_devices() {
   return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).deviceCount();
 }
 
-class NcclTransport final : public Transport {
+class NcclTransport final : public Transport, public ComparesFailures {
  public:
   NcclTransport(std::unique_ptr<Transport> host, int device)
       : host_(std::move(host)), control_(dynamic_cast<Control*>(host_.get())),
@@ -67,6 +69,12 @@ class NcclTransport final : public Transport {
     if (!why.empty()) session_->watchdog.break_off("this rank has left", true);
   }
 
+  // Compared by what goes over the host: with DTENSOR_CHECK_CALLS every call.
+  FailedOperators& failed_operators() override {
+    auto* compares = dynamic_cast<ComparesFailures*>(host_.get());
+    return compares ? compares->failed_operators() : alone_;
+  }
+
  private:
   void connect_everyone() {
     std::vector<int> everyone(host_->size());
@@ -90,6 +98,7 @@ class NcclTransport final : public Transport {
   Control* const control_;
   const std::shared_ptr<Session> session_;
   std::map<std::vector<int>, int64_t> connected_;  // how often each list of ranks was connected
+  FailedOperators alone_;                          // of a job of one rank
 };
 
 }  // namespace

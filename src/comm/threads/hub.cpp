@@ -8,7 +8,7 @@ namespace dtensor::comm::threads {
 
 std::shared_ptr<Slot> Group::post(const SlotKey& key, const std::vector<int>& members, int member, Entry entry) {
   std::shared_ptr<Slot> slot;
-  bool everyone = false;
+  bool everyone = false, in_step = true;
   {
     // Ranks come at the same time as a rule, and are soon through: who sleeps meanwhile is woken later than that.
     std::unique_lock lock(mutex_, std::defer_lock);
@@ -21,6 +21,7 @@ std::shared_ptr<Slot> Group::post(const SlotKey& key, const std::vector<int>& me
     }
     slot = place;
     everyone = slot->post(member, std::move(entry));
+    in_step = !slot->out_of_step();
     if (everyone) {
       pending_.erase(key);
     } else {
@@ -29,6 +30,7 @@ std::shared_ptr<Slot> Group::post(const SlotKey& key, const std::vector<int>& me
       }
     }
   }
+  if (!in_step) [[unlikely]] hub_.leave(slot->out_of_step()->rank, slot->out_of_step()->why);
   if (everyone) slot->start();
   return slot;
 }

@@ -4,6 +4,7 @@
 #include <dtensor/error.hpp>
 
 #include "src/comm/copy.hpp"
+#include "src/comm/failed_operators.hpp"
 #include "src/comm/reduce.hpp"
 #include "src/comm/spin.hpp"
 
@@ -63,6 +64,11 @@ void Slot::check_agreement(int member) {
     const int other = static_cast<int>(i);
     if (other == member || !entries_[i].posted) continue;
     const CallInfo &mine = entries_[member].info, &theirs = entries_[i].info;
+    if (mine.failures != theirs.failures) {
+      const size_t who = is_out_of_step(theirs.failures, mine.failures) ? i : static_cast<size_t>(member);
+      out_of_step_ = {ranks_[who], entries_[who].failed};
+      return fail(departure(out_of_step_->rank, out_of_step_->why));
+    }
     bool agree = mine.agrees_with(theirs);
     if (mine.kind == Collective::send || mine.kind == Collective::recv) {
       agree = mine.dtype == theirs.dtype && mine.numel == theirs.numel;

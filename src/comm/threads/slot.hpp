@@ -10,12 +10,14 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 
 namespace dtensor::comm::threads {
 
 // What one rank brings.
 struct Entry {
   CallInfo info;
+  std::string failed;  // why this rank may be out of step, see FailedOperators
   at::Tensor input, result;
   void* in = nullptr;
   void* out = nullptr;
@@ -34,10 +36,16 @@ class Slot {
  public:
   explicit Slot(std::vector<int> ranks) : ranks_(std::move(ranks)), entries_(ranks_.size()) {}
 
-  // The next four are called under the group's lock.
+  // The next five are called under the group's lock.
   // Returns whether everyone has posted; then start() must follow. Fails the slot when the calls disagree.
   bool post(int member, Entry entry);
   bool posted(int member) const { return entries_[member].posted; }
+  // A rank that turns out to be out of step, and why.
+  struct OutOfStep {
+    int rank;
+    std::string why;
+  };
+  const std::optional<OutOfStep>& out_of_step() const { return out_of_step_; }
   // Makes every wait report failure, unless everyone has posted.
   void fail_if_incomplete(const std::string& why);
   // The world ranks that have not posted.
@@ -73,6 +81,7 @@ class Slot {
   std::vector<Task> tasks_;
   bool large_ = false;
   int arrived_ = 0;
+  std::optional<OutOfStep> out_of_step_;
   std::string error_;
 
   std::atomic<int> state_{kOpen};

@@ -1,6 +1,7 @@
 // The threads transport: ranks are threads of one process and exchange pointers.
 #include <dtensor/error.hpp>
 
+#include "src/comm/failed_operators.hpp"
 #include "src/comm/reduce.hpp"
 #include "src/comm/threads/hub.hpp"
 
@@ -43,8 +44,9 @@ class SlotWork final : public Work {
 
 class ThreadsCommunicator final : public Communicator {
  public:
-  ThreadsCommunicator(std::string name, std::vector<int> ranks, int rank, std::shared_ptr<Group> group, const Transport& transport)
-      : Communicator(std::move(name), std::move(ranks), rank), group_(std::move(group)), transport_(transport) {
+  ThreadsCommunicator(std::string name, std::vector<int> ranks, int rank, std::shared_ptr<Group> group, const Transport& transport,
+                      std::shared_ptr<const FailedOperators> failed)
+      : Communicator(std::move(name), std::move(ranks), rank), group_(std::move(group)), transport_(transport), failed_(std::move(failed)) {
     for (int i = 0; i < size(); ++i) everyone_.push_back(i);
   }
 
@@ -113,7 +115,9 @@ class ThreadsCommunicator final : public Communicator {
     entry.info.root = call.root;
     entry.info.tag = call.tag;
     entry.info.sequence = call.sequence;
-    Subject::describe(entry.info);
+    entry.info.failures = failed_->summary();
+    if (entry.info.failures != 0) [[unlikely]] entry.failed = failed_->reason();
+    describe_purpose(entry.info);
     if (sized.defined()) {
       require_cpu(call.kind, sized, "threads");
       entry.info.dtype = static_cast<int8_t>(sized.scalar_type());
@@ -138,10 +142,11 @@ class ThreadsCommunicator final : public Communicator {
 
   std::shared_ptr<Group> group_;
   const Transport& transport_;
+  std::shared_ptr<const FailedOperators> failed_;
   std::vector<int> everyone_;
 };
 
-class ThreadsTransport final : public Transport {
+class ThreadsTransport final : public Transport, public ComparesFailures {
  public:
   ThreadsTransport(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
   ~ThreadsTransport() override { leave(""); }
@@ -152,7 +157,7 @@ class ThreadsTransport final : public Transport {
 
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks) override {
     const int position = position_in(name, ranks, rank_, size());
-    return std::make_shared<ThreadsCommunicator>(name, ranks, position, hub_->group(ranks, connected_[ranks]++), *this);
+    return std::make_shared<ThreadsCommunicator>(name, ranks, position, hub_->group(ranks, connected_[ranks]++), *this, failed_);
   }
 
   void leave(const std::string& why) override {
@@ -160,9 +165,12 @@ class ThreadsTransport final : public Transport {
     left_ = true;
   }
 
+  FailedOperators& failed_operators() override { return *failed_; }
+
  private:
   std::shared_ptr<Hub> hub_;
   const int rank_;
+  const std::shared_ptr<FailedOperators> failed_ = std::make_shared<FailedOperators>();
   bool left_ = false;
   std::map<std::vector<int>, int> connected_;  // how often each list of ranks was connected
 };
