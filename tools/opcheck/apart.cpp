@@ -4,9 +4,11 @@
 
 #include <csignal>
 #include <cstdio>
+#include <optional>
 #include <string>
 
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,8 +18,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-// A crash can end in a hang: libraries that libtorch brings along (UCX) handle its signal.
-constexpr unsigned kSecondsOfAStage = 300;
+constexpr unsigned kSecondsOfAStep = 300;
+constexpr rlim_t kMostMemory = rlim_t{16} << 30;  // arguments that make no sense may ask for any
+constexpr size_t kMostCrashes = 40;  // of libtorch's own operator, on plain tensors
 
 void write_all(int file, const std::string& text) {
   for (size_t done = 0; done < text.size();) {
@@ -28,11 +31,16 @@ void write_all(int file, const std::string& text) {
 }
 
 [[noreturn]] void examine_here(const Operator& op, const Effort& effort, int out) {
-  alarm(kSecondsOfAStage);
+  alarm(kSecondsOfAStep);
+  const rlimit memory{kMostMemory, kMostMemory}, no_core{0, 0};
+  setrlimit(RLIMIT_AS, &memory);
+  setrlimit(RLIMIT_CORE, &no_core);
+  // A crash can end in a hang: libraries that libtorch brings along (UCX) handle its signal.
+  for (const int number : {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL}) std::signal(number, SIG_DFL);
   if (!std::freopen("/dev/null", "w", stderr)) _exit(1);  // what libtorch warns of is known here
   const auto tell = [&](const Json& known) {
     write_all(out, known.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
-    alarm(kSecondsOfAStage);
+    alarm(kSecondsOfAStep);
   };
   try {
     tell(examine(op, effort, tell));
@@ -42,21 +50,10 @@ void write_all(int file, const std::string& text) {
   _exit(0);
 }
 
-// One under way: what it tells, a line of JSON for each stage, and the last one counts.
+// One under way: what it tells, a line of JSON for each step. Where libtorch's own operator crashes on a sample, it begins again without.
 class Process {
  public:
-  Process(const Operator& op, const Effort& effort, size_t index) : index(index), name_(op.name) {
-    int ends[2];
-    if (pipe(ends) != 0) throw std::runtime_error("opcheck: no pipe");
-    std::fflush(nullptr);
-    pid_ = fork();
-    if (pid_ == 0) {
-      ::close(ends[0]);
-      examine_here(op, effort, ends[1]);
-    }
-    ::close(ends[1]);
-    file = ends[0];
-  }
+  Process(const Operator& op, const Effort& effort, size_t index) : index(index), op_(&op), effort_(effort) { start(); }
 
   // False at the end.
   bool read_some() {
@@ -66,23 +63,61 @@ class Process {
     return n > 0;
   }
 
-  Json result() {
+  // What was found; nothing where it has begun again.
+  std::optional<Json> result() {
     ::close(file);
     int status = 0;
     waitpid(pid_, &status, 0);
-    if (!text_.empty()) text_.pop_back();
-    const auto last = Json::parse(text_.substr(text_.rfind('\n') + 1), nullptr, false);
-    const auto failed = [&](const std::string& how) { return Json{{"name", name_}, {"failed", how}}; };
-    if (last.is_discarded()) return failed("ended before it told anything");
-    if (WIFSIGNALED(status) && last.value("stage", "") == "checking") return failed(std::string("ended by signal ") + strsignal(WTERMSIG(status)));
-    return last;
+    const auto [found, trying] = last_words();
+    const auto failed = [&](const std::string& how) { return Json{{"name", op_->name}, {"failed", how}}; };
+    if (found.is_null()) return failed("ended before it told anything");
+    const auto stage = found.value("stage", "");
+    const auto ending = WIFSIGNALED(status) ? std::string("ended by signal ") + strsignal(WTERMSIG(status)) : std::string("ended early");
+    if (stage == "checking") return failed(ending + " at " + trying);
+    if (stage == "sampling" && (effort_.crashing.size() == kMostCrashes || !effort_.crashing.insert(trying).second)) {
+      return failed(ending + " where libtorch's own operator was tried on " + trying);
+    }
+    if (stage == "sampling") return start(), std::nullopt;
+    auto result = found;
+    result["crashing"] = effort_.crashing;
+    return result;
   }
 
   size_t index;
   int file = -1;
 
  private:
-  std::string name_, text_;
+  void start() {
+    text_.clear();
+    int ends[2];
+    if (pipe(ends) != 0) throw std::runtime_error("opcheck: no pipe");
+    std::fflush(nullptr);
+    pid_ = fork();
+    if (pid_ == 0) {
+      ::close(ends[0]);
+      examine_here(*op_, effort_, ends[1]);
+    }
+    ::close(ends[1]);
+    file = ends[0];
+  }
+
+  // The last stage that was told, and what was tried last.
+  std::pair<Json, std::string> last_words() const {
+    std::string trying = "nothing";
+    for (auto end = text_.rfind('\n'); end != std::string::npos && end > 0;) {
+      const auto before = text_.rfind('\n', end - 1);
+      const auto begin = before == std::string::npos ? 0 : before + 1;
+      auto line = Json::parse(text_.substr(begin, end - begin), nullptr, false);
+      if (line.is_object() && !line.contains("trying")) return {line, trying};
+      if (line.is_object() && trying == "nothing") trying = line["trying"];
+      end = before;
+    }
+    return {Json(), trying};
+  }
+
+  const Operator* op_;
+  Effort effort_;
+  std::string text_;
   pid_t pid_ = -1;
 };
 
@@ -100,7 +135,9 @@ std::vector<Json> examine_apart(const std::vector<Operator>& operators, const Ef
     for (size_t i = files.size(); i-- > 0;) {
       if (files[i].revents == 0 || running[i].read_some()) continue;
       const auto index = running[i].index;
-      results[index] = running[i].result();
+      auto result = running[i].result();
+      if (!result) continue;
+      results[index] = std::move(*result);
       running.erase(running.begin() + static_cast<int64_t>(i));
       progress(++done, operators[index].name);
     }

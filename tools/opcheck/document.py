@@ -13,11 +13,20 @@ HEAD = """# Operators
 
 Every operator of libtorch works on DTensors. One with a **sharding rule** runs on the parts; one without runs on replicated operands
 (right, with a warning, once per operator). What `opcheck` proves: for every operator with a rule it makes sample arguments (several
-shapes, uneven and empty ones, memory orders, and the dtypes float64, float32, bfloat16, int64, bool), lays them out in every
+shapes and the dtypes float64, float32, bfloat16, int64, bool), lays them out in every
 combination of placements on 2, 3 and 4 ranks (other dtypes than the first that it takes: on 3) and in drawn ones on a 2x2 mesh, with
 unequal parts of Partial tensors, runs the operator, and compares results, written arguments and gradients with one device. Of an
 operator with so many operands that there are more than 250 combinations (`--cases`), 250 are drawn for each sample (50 of an out= form,
 which is the functional form and a copy).
+
+From the samples of the table it makes more (`--widen`, 12 for each operator), of five classes in turn: an operand that broadcasts (fewer dims,
+dims of length one, no dims), lengths of 0, 1, 2 and 7 (so that ranks hold nothing), infinities and NaN, memory orders (transposed, channels
+innermost, expanded), and dtypes (half, bfloat16, bytes, 32-bit integers, masks of bytes, operands of two dtypes). These lie in drawn
+placements on 4 ranks and on 2x2. Integers that mean something (pivots, offsets, lengths, indices) have legal values.
+
+Each operator is examined in a process of its own. Where libtorch's own operator crashes on plain tensors, the sample is left out and
+named; a crash or a hang on DTensors counts as wrong. `--registry` does all this for every operator in the registry, with a rule or not, and
+says of each that takes no sample why; one without a reason is an error. The suite runs it with few cases (`tests/opcheck.sh`).
 
 It also runs the *raw* operator on the parts, to find placements that are legal although the rule moves data: these are *missed*. Counted
 are the simplest: not what another missed placement implies, nor what an in-place or out= form shares with its functional form.

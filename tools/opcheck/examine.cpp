@@ -30,28 +30,26 @@ class Examination {
  public:
   Examination(const Operator& op, const Effort& effort) : op_(op), effort_(effort) {}
 
-  // Tells what is known before each stage: libtorch's own operator may crash on arguments that make no sense ("sampling"), or on
-  // parts that do not belong together ("missed").
   Json run(const std::function<void(const Json&)>& tell) {
-    for (const auto dtype : kDtypes) {
-      const bool first = samples_ == 0;
-      tell(found("sampling"));
-      auto samples = samples_of(op_, dtype);
+    tell_ = tell;
+    tell(found("sampling"));
+    auto plan = all_samples();
+    tell(found("checking"));
+    for (auto& [sample, how] : plan) {
+      (this->*how)(std::move(sample));
       tell(found("checking"));
-      for (auto& sample : samples) {
-        ++samples_;
-        first ? thoroughly(std::move(sample)) : briefly(sample);
-      }
-      if (samples_ > 0 && effort_.quick) break;
     }
     tell(found("missed"));
     for (const auto& [sample, cases, outcomes] : thorough_) {
+      tell({{"trying", sample.text}});
       if (effort_.missed) find_missed(sample, cases, outcomes);
     }
     return found("done");
   }
 
  private:
+  using Planned = std::pair<Sample, void (Examination::*)(Sample)>;
+
   struct Thorough {
     Sample sample;
     std::vector<Case> cases;
@@ -66,8 +64,30 @@ class Examination {
   // An out= form is the functional form and a copy.
   size_t most_cases() const { return is_out_form(op_.schema()) ? effort_.cases / 5 : effort_.cases; }
 
+  // The samples, each with how it is checked: all cases for the first dtype that the operator takes.
+  std::vector<Planned> all_samples() {
+    const auto attempt = [&](const std::string& what) {
+      if (effort_.crashing.count(what)) return false;
+      tell_({{"trying", what}});
+      return true;
+    };
+    std::vector<Planned> plan;
+    std::vector<std::string> texts;
+    for (const auto dtype : kDtypes) {
+      const bool first = plan.empty();
+      for (auto& sample : samples_of(op_, dtype, attempt)) {
+        if (std::find(texts.begin(), texts.end(), sample.text) == texts.end()) texts.push_back(sample.text);
+        plan.emplace_back(std::move(sample), first ? &Examination::thoroughly : &Examination::briefly);
+      }
+      if (!plan.empty() && effort_.quick) break;
+    }
+    for (auto& sample : widened_samples(op_, texts, effort_.widened, attempt)) plan.emplace_back(std::move(sample), &Examination::widely);
+    samples_ = static_cast<int64_t>(plan.size());
+    return plan;
+  }
+
   void thoroughly(Sample sample) {
-    const bool partials = !asks_exact_bits(op_);  // as random operators do: rounding changes how many numbers are drawn
+    const bool partials = has_partials(sample);
     auto cases = cases_1d(sample, most_cases(), partials);
     std::vector<Outcome> on_three;
     for (const int64_t ranks : {2, 3, 4}) {
@@ -75,15 +95,23 @@ class Examination {
       auto outcomes = checked(sample, cases, {ranks});
       if (ranks == 3) on_three = std::move(outcomes);
     }
-    if (!effort_.quick) checked(sample, cases_2d(sample, effort_.drawn, partials), {2, 2});
+    if (!effort_.quick) checked(sample, cases_drawn(sample, effort_.drawn, partials, 2), {2, 2});
     thorough_.push_back({std::move(sample), std::move(cases), std::move(on_three)});
   }
 
-  void briefly(const Sample& sample) {
-    checked(sample, cases_1d(sample, effort_.quick ? 24 : most_cases(), !asks_exact_bits(op_) && sample.dtype != at::kBFloat16), {3});
+  void briefly(Sample sample) { checked(sample, cases_1d(sample, effort_.quick ? 24 : most_cases(), has_partials(sample)), {3}); }
+
+  // On 4 ranks most lengths leave some rank nothing.
+  void widely(Sample sample) {
+    checked(sample, cases_drawn(sample, most_cases() / 5 + 1, has_partials(sample), 1), {4});
+    if (!effort_.quick) checked(sample, cases_drawn(sample, effort_.drawn / 4, has_partials(sample), 2), {2, 2});
   }
 
+  // Of random operators parts are not summed: rounding changes how many numbers are drawn.
+  bool has_partials(const Sample& sample) const { return !asks_exact_bits(op_) && sample.dtype != at::kBFloat16; }
+
   std::vector<Outcome> checked(const Sample& sample, const std::vector<Case>& cases, const std::vector<int64_t>& mesh) {
+    tell_({{"trying", place_of(sample, mesh, {})}});
     auto outcomes = check(op_, sample, cases, mesh);
     for (size_t i = 0; i < outcomes.size(); ++i) {
       const auto verdict = outcomes[i].verdict;
@@ -155,6 +183,7 @@ class Examination {
 
   const Operator& op_;
   const Effort& effort_;
+  std::function<void(const Json&)> tell_;
   std::vector<Thorough> thorough_;
   std::map<std::string, std::vector<Sample>> alike_;
   int64_t samples_ = 0, cases_ = 0, refused_ = 0;

@@ -7,6 +7,7 @@
 #include <torch/version.h>
 
 #include <fstream>
+#include <map>
 
 #include <unistd.h>
 
@@ -43,7 +44,7 @@ void show_progress(size_t done, size_t all, const std::string& name) {
 }
 
 struct Totals {
-  int64_t operators = 0, unsampled = 0, cases = 0, wrong = 0, missed = 0, unexplained = 0, failed = 0;
+  int64_t operators = 0, cases = 0, wrong = 0, missed = 0, unexplained = 0, failed = 0;
 };
 
 Totals report(const std::vector<Json>& results, bool missed) {
@@ -56,7 +57,6 @@ Totals report(const std::vector<Json>& results, bool missed) {
       continue;
     }
     ++totals.operators;
-    totals.unsampled += r["samples"].get<int64_t>() == 0;
     totals.cases += r["cases"].get<int64_t>();
     totals.wrong += static_cast<int64_t>(r["wrong"].size());
     for (const auto& w : r["wrong"])
@@ -72,6 +72,32 @@ Totals report(const std::vector<Json>& results, bool missed) {
     }
   }
   return totals;
+}
+
+// Why operators took no sample, a line for each reason; returns how many have none.
+int64_t report_unsampled(const std::vector<Operator>& operators, const std::vector<Json>& results, bool names) {
+  std::map<std::string, std::vector<std::string>> reasons;
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (results[i].value("samples", -1) == 0) reasons[why_unsampled(operators[i])].push_back(operators[i].name);
+  }
+  int64_t count = 0;
+  for (const auto& [reason, some] : reasons) count += static_cast<int64_t>(some.size());
+  if (count > 0) fmt::print("{} operators took no sample{}:\n", count, names ? "" : " (--verbose names them)");
+  for (const auto& [reason, some] : reasons) {
+    fmt::print("{:>6}  {}\n", some.size(), reason.empty() ? "no reason known" : reason);
+    for (const auto& name : some) {
+      if (names || reason.empty()) fmt::print("        {}\n", name);
+    }
+  }
+  return static_cast<int64_t>(reasons[""].size());
+}
+
+// Samples that libtorch's own operator does not survive.
+void report_crashing(const std::vector<Json>& results) {
+  for (const auto& r : results) {
+    for (const auto& text : r.value("crashing", Json::array()))
+      fmt::print("libtorch's own {} crashes on plain tensors: {}\n", r["name"].get<std::string>(), text.get<std::string>());
+  }
 }
 
 void print_table(const Json& result) {
@@ -112,6 +138,9 @@ int main(int argc, char** argv) {
   app.add_option("--cases", effort.cases, "combinations of placements per sample and mesh, at most")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000000));
+  app.add_option("--widen", effort.widened, "samples that are made from the table's: operands that broadcast, short lengths, infinities, ...")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 100000));
   app.add_option("--json", json_file, "write everything found to this file");
   app.add_option("--jobs", jobs, "operators at once")->capture_default_str()->check(CLI::Range(1, 64));
   app.add_flag("--verbose", verbose, "name the operators that took no sample");
@@ -154,10 +183,8 @@ int main(int argc, char** argv) {
   }
   const auto totals = report(results, missed || effort.table);
   if (json.is_open()) json.close(), json.open(json_file), json << Json{{"libtorch", TORCH_VERSION}, {"operators", results}}.dump(1) << "\n";
-  if (totals.unsampled > 0) fmt::print("{} operators took no sample{}\n", totals.unsampled, verbose ? ":" : " (--verbose names them)");
-  for (const auto& result : results) {
-    if (verbose && result.value("samples", -1) == 0) fmt::print("  {}\n", result["name"].get<std::string>());
-  }
+  report_crashing(results);
+  const auto unexplained = report_unsampled(chosen, results, verbose);
   fmt::print("rules {}, cases {}, wrong {}, missed {}\n", totals.operators, totals.cases, totals.wrong + totals.failed, totals.missed);
-  return totals.wrong + totals.failed > 0 ? 1 : 0;
+  return totals.wrong + totals.failed + unexplained > 0 ? 1 : 0;
 }

@@ -1,6 +1,8 @@
 // Legal placements that rules move on purpose, and some that only look legal.
 #include "tools/opcheck/examine.hpp"
 
+#include "src/dispatch/op_info.hpp"
+
 #include <regex>
 
 namespace dtensor::opcheck {
@@ -60,6 +62,60 @@ std::string reason_for(const std::string& base, const std::string& placements, c
     if (std::regex_match(base, std::regex(reason.operators)) && std::regex_match(found, std::regex(reason.placements))) return reason.why;
   }
   return "";
+}
+
+namespace {
+
+struct Unsampled {
+  const char* bases;  // a regular expression
+  const char* why;
+};
+
+constexpr Unsampled kUnsampled[] = {
+    {"_test_.*|_foobar|_add_batch_dim|_remove_batch_dim|_make_dep_token|_functorch.*|_propagate_xla_data|_lazy_.*",
+     "of libtorch's own tests and transforms, on tensors that nobody else has"},
+    {".*sparse.*|_?coalesced?|is_coalesced|_nnz|_?(ccol_|crow_|col_|row_)?(indices|values)(_copy)?|_dim[IV]|dense_dim|hspmm|smm|sspaddmm|"
+     "_spdiags|_?to_dense(_backward)?|_convert_indices_.*|native_norm|_spsolve",
+     "of sparse tensors, which are not distributed"},
+    {".*quant.*|fbgemm_.*|int_repr|q_.*|qscheme|_?choose_qparams.*|wrapped_linear_prepack|_wrapped_.*|.*_dq_mm|_weight_int.*|_dyn_quant.*|"
+     "_convert_weight_to_int4pack.*|_scaled_.*mm.*|_int_mm|_mixed_dtypes_linear",
+     "of quantized tensors and packed weights, which are not distributed"},
+    {".*nested.*|to_padded_tensor|_jagged.*|_padded_dense.*|_nt_.*|_transformer_.*|_native_decoder.*", "of nested tensors, which are not distributed"},
+    {"align_.*|refine_names|rename.*|_?names", "of named dims, which distributed tensors do not have"},
+    {".*mkldnn.*|.*(cudnn|miopen|mps|triton|nnpack|xnnpack|vulkan|metal|xpu|hpu).*|_?pin_memory|is_pinned|record_stream|.*convolution_overrideable|"
+     "convolution_backward_overrideable|_thnn_.*|.*_cell_backward.*|_copy_from.*|.*flash_attention.*|.*efficient_attention.*|.*cudnn_attention.*|"
+     "_fused_sdp_choice|.*overrideable.*|_fused_dropout|linear_backward|_linear_backward",
+     "of an accelerator, or of a backend that this libtorch does not have"},
+    {"set|set_data|resize.*|_resize_output.*|is_set_to|_has_same_storage_numel|_storage.*|.*storage.*|unsafe_.*_storage|_unsafe_set.*|set_source.*",
+     "changes or compares storage, which distributed tensors do not have: refused, with a hint"},
+    {"_?backward|data|_version|is_leaf|output_nr|retain_grad|retains_grad|requires_grad|_fw_primal.*|_make_dual.*|_unpack_dual|detach|get_gradients|"
+     "_debug_has_internal_overlap|_reshape_copy|_lift.*|_is_zerotensor|_efficientzerotensor",
+     "autograd's own state, which lies above the distributed tensor"},
+    {"from_file|_print|_sobol_engine_.*|chalf|_dimname.*|sym_.*|_assert_.*|_functional_(sym|assert).*",
+     "no value of tensors to compare: files, printing, checks, tables of the Sobol engine, complex numbers of half precision"},
+};
+
+bool names_dims(const c10::FunctionSchema& schema) {
+  const auto overload = schema.overload_name();
+  return overload.find("imname") != std::string::npos || overload.find("names") != std::string::npos || overload.find("named_") != std::string::npos;
+}
+
+bool is_of_cpu(const c10::OperatorHandle& op) {
+  constexpr c10::DispatchKey kKeys[] = {c10::DispatchKey::CPU, c10::DispatchKey::CompositeExplicitAutograd,
+                                        c10::DispatchKey::CompositeExplicitAutogradNonFunctional, c10::DispatchKey::CompositeImplicitAutograd};
+  return std::any_of(std::begin(kKeys), std::end(kKeys), [&](const auto key) { return op.hasKernelForDispatchKey(key); });
+}
+
+}  // namespace
+
+std::string why_unsampled(const Operator& op) {
+  if (names_dims(op.schema())) return "of named dims, which distributed tensors do not have";
+  for (const auto& [bases, why] : kUnsampled) {
+    if (std::regex_match(op.base, std::regex(bases))) return why;
+  }
+  const auto& functional = dispatch::info_of(op.handle).functional;
+  const bool on_cpu = is_of_cpu(op.handle) && (!functional || is_of_cpu(*functional));
+  return on_cpu ? "" : "has no kernel on CPU";
 }
 
 }  // namespace dtensor::opcheck

@@ -4,9 +4,11 @@
 //   *=[5,3]                             every tensor that is not named
 //
 // A tensor is its sizes and marks: none - random numbers of the sample's dtype; f - floating whatever that dtype is; + - positive;
-// u - in (0, 1); i - whole numbers; <n - indices below n; p - a permutation of indices; ? - truth values; c - complex; d - positive
-// definite matrices; l - lower triangular; m - what max pooling of windows of 2 finds; s - sorted along the last dim; o - ones; t - the
-// last two dims lie transposed in memory.
+// u - in (0, 1); i - whole numbers; j - of 32 bits; q - counts: whole numbers from 0, in the sample's dtype; y - bytes; h, w, g - half,
+// bfloat16, float; n - with infinities and NaN; e - with infinities; <n - indices below n; ^n - offsets of n elements; /n - lengths that
+// add up to n; <nr - lengths up to n, falling; p - a permutation of indices; v - pivots; ? - truth values; c - complex; d - positive definite matrices; l - lower
+// triangular; m - what max pooling of windows of 2 finds; s - sorted along the last dim; o - ones. In memory: t - the last two dims lie
+// transposed; k - dim 1 lies innermost; x - dim 0 is expanded.
 // "-" is no tensor. Lists of tensors stand in braces: {[5,3];[4]}.
 #pragma once
 
@@ -15,6 +17,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -32,17 +35,29 @@ struct Sample {
   bool by_chance = false;  // empty or length-one tensors, or equal results: placements may agree by chance
 };
 
+// Asked before libtorch's own operator is tried on a text. False: it crashes there.
+using Attempt = std::function<bool(const std::string&)>;
+
 // Every sample of `dtype` that the operator takes on one device.
-std::vector<Sample> samples_of(const Operator& op, at::ScalarType dtype);
+std::vector<Sample> samples_of(const Operator& op, at::ScalarType dtype, const Attempt& attempt = {});
+// `count` samples that are made from others: operands that broadcast, short lengths, infinities and NaN, memory orders, dtypes.
+std::vector<Sample> widened_samples(const Operator& op, const std::vector<std::string>& texts, size_t count, const Attempt& attempt);
 // The same arguments with other values.
 std::optional<Sample> drawn_again(const Operator& op, const Sample& sample);
 
 // The texts for an operator (samples_table.cpp); empty when it has none of its own.
 std::vector<std::string> texts_of(const std::string& base);
+const char* rare_samples();  // more lines of the table
 // Texts that are tried on operators without.
 std::vector<std::string> general_texts();
 
-// A copy whose tensors share no memory with the original's.
+// Texts made from texts, a list for each class, in an order drawn for the operator (widen.cpp).
+std::vector<std::vector<std::string>> widened(const c10::FunctionSchema& schema, const std::vector<std::string>& texts);
+
+// What memory holds of a tensor: of an expanded dim one slice.
+at::Tensor stored(const at::Tensor& tensor);
+
+// A copy whose tensors share no memory with the original's, and lie in the same order.
 Stack deep_copy(const Stack& values);
 
 // The tensors among some values, lists flattened; undefined ones included where `undefined`.

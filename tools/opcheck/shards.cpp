@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <numeric>
 #include <random>
 
 namespace dtensor::opcheck {
@@ -33,7 +34,7 @@ std::vector<Placement> choices(const at::Tensor& tensor, bool partials) {
 
 std::vector<std::vector<Placement>> all_choices(const Sample& sample, bool partials) {
   std::vector<std::vector<Placement>> all;
-  for (const auto& tensor : tensors_in(sample.arguments)) all.push_back(choices(tensor, partials));
+  for (const auto& tensor : tensors_in(sample.arguments)) all.push_back(choices(stored(tensor), partials));
   return all;
 }
 
@@ -61,8 +62,9 @@ std::vector<at::Tensor> partial_parts(const at::Tensor& tensor, ReduceOp op, int
     return result;
   }
   auto rest = op == ReduceOp::avg ? tensor * parts : tensor.clone();
+  const auto share = whole ? tensor : tensor.nan_to_num(0, 0, 0) * 0.625;  // infinities are in the last part
   for (int64_t r = 0; r + 1 < parts; ++r) {
-    result.push_back(whole ? drawn() : drawn() + 0.625 * tensor);
+    result.push_back(whole ? drawn() : drawn() + share);
     rest = rest - result.back();
   }
   result.push_back(rest);
@@ -98,9 +100,15 @@ std::vector<at::Tensor> split_once(const at::Tensor& tensor, const Placement& pl
 
 }  // namespace
 
-bool is_turned(const at::Tensor& tensor) {
-  return tensor.dim() >= 2 && !tensor.is_contiguous() && tensor.transpose(-1, -2).is_contiguous();
+std::vector<int64_t> memory_order(const at::Tensor& tensor) {
+  std::vector<int64_t> order(tensor.dim());
+  std::iota(order.begin(), order.end(), 0);
+  if (tensor.is_contiguous()) return order;
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return tensor.stride(a) > tensor.stride(b); });
+  return order;
 }
+
+bool is_in_order(c10::IntArrayRef order) { return std::is_sorted(order.begin(), order.end()); }
 
 bool fits(const at::Tensor& tensor, PlacementsRef placements, c10::IntArrayRef mesh) {
   auto sizes = tensor.sizes().vec();
@@ -148,34 +156,34 @@ std::vector<Case> cases_1d(const Sample& sample, size_t limit, bool partials) {
   return cases;
 }
 
-std::vector<Case> cases_2d(const Sample& sample, size_t count, bool partials) {
+std::vector<Case> cases_drawn(const Sample& sample, size_t count, bool partials, size_t mesh_dims) {
   const auto choices = all_choices(sample, partials);
-  std::mt19937_64 random(11);
-  std::vector<Case> cases;
-  for (size_t i = 0; i < count; ++i) {
-    auto first = combination(choices, random());
-    const auto second = combination(choices, random());
-    for (size_t k = 0; k < first.size(); ++k) {
-      if (first[k][0].is_flat()) first[k][0] = replicate();  // a flat cut is the last
-      first[k].push_back(second[k][0]);
+  std::mt19937_64 random(std::hash<std::string>()(sample.text));
+  const auto drawn = [&](const std::vector<Placement>& some) { return random() % 3 == 0 ? replicate() : some[random() % some.size()]; };
+  std::vector<Case> cases(count, Case(choices.size()));
+  for (auto& placements : cases) {
+    for (size_t k = 0; k < choices.size(); ++k) {
+      for (size_t m = 0; m < mesh_dims; ++m) {
+        const auto placement = drawn(choices[k]);
+        placements[k].push_back(placement.is_flat() && m + 1 < mesh_dims ? replicate() : placement);  // a flat cut is the last
+      }
     }
-    cases.push_back(std::move(first));
   }
   return cases;
 }
 
-Placements turned(PlacementsRef placements, int64_t ndim) {
+Placements permuted(PlacementsRef placements, c10::IntArrayRef order) {
   Placements result(placements.begin(), placements.end());
-  const auto last = ndim - 1;
   for (auto& p : result) {
-    if (p.is_shard() && p.dim >= last - 1) p.dim = static_cast<int16_t>(p.dim == last ? last - 1 : last);
+    if (p.is_shard()) p.dim = static_cast<int16_t>(std::find(order.begin(), order.end(), p.dim) - order.begin());
   }
   return result;
 }
 
 std::vector<at::Tensor> parts_of(const at::Tensor& tensor, PlacementsRef placements, c10::IntArrayRef mesh) {
-  // A flat cut is of memory.
-  if (placements.back().is_flat() && is_turned(tensor)) return parts_of(tensor.transpose(-1, -2).contiguous(), turned(placements, tensor.dim()), mesh);
+  if (const auto order = memory_order(tensor); placements.back().is_flat() && !is_in_order(order)) {  // a flat cut is of memory
+    return parts_of(tensor.permute(order).contiguous(), permuted(placements, order), mesh);
+  }
   std::vector<at::Tensor> parts{tensor};
   for (size_t m = 0; m < placements.size(); ++m) {
     std::vector<at::Tensor> finer;

@@ -14,14 +14,15 @@ using Case = std::vector<Placements>;
 
 // All combinations on a mesh of one dimension; at most `limit`, then drawn evenly. out= operands lie as any operand may.
 std::vector<Case> cases_1d(const Sample& sample, size_t limit, bool partial);
-// Drawn combinations on a mesh of two dimensions.
-std::vector<Case> cases_2d(const Sample& sample, size_t count, bool partial);
+// Drawn combinations on a mesh of so many dimensions.
+std::vector<Case> cases_drawn(const Sample& sample, size_t count, bool partial, size_t mesh_dims);
 
-// Whether the last two dims lie in memory the other way round.
-bool is_turned(const at::Tensor& tensor);
+// The dims of a tensor from the outermost in memory inwards.
+std::vector<int64_t> memory_order(const at::Tensor& tensor);
+bool is_in_order(c10::IntArrayRef order);
 
-// The placements of the tensor with its last two dims turned.
-Placements turned(PlacementsRef placements, int64_t ndim);
+// The placements of the tensor with its dims in this order.
+Placements permuted(PlacementsRef placements, c10::IntArrayRef order);
 
 // Whether the part sizes are possible: a strided cut needs a divisible dim; of a flat one the question has no sense.
 bool fits(const at::Tensor& tensor, PlacementsRef placements, c10::IntArrayRef mesh);
