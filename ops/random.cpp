@@ -1,6 +1,7 @@
 // Random operators: a rank draws its part of what one device draws, and its generator goes on as that of one device does.
 #include "ops/family.hpp"
 
+#include "rng/check.hpp"
 #include "rng/counter_generator.hpp"
 #include "rng/cuda/draw.hpp"
 #include "rng/device_generator.hpp"
@@ -18,10 +19,13 @@ namespace {
 using rng::Draw;
 using rng::draw_of;
 
+// What the call draws from. Operators that take a generator have been given it, and it has been compared, where they were called.
 at::Generator generator_of(LocalCall& local, const Layout& layout) {
   const auto at = local.op.schema().argumentIndexWithName("generator");
   if (at && !local.arg(*at).isNone()) return local.arg(*at).toGenerator();
-  return rng::generator_for(layout.mesh().world(), local.arg(0).toTensor().device());
+  const auto generator = rng::generator_for(layout.mesh().world(), local.arg(0).toTensor().device());
+  if (!at) rng::check_draw(local.op.schema().name(), layout.mesh(), layout.placements(), generator);
+  return generator;
 }
 
 int64_t number(LocalCall& local, const char* name) {

@@ -83,6 +83,12 @@ at::Tensor distributed(c10::ArrayRef<c10::IValue> arguments) {
   return {};
 }
 
+// Which draws on a mesh are compared: the first ones, where most programs go wrong, and some for as long as it trains.
+bool is_compared(int64_t drawn) {
+  constexpr int64_t kFirst = 16, kEvery = 1024;
+  return drawn < kFirst || drawn % kEvery == 0 || (drawn & (drawn - 1)) == 0;
+}
+
 bool makes_distributed(c10::ArrayRef<c10::IValue> arguments) {
   const auto is_tensor = [](const c10::IValue& value) { return value.isTensor(); };
   return Spmd::current() && c10::impl::tls_is_dispatch_key_included(kDTensorKey) && !c10::impl::tls_is_dispatch_key_excluded(kDTensorKey) &&
@@ -111,24 +117,28 @@ void forget_owner(World& world) {
 
 void check_draw(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, const at::Generator& generator) {
   const auto tensor = distributed(arguments);
-  if (!tensor.defined() && !makes_distributed(arguments)) return;
-  const auto mesh = tensor.defined() ? DTensor(tensor).mesh() : *Spmd::current();
+  if (tensor.defined()) {
+    const auto& layout = DTensor(tensor).layout();
+    check_draw(op.schema().name(), layout.mesh(), layout.placements(), generator);
+  } else if (makes_distributed(arguments)) {
+    const auto mesh = *Spmd::current();
+    check_draw(op.schema().name(), mesh, Placements(mesh.ndim(), replicate()), generator);
+  }
+}
+
+void check_draw(std::string_view op, const DeviceMesh& mesh, PlacementsRef placements, const at::Generator& generator) {
   if (RankLocalRandom::active()) {
-    const Placements whole(mesh.ndim(), replicate());
-    const auto placements = tensor.defined() ? DTensor(tensor).placements() : PlacementsRef(whole);
     for (int64_t d = 0; d < mesh.ndim(); ++d) {
-      require(placements[d].cuts() || mesh.size(d) == 1, op.schema().name(),
+      require(placements[d].cuts() || mesh.size(d) == 1, op,
               "a tensor that is {} would get other values on each rank; got placements {} on {}; hint: draw it outside of "
               "dt::rank_local_random",
               placements[d].is_partial() ? "Partial" : "replicated", str(placements), mesh.str());
     }
     return;
   }
-  auto& draws = mesh.world().state().compared[mesh.id()].draws;
-  constexpr int kFirst = 16;
-  if (current_check == GeneratorCheck::always || (current_check == GeneratorCheck::first && draws++ < kFirst)) {
-    compare(op.schema().name(), generator, mesh);
-  }
+  if (current_check == GeneratorCheck::off || mesh.size() == 1) return;
+  const int64_t drawn = mesh.world().state().compared[mesh.id()].draws++;
+  if (current_check == GeneratorCheck::always || is_compared(drawn)) compare(op, generator, mesh);
 }
 
 }  // namespace rng

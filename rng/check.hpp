@@ -1,12 +1,12 @@
 // What can go wrong with the generators of ranks, looked for.
 #pragma once
 
+#include <dtensor/device_mesh.hpp>
+
 #include <ATen/core/Generator.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
-namespace dtensor {
-class World;
-}
+#include <string_view>
 
 namespace dtensor::rng {
 
@@ -19,5 +19,8 @@ void forget_owner(World& world);
 // Compares the generator between ranks, as generator_check() says, before a distributed tensor is drawn. Throws, inside of a
 // RankLocalRandom, when the tensor is replicated.
 void check_draw(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, const at::Generator& generator);
+
+// The same where the operator does not take a generator, or not as an argument.
+void check_draw(std::string_view op, const DeviceMesh& mesh, PlacementsRef placements, const at::Generator& generator);
 
 }  // namespace dtensor::rng

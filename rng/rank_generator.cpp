@@ -8,6 +8,7 @@
 #include "rng/check.hpp"
 #include "rng/counter_generator.hpp"
 #include "rng/device_generator.hpp"
+#include "rng/lent_stream.hpp"
 #include "src/core/world_state.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -35,9 +36,13 @@ class ForwardingGenerator final : public at::CPUGeneratorImpl {
   using Base = at::CPUGeneratorImpl;
   using Base::Base;
 
+  // Threads that are no ranks draw from the process's, unless they were lent another: with one rank what it draws from too, as without ranks;
+  // else other numbers than any rank's.
   void set_current_seed(uint64_t seed) override {
-    Base::set_current_seed(seed);
-    if (own()) seed_rank(*existing_world(), seed);
+    auto* world = existing_world();
+    if (auto* lent = rng::lent_to_this_thread()) return lent->draw().set_current_seed(seed);
+    if (!RankLocalRandom::active()) Base::set_current_seed(world && world->size() > 1 ? seed_of_other_threads(seed) : seed);
+    if (world) seed_rank(*world, seed);
   }
   uint64_t current_seed() const override { return own() ? own()->current_seed() : Base::current_seed(); }
   void set_state(const c10::TensorImpl& state) override { own() ? own()->set_state(state) : Base::set_state(state); }
@@ -50,11 +55,15 @@ class ForwardingGenerator final : public at::CPUGeneratorImpl {
     return copy;
   }
 
-  // The rank's; null in a thread that is none.
+  // The thread's own: a rank's, or one that it was lent. Null where this is it.
   c10::GeneratorImpl* own() const {
+    if (auto* lent = rng::lent_to_this_thread()) return other_than_this(lent->draw());
     auto* world = existing_world();
-    auto* generator = world ? world->generator().unsafeGetGeneratorImpl() : nullptr;
-    return generator == this ? nullptr : generator;
+    return world ? other_than_this(world->generator()) : nullptr;
+  }
+  c10::GeneratorImpl* other_than_this(const at::Generator& generator) const {
+    auto* impl = generator.unsafeGetGeneratorImpl();
+    return impl == this ? nullptr : impl;
   }
 };
 
@@ -117,6 +126,7 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* s
     by_counter |= counter != nullptr;
     if (counter && rng::draws_by_counter(op) && is_plain((*stack)[begin])) return rng::draw_by_counter(op, *counter, *stack);
   }
+  if (begin < stack->size() && (*stack)[begin].isTensor()) keys = keys.remove(c10::DispatchKey::BackendSelect);  // it has its generator
   try {
     op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRandomKey), stack);
   } catch (const c10::Error& error) {
@@ -126,6 +136,19 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* s
             "is not drawn by dt::Generator; hint: give it a generator of libtorch, at::make_generator<at::CPUGeneratorImpl>(seed)");
     throw;
   }
+}
+
+// A factory that takes no generator: torch::randn(sizes). The operators that it is made of find the rank's; here ranks' are compared.
+void draw_factory(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
+  const auto given = c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - op.schema().arguments().size());
+  rng::check_draw(op, given, rng::generator_for(World::current(), device_of(op.schema(), given)));
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRandomKey), stack);
+}
+
+bool is_random_factory(const c10::OperatorHandle& op) {
+  const auto takes_tensor = [](const c10::Argument& argument) { return argument.type()->isSubtypeOf(*c10::TensorType::get()); };
+  const auto& arguments = op.schema().arguments();
+  return op.hasTag(at::Tag::nondeterministic_seeded) && std::none_of(arguments.begin(), arguments.end(), takes_tensor);
 }
 
 // ATen's kernel takes no dt::Generator: it draws plain tensors here, and distributed ones in the operator's rule.
@@ -146,7 +169,10 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, library) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     if (!op || name.name.rfind("aten::", 0) != 0) continue;
     const auto& arguments = op->schema().arguments();
-    if (std::none_of(arguments.begin(), arguments.end(), is_generator)) continue;
+    if (std::none_of(arguments.begin(), arguments.end(), is_generator)) {
+      if (is_random_factory(*op)) library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&draw_factory>());
+      continue;
+    }
     library.impl(c10::toString(name).c_str(), rng::is_normal_of_tensors(*op) ? torch::CppFunction::makeFromBoxedFunction<&draw_normal>()
                                                                              : torch::CppFunction::makeFromBoxedFunction<&draw>());
   }
@@ -154,9 +180,10 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, library) {
 
 }  // namespace
 
-at::Generator make_rank_generator() {
+at::Generator make_rank_generator(int ranks) {
   static std::once_flag once;
   std::call_once(once, install_forwarding_generator);
+  if (ranks == 1) return at::detail::getDefaultCPUGenerator();
   return at::make_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator().current_seed());
 }
 

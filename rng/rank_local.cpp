@@ -58,13 +58,17 @@ bool RankLocalRandom::active() { return is_active; }
 
 namespace detail {
 
+uint64_t seed_of_other_threads(uint64_t seed) { return own_seed(seed, -1); }
+
 void seed_rank(World& world, uint64_t seed) {
   auto generator = world.generator();
-  std::lock_guard<std::mutex> lock(generator.mutex());
+  std::unique_lock<std::mutex> lock(generator.mutex(), std::defer_lock);
+  const bool seeded = generator == at::detail::getDefaultCPUGenerator();  // by the caller, who holds its mutex
+  if (!seeded) lock.lock();
   auto& of_devices = world.state().device_generators;
   for (auto it = of_devices.begin(); it != of_devices.end();) it = !is_active || it->first.second ? of_devices.erase(it) : std::next(it);
   if (is_active) return generator.set_current_seed(own_seed(seed, world.rank()));
-  generator.set_current_seed(seed);
+  if (!seeded) generator.set_current_seed(seed);
   world.state().rank_local = {};
 }
 

@@ -168,3 +168,79 @@ TEST_CASE("random generators: the environment says when they are compared", "[ra
   CHECK(in_a_new_thread(nullptr) == GeneratorCheck::always);
 #endif
 }
+
+// torch::randn(sizes) and those that take no generator count as replicated, or as like their operand, as those do that take one.
+TEST_CASE("random generators: factories and operators without a generator are compared", "[random]") {
+  using Draw = std::function<void(const at::Tensor&)>;
+  const std::vector<std::pair<const char*, Draw>> draws = {
+      {"randn", [](auto&) { torch::randn({2}); }},
+      {"rand", [](auto&) { torch::rand({2}); }},
+      {"randint", [](auto&) { torch::randint(9, {2}); }},
+      {"randint.low", [](auto&) { torch::randint(2, 9, {2}); }},
+      {"randperm", [](auto&) { torch::randperm(4); }},
+      {"normal", [](auto&) { torch::normal(0, 1, {2}); }},
+      {"rand_like", [](auto& x) { torch::rand_like(x); }},
+      {"randn_like", [](auto& x) { torch::randn_like(x); }},
+      {"randint_like", [](auto& x) { torch::randint_like(x, 9); }},
+      {"native_dropout", [](auto& x) { torch::native_dropout(x, 0.5, true); }},
+      {"dropout", [](auto& x) { torch::dropout(x, 0.5, true); }},
+      {"bernoulli", [](auto& x) { torch::bernoulli(x); }},
+      {"multinomial", [](auto& x) { torch::multinomial(x, 2); }},
+  };
+  for (const auto* transport : {"threads", "gloo"}) {
+    for (const auto& [name, draw] : draws) {
+      for (const auto& placement : {shard(0), replicate()}) {
+        INFO(name << " " << placement.str() << " " << transport);
+        CHECK_THROWS_WITH(on_mesh(
+                              {2},
+                              [&, &draw = draw](const DeviceMesh& mesh) {
+                                Spmd spmd(mesh);
+                                const auto x = distribute_tensor(at::full({8}, 0.5), mesh, {placement}).tensor();
+                                torch::manual_seed(1 + mesh.world().rank());
+                                draw(x);
+                              },
+                              transport),
+                          says("the generators of ranks 1 and of rank 0 have drifted apart"));
+      }
+    }
+  }
+}
+
+TEST_CASE("random generators: replicated ones are not drawn from a rank's own stream", "[random]") {
+  const auto draws = {+[](const at::Tensor& x) { torch::rand_like(x); }, +[](const at::Tensor& x) { torch::native_dropout(x, 0.5, true); },
+                      +[](const at::Tensor& x) { x.clone().uniform_(); }};
+  for (const auto draw : draws) {
+    CHECK_THROWS_WITH(on_mesh({2},
+                              [&](const DeviceMesh& mesh) {
+                                const auto x = distribute_tensor(at::ones({3}), mesh, {replicate()}).tensor();
+                                const auto local = rank_local_random();
+                                draw(x);
+                              }),
+                      says("outside of dt::rank_local_random"));
+  }
+}
+
+// After the first ones not every draw is compared, but some are as long as the program runs.
+TEST_CASE("random generators: what drifts apart later is found", "[random]") {
+  for (const auto* transport : {"threads", "shm", "gloo"}) {
+    for (const int after : {20, 100, 700, 1500}) {
+      std::atomic<int> drawn{0};
+      CHECK_THROWS_WITH(on_mesh(
+                            {2},
+                            [&](const DeviceMesh& mesh) {
+                              Spmd spmd(mesh);
+                              set_generator_check(GeneratorCheck::first);
+                              torch::manual_seed(6);
+                              for (int i = 0; i < 5000; ++i) {
+                                if (i == after && mesh.world().rank() == 1) torch::manual_seed(7);
+                                torch::rand({2});
+                                if (mesh.world().rank() == 0) ++drawn;
+                              }
+                            },
+                            transport),
+                        says("the generators of ranks 1 and of rank 0 have drifted apart"));
+      CHECK(drawn >= after);
+      CHECK(drawn <= after + 1024);
+    }
+  }
+}

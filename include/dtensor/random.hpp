@@ -24,7 +24,7 @@ class Generator : public at::Generator {
 // amounts, or seeded differently, are named in an error on every rank.
 enum class GeneratorCheck {
   off,
-  first,   // the first 16 draws on each mesh; the default
+  first,   // the first 16 draws on each mesh, then those at powers of two and every 1024th; the default
   always,  // every draw; the default of debug builds
 };
 

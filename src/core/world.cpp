@@ -7,7 +7,6 @@
 #include "src/core/regions.hpp"
 #include "src/core/world_state.hpp"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <c10/util/hash.h>
 
 #include <numeric>
@@ -33,7 +32,7 @@ struct WorldSetting {
 
 World::World(std::unique_ptr<comm::Transport> transport)
     : transport_(std::move(transport)),
-      generator_(detail::make_rank_generator()),
+      generator_(detail::make_rank_generator(transport_->size())),
       state_(std::make_shared<detail::WorldState>(*this)) {}
 
 World::~World() { rng::forget_owner(*this); }
@@ -49,10 +48,7 @@ void World::barrier() {
 
 World& World::current() {
   if (current_world) return *current_world;
-  if (!world_of_one) {
-    world_of_one = std::make_unique<World>(std::move(comm::make_threads_transports(1).front()));
-    world_of_one->generator() = at::detail::getDefaultCPUGenerator();  // which plain tensors draw from too
-  }
+  if (!world_of_one) world_of_one = std::make_unique<World>(std::move(comm::make_threads_transports(1).front()));
   return *world_of_one;
 }
 

@@ -78,7 +78,7 @@ struct PlanCache {
 struct Compared {
   int distributed = 0;                  // by distribute_tensor
   std::unordered_set<size_t> operands;  // of operators, by a hash of what they were
-  int draws = 0;                        // of random operators: the generators
+  int64_t draws = 0;                    // of random operators: how many there were, of which some compared the generators
 };
 
 struct WorldState : std::enable_shared_from_this<WorldState> {
