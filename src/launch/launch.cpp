@@ -3,6 +3,7 @@
 #include <dtensor/world.hpp>
 
 #include "src/comm/rendezvous/rendezvous.hpp"
+#include "src/core/error_text.hpp"
 #include "src/launch/devices.hpp"
 #include "src/launch/environment.hpp"
 #include "src/launch/memory.hpp"
@@ -28,21 +29,6 @@ namespace {
 using Body = std::function<void(World&)>;
 using MakeTransport = std::function<std::unique_ptr<comm::Transport>(int rank)>;
 
-// Never empty: that is how a rank leaves that did not fail.
-std::string text_of(const std::exception_ptr& error) {
-  std::string text;
-  try {
-    std::rethrow_exception(error);
-  } catch (const c10::Error& e) {
-    text = e.what_without_backtrace();
-  } catch (const std::exception& e) {
-    text = e.what();
-  } catch (...) {
-    text = "an exception that is not a std::exception";
-  }
-  return text.empty() ? "an exception without a text" : text;
-}
-
 void run_rank(std::unique_ptr<comm::Transport> transport, comm::Milliseconds deadline, const Body& body,
               const std::function<void()>& on_error) {
   transport->set_deadline(deadline);
@@ -53,7 +39,7 @@ void run_rank(std::unique_ptr<comm::Transport> transport, comm::Milliseconds dea
     body(world);
   } catch (...) {
     on_error();  // before leaving: the first error to arrive is the root cause, not an echo of this departure
-    reach.leave(text_of(std::current_exception()));
+    reach.leave(detail::text_of(std::current_exception()));
     throw;
   }
 }
@@ -233,7 +219,7 @@ int launch(int argc, char** argv, const Body& body) {
     launch(parse_options(argc, argv), body);
     return 0;
   } catch (...) {
-    std::fprintf(stderr, "error: %s\n", text_of(std::current_exception()).c_str());
+    std::fprintf(stderr, "error: %s\n", detail::text_of(std::current_exception()).c_str());
     return 1;
   }
 }

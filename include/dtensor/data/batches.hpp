@@ -1,0 +1,178 @@
+// The batches of a libtorch DataLoader, laid out on a mesh. Includes <torch/data.h>'s loaders, so dtensor.hpp leaves it out.
+#pragma once
+
+#include <dtensor/data/feed.hpp>
+
+#include <torch/data/dataloader.h>
+
+#include <initializer_list>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+namespace torch::data {
+
+template <class Data, class Target>
+void visit_parts(dtensor::data::PartVisitor& visit, Example<Data, Target>& example) {
+  visit(example.data);
+  if constexpr (!std::is_void_v<Target>) visit(example.target);
+}
+
+}  // namespace torch::data
+
+namespace dtensor {
+
+namespace data {
+
+// Examples that nobody stacked.
+template <class Data, class Target>
+void visit_parts(PartVisitor& visit, std::vector<torch::data::Example<Data, Target>>& list) {
+  list.resize(visit.length(list.size()));
+  visit.examples(true);
+  for (auto& element : list) visit(element);
+  visit.examples(false);
+}
+
+}  // namespace data
+
+// Which ranks ask their loader for batches.
+enum class LoadOn {
+  automatic,   // first_rank where the loader has workers or a stateful dataset, so that ranks need not agree on the order of threads
+  first_rank,  // the mesh's first, which sends each batch to the others; their loaders stand still
+  every_rank,  // each of them: nothing is sent. The datasets have to give all ranks the same
+};
+
+namespace detail {
+
+// The worker threads of a loader, which it does not show.
+template <class Loader>
+struct WorkersOf : Loader {
+  static const std::vector<std::thread>& get(const Loader& loader) { return loader.*&WorkersOf::workers_; }
+};
+
+template <class Loader>
+inline constexpr bool kIsStateful = false;
+template <class Dataset>
+inline constexpr bool kIsStateful<torch::data::StatefulDataLoader<Dataset>> = true;
+
+template <class Loader>
+bool one_loads(const Loader& loader, LoadOn where) {
+  return where == LoadOn::first_rank || (where == LoadOn::automatic && (kIsStateful<Loader> || loader.options().workers > 0));
+}
+
+// A pass over the loader, at one of its batches.
+template <class Loader>
+class BatchPass {
+ public:
+  using Batch = typename Loader::BatchType;
+
+  BatchPass(Loader& loader, const DeviceMesh& mesh, const Placements& placements, LoadOn where)
+      : loader_(loader), mesh_(mesh), placements_(placements), feed_(mesh, one_loads(loader, where), WorkersOf<Loader>::get(loader)) {}
+
+  void next() {
+    batch_.reset();
+    if (!feed_.next([this] { return load(); }, [this](data::PartVisitor& visit) { show(visit); })) return batch_.reset();
+    data::LayOut lay_out(mesh_, placements_);
+    lay_out(*batch_);
+    lay_out.finish();
+  }
+
+  std::optional<Batch>& batch() { return batch_; }
+
+ private:
+  bool load() {
+    if (at_) {
+      ++*at_;
+    } else {
+      at_.emplace(loader_.begin());
+    }
+    if (*at_ == loader_.end()) return false;
+    batch_ = std::move(**at_);
+    return true;
+  }
+
+  void show(data::PartVisitor& visit) {
+    static_assert(std::is_default_constructible_v<Batch>, "what other ranks receive is made by the batch's default constructor");
+    if (!batch_) batch_.emplace();
+    visit(*batch_);
+  }
+
+  Loader& loader_;
+  DeviceMesh mesh_;
+  Placements placements_;
+  data::Feed feed_;
+  std::optional<torch::data::Iterator<Batch>> at_;  // on ranks that load
+  std::optional<Batch> batch_;
+};
+
+}  // namespace detail
+
+// What dt::batches returns: an input range, whose begin() begins a pass over the loader as the loader's begin() does. Every rank of the mesh
+// goes through it alike.
+template <class Loader>
+class Batches {
+ public:
+  using Batch = typename Loader::BatchType;
+
+  class Iterator {
+   public:
+    using iterator_category = std::input_iterator_tag;
+    using difference_type = std::ptrdiff_t;
+    using value_type = Batch;
+    using pointer = Batch*;
+    using reference = Batch&;
+
+    explicit Iterator(std::shared_ptr<detail::BatchPass<Loader>> pass) : pass_(std::move(pass)) { pass_->next(); }
+    Batch& operator*() const { return *pass_->batch(); }
+    Batch* operator->() const { return &*pass_->batch(); }
+    Iterator& operator++() {
+      pass_->next();
+      return *this;
+    }
+    void operator++(int) { pass_->next(); }
+    friend bool operator==(const Iterator& it, std::default_sentinel_t) { return !it.pass_->batch(); }
+
+   private:
+    std::shared_ptr<detail::BatchPass<Loader>> pass_;
+  };
+
+  Batches(Loader& loader, const DeviceMesh& mesh, PlacementsRef placements, LoadOn where)
+      : loader_(loader), mesh_(mesh), placements_(placements.begin(), placements.end()), where_(where) {}
+
+  Iterator begin() { return Iterator(std::make_shared<detail::BatchPass<Loader>>(loader_, mesh_, placements_, where_)); }
+  std::default_sentinel_t end() const { return {}; }
+
+ private:
+  Loader& loader_;
+  DeviceMesh mesh_;
+  Placements placements_;
+  LoadOn where_;
+};
+
+// The batches of `loader` with their tensors as DTensors, which all have the sizes of the whole batch:
+//
+//   for (auto& batch : dt::batches(*loader, mesh, {dt::shard(0)})) loss(model->forward(batch.data), batch.target).backward();
+//
+// `loader` is any DataLoader of libtorch (stateless, stateful, chunks), made on every rank from one dataset; it is asked outside of Spmd, so
+// datasets, transforms and samplers are plain code. `placements` are those of the batch, one per mesh dimension: a tensor that does not have
+// the dim of a Shard is replicated there, and examples that nobody stacked are seen as what stacking would give, of which dim 0 is their
+// list and is not cut. Batches may be tensors, Examples, vectors, arrays, pairs, tuples and optionals of these, numbers and texts, and what
+// has a visit_parts (data/parts.hpp).
+//
+// Every rank gets the same batches, and the random numbers are those of the plain program wherever it has determined ones: samplers and,
+// without workers, datasets draw from the rank's generator; workers go on from where that stands when the pass begins (docs/data.md).
+// Communicates what `where` says. Throws what the loader throws, on all ranks; and when a placement cuts no tensor of a batch.
+template <class Loader>
+Batches<Loader> batches(Loader& loader, const DeviceMesh& mesh, PlacementsRef placements, LoadOn where = LoadOn::automatic) {
+  return {loader, mesh, placements, where};
+}
+
+template <class Loader>
+Batches<Loader> batches(Loader& loader, const DeviceMesh& mesh, std::initializer_list<Placement> placements,
+                        LoadOn where = LoadOn::automatic) {
+  return {loader, mesh, PlacementsRef(placements), where};
+}
+
+}  // namespace dtensor

@@ -1,0 +1,87 @@
+// What a batch of a data loader is made of: tensors, numbers and texts, in examples, lists and tuples.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace dtensor::data {
+
+// Is shown the parts of a batch one after the other, always in one order, and may change them. For a struct of your own write, beside it,
+//
+//   void visit_parts(dtensor::data::PartVisitor& visit, MyBatch& batch) { visit(batch.images, batch.boxes, batch.names); }
+class PartVisitor {
+ public:
+  virtual ~PartVisitor() = default;
+
+  virtual void tensor(at::Tensor& tensor) = 0;
+  virtual void bytes(void* data, size_t size) = 0;                // of a number or a text
+  virtual size_t length(size_t size) { return size; }             // of a list: what it is to be
+  virtual void examples(bool begin) { static_cast<void>(begin); }  // a list of examples begins or ends: their tensors have no batch dim
+
+  template <class... Parts>
+  void operator()(Parts&... parts);
+};
+
+namespace detail {
+template <class T>
+inline constexpr bool kUnknown = false;
+}
+
+template <class T>
+void visit_parts(PartVisitor& visit, T& value) {
+  if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
+    visit.bytes(&value, sizeof value);
+  } else {
+    static_assert(detail::kUnknown<T>,
+                  "dt::batches does not know the parts of this type; write visit_parts(dtensor::data::PartVisitor&, T&) beside it");
+  }
+}
+
+inline void visit_parts(PartVisitor& visit, at::Tensor& tensor) { visit.tensor(tensor); }
+
+inline void visit_parts(PartVisitor& visit, std::string& text) {
+  text.resize(visit.length(text.size()));
+  visit.bytes(text.data(), text.size());
+}
+
+template <class T>
+void visit_parts(PartVisitor& visit, std::vector<T>& list) {
+  list.resize(visit.length(list.size()));
+  for (auto& element : list) visit(element);
+}
+
+template <class T, size_t n>
+void visit_parts(PartVisitor& visit, std::array<T, n>& list) {
+  for (auto& element : list) visit(element);
+}
+
+template <class T>
+void visit_parts(PartVisitor& visit, std::optional<T>& value) {
+  if (visit.length(value.has_value()) == 0) return value.reset();
+  if (!value) value.emplace();
+  visit(*value);
+}
+
+template <class A, class B>
+void visit_parts(PartVisitor& visit, std::pair<A, B>& pair) {
+  visit(pair.first, pair.second);
+}
+
+template <class... T>
+void visit_parts(PartVisitor& visit, std::tuple<T...>& tuple) {
+  std::apply([&](auto&... parts) { visit(parts...); }, tuple);
+}
+
+template <class... Parts>
+void PartVisitor::operator()(Parts&... parts) {
+  (visit_parts(*this, parts), ...);
+}
+
+}  // namespace dtensor::data
