@@ -177,6 +177,7 @@ namespace {
 
 // Four chunks of 5 examples.
 struct Reader : torch::data::datasets::ChunkDataReader<torch::data::Example<>> {
+  using BatchType = ChunkType;
   ChunkType read_chunk(size_t index) override {
     ChunkType chunk;
     for (int64_t i = 0; i < 5; ++i) chunk.push_back({rows(5 * static_cast<int64_t>(index) + i, 1)[0], torch::full({}, i)});
