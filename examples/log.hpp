@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <stdexcept>
@@ -27,12 +28,13 @@ class StepLog {
     mesh_ = mesh;
     steps_ = steps;
     elapsed_ms_ = 0;
+    added_ = 0;
     fmt::print("{}\n", mesh);
   }
 
   // Closes the run with a line: the parameters of the model, those that a rank holds, and what it communicated.
   void end(int64_t parameters, int64_t parameters_here, int64_t collectives, int64_t bytes) const {
-    const double steps = static_cast<double>(steps_);
+    const double steps = static_cast<double>(std::max<int64_t>(added_, 1));
     fmt::print("{}: {} parameters, {} on a rank; {:.1f} collectives and {:.3f} MB a rank and step\n", mesh_, parameters,
                parameters_here, static_cast<double>(collectives) / steps, static_cast<double>(bytes) / 1e6 / steps);
   }
@@ -40,6 +42,7 @@ class StepLog {
   // Throws std::runtime_error when the file cannot be written.
   void add(const StepRecord& r) {
     elapsed_ms_ += r.ms;
+    ++added_;
     fmt::print("{}step {:5} | loss {:9.6f} | grad norm {:7.4f} | lr {:.2e} | {:7.1f} ms | {:8.{}f} {}/s\n",
                terminal_ ? "\r\033[K" : "", r.step, r.loss, r.grad_norm, r.lr, r.ms, r.per_s, r.per_s < 10 ? 2 : 0, item_);
     if (terminal_) draw_bar(r.step + 1);
@@ -58,12 +61,12 @@ class StepLog {
     if (done == steps_) return;
     const auto left = kWidth * done / steps_;
     fmt::print("{} [{:=<{}}>{: <{}}] {}/{}, {:.0f} s left", mesh_, "", left, "", kWidth - left, done, steps_,
-               elapsed_ms_ / 1e3 / static_cast<double>(done) * static_cast<double>(steps_ - done));
+               elapsed_ms_ / 1e3 / static_cast<double>(added_) * static_cast<double>(steps_ - done));
   }
 
   std::ofstream file_;
   std::string path_, item_, mesh_;
-  int64_t steps_ = 0;
+  int64_t steps_ = 0, added_ = 0;
   double elapsed_ms_ = 0;
   const bool terminal_ = isatty(STDOUT_FILENO) != 0;
 };

@@ -87,12 +87,14 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
 
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(o.lr).betas({0.9, 0.95}));
   dt::lr::Scheduler scheduler(optimizer, learning_rate(o.steps));
+  Saved saved(*model, optimizer, scheduler);
+  const int64_t first = saved.resume(o);
   const auto [parameters, parameters_here] = count_parameters(*model);
   const std::optional<int64_t> along = entry.is_text() ? 1 : 2, labels_along = entry.is_text() ? std::optional(1) : std::nullopt;
   if (log) log->begin(name, o.steps);
   dt::CommDebugMode traffic;
   const dt::OverlapLinear overlap(o.overlap);
-  for (int64_t step = 0; step < o.steps; ++step) {
+  for (int64_t step = first; step < o.steps; ++step) {
     const auto start = std::chrono::steady_clock::now();
     auto [input, target] = batch(step);
     const auto items = static_cast<double>(target.numel());
@@ -107,6 +109,7 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
     const double rate = scheduler.rates()[0];
     optimizer.step();
     scheduler.step();
+    saved.save(o, step + 1);
 
     curve.loss.push_back(loss.item<double>());
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;

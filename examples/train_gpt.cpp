@@ -55,10 +55,12 @@ static Curve train(const TrainOptions& o, const TextData& text, const std::optio
 
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(o.lr).betas({0.9, 0.95}));
   dt::lr::Scheduler scheduler(optimizer, learning_rate(o.steps));
+  Saved saved(*model, optimizer, scheduler);
+  const int64_t first = saved.resume(o);
   const auto [parameters, parameters_here] = count_parameters(*model);
   if (log) log->begin(name, o.steps);
   dt::CommDebugMode traffic;
-  for (int64_t step = 0; step < o.steps; ++step) {
+  for (int64_t step = first; step < o.steps; ++step) {
     const auto start = std::chrono::steady_clock::now();
     auto [input, target] = text.batch(o.seed, static_cast<uint64_t>(step), o.batch, o.seq);
     if (mesh) input = dt::distribute_tensor(input, *mesh, batch_placements(*mesh));
@@ -72,6 +74,7 @@ static Curve train(const TrainOptions& o, const TextData& text, const std::optio
     const double rate = scheduler.rates()[0];
     optimizer.step();
     scheduler.step();
+    saved.save(o, step + 1);
 
     curve.loss.push_back(loss.item<double>());
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;

@@ -15,6 +15,8 @@
 struct RunOptions {
   std::vector<MeshOption> meshes;  // empty: data parallel over all ranks
   std::string dtype = "float32", data, log, svg;
+  std::string save, resume;  // what the names of files begin with
+  int64_t save_at = 0;       // 0: after the last step
   int64_t seq = 64, batch = 16, steps = 100;
   double lr = 3e-3, clip = 1;
   double tolerance = std::numeric_limits<double>::infinity();
@@ -38,6 +40,10 @@ inline std::string can_be_written(const std::string& path) {
   if (std::filesystem::is_directory(path)) return "got the folder " + path + ", expected a file to write";
   const bool exists = std::filesystem::exists(path);
   return access(exists ? path.c_str() : folder.c_str(), W_OK) == 0 ? "" : path + " cannot be written";
+}
+
+inline std::string was_saved(const std::string& path) {
+  return std::filesystem::exists(path + ".model.pt") ? "" : "there is no file " + path + ".model.pt";
 }
 
 inline void add_mesh_options(CLI::App& app, RunOptions& o, const std::vector<std::string>& names) {
@@ -72,6 +78,9 @@ inline void add_run_options(CLI::App& app, RunOptions& o, const std::vector<std:
   app.add_option("--dtype", o.dtype, "of the parameters")->check(CLI::IsMember({"float32", "float64"}));
   app.add_option("--log", o.log, "write a JSON object per step to this file")->check(can_be_written);
   app.add_option("--svg", o.svg, "write a picture of the loss curves to this file")->check(can_be_written);
+  auto* save = app.add_option("--save", o.save, "write the model, the optimizer and the schedule to files whose names begin so")->check(can_be_written);
+  app.add_option("--save-at", o.save_at, "with --save: after so many steps, instead of the last")->check(positive)->needs(save);
+  app.add_option("--resume", o.resume, "go on from files of --save, of any mesh")->check(was_saved);
   app.add_option("--seq", o.seq, "bytes in a sequence")->check(positive);
   app.add_option("--batch", o.batch, "sequences or images in a step, over all ranks")->check(positive);
   app.add_option("--steps", o.steps, "optimizer steps")->check(positive);

@@ -1,8 +1,10 @@
 #include "training.hpp"
 
 #include <ATen/ATen.h>
+#include <dtensor/checkpoint/torch_files.hpp>
 #include <dtensor/dtensor.hpp>
 #include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
 
 #include <algorithm>
 
@@ -29,6 +31,23 @@ std::vector<at::Tensor> whole_parameters(const torch::nn::Module& model) {
   return whole;
 }
 
+int64_t Saved::resume(const RunOptions& o) {
+  if (o.resume.empty()) return 0;
+  dt::load(model_, o.resume + ".model.pt");
+  dt::load(optimizer_, o.resume + ".optimizer.pt");
+  dt::load(scheduler_, o.resume + ".schedule.pt");
+  const auto step = scheduler_.current_step();
+  dt::require(step < o.steps, "--resume", "the files of '{}' are from after step {}; expected fewer than --steps, {}", o.resume, step, o.steps);
+  return step;
+}
+
+void Saved::save(const RunOptions& o, int64_t steps) const {
+  if (o.save.empty() || steps != (o.save_at ? o.save_at : o.steps)) return;
+  dt::save(model_, o.save + ".model.pt");
+  dt::save(optimizer_, o.save + ".optimizer.pt");
+  dt::save(scheduler_, o.save + ".schedule.pt");
+}
+
 // Compares the runs with one device's, the last of `curves`. Returns the exit status.
 static int report_parity(const RunOptions& o, const std::vector<Curve>& curves) {
   double largest = 0;
@@ -42,7 +61,7 @@ static int report_parity(const RunOptions& o, const std::vector<Curve>& curves) 
     names += (i ? " | " : "") + curves[i].name;
   }
   fmt::print("initial parameters: {} bit for bit those of one device\n", same_start ? "are" : "are NOT");
-  fmt::print("parity: max relative loss difference {:.2e} over {} steps (meshes: {})\n", largest, o.steps, names);
+  fmt::print("parity: max relative loss difference {:.2e} over {} steps (meshes: {})\n", largest, curves.back().loss.size(), names);
   return same_start && largest <= o.tolerance ? 0 : 1;
 }
 

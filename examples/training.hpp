@@ -17,6 +17,9 @@
 namespace torch::nn {
 class Module;
 }
+namespace torch::optim {
+class Optimizer;
+}
 
 // Linear warm-up over the first tenth, then a cosine down to a tenth of the largest rate.
 dtensor::lr::Schedule learning_rate(int64_t steps);
@@ -26,6 +29,22 @@ std::pair<int64_t, int64_t> count_parameters(const torch::nn::Module& model);
 
 // Copies of the parameters, gathered.
 std::vector<at::Tensor> whole_parameters(const torch::nn::Module& model);
+
+// What a run needs to go on, in the files BEGIN.model.pt, BEGIN.optimizer.pt and BEGIN.schedule.pt, which any mesh reads.
+class Saved {
+ public:
+  Saved(torch::nn::Module& model, torch::optim::Optimizer& optimizer, dtensor::lr::Scheduler& scheduler)
+      : model_(model), optimizer_(optimizer), scheduler_(scheduler) {}
+  // For --resume: reads the files and returns the step to go on with; 0 without.
+  int64_t resume(const RunOptions& o);
+  // For --save: writes the files when so many steps are done.
+  void save(const RunOptions& o, int64_t steps) const;
+
+ private:
+  torch::nn::Module& model_;
+  torch::optim::Optimizer& optimizer_;
+  dtensor::lr::Scheduler& scheduler_;
+};
 
 // Trains from the seed on the mesh or, without one, on one device, and returns the losses. The log is rank 0's; others have none.
 using Train = std::function<Curve(const std::optional<dtensor::DeviceMesh>& mesh, const std::string& name, StepLog* log)>;

@@ -3,8 +3,8 @@
 
 #include <torch/torch.h>
 
+#include <dtensor/checkpoint/torch_files.hpp>
 #include <dtensor/dtensor.hpp>
-#include <examples/saving.hpp>
 
 #include <unistd.h>
 
@@ -176,35 +176,38 @@ struct Checkpoint {
   ~Checkpoint() {
     for (const auto* part : {".model", ".optimizer", ".schedule"}) std::filesystem::remove(path + part);
   }
-  void save(Training& t, bool writes) const {
-    save_model(*t.net, path + ".model", writes);
-    save_optimizer(*t.optimizer, path + ".optimizer", writes);
-    torch::serialize::OutputArchive archive;
-    t.schedule->save(archive);
-    if (writes) archive.save_to(path + ".schedule");
+  void save(const Training& t) const {
+    dt::save(t.net, path + ".model");
+    dt::save(*t.optimizer, path + ".optimizer");
+    dt::save(*t.schedule, path + ".schedule");
   }
   void load(Training& t) const {
-    load_model(*t.net, path + ".model");
-    load_optimizer(*t.optimizer, path + ".optimizer");
-    torch::serialize::InputArchive archive;
-    archive.load_from(path + ".schedule");
-    t.schedule->load(archive);
+    dt::load(t.net, path + ".model");
+    dt::load(*t.optimizer, path + ".optimizer");
+    dt::load(*t.schedule, path + ".schedule");
   }
 };
 
+// All that a model holds: parameters, then buffers.
+std::vector<torch::Tensor> tensors_of(const torch::nn::Module& model) {
+  auto tensors = model.parameters();
+  for (const auto& buffer : model.buffers()) tensors.push_back(buffer);
+  return tensors;
+}
+
 // Trains on a mesh [2, ranks / 2] of dp and tp, in the region, with the batch cut over dp.
-void on_dp_and_tp(int ranks, bool shard_fully, const std::function<void(dt::World&, Training&, const std::function<torch::Tensor(torch::Tensor)>&)>& body) {
+void on_dp_and_tp(int ranks, bool shard_fully, const std::function<void(Training&, const std::function<torch::Tensor(torch::Tensor)>&)>& body) {
   dt::LaunchOptions launch;
   launch.ranks = ranks;
   launch.deadline = std::chrono::seconds(60);
-  dt::launch(launch, [&](dt::World& world) {
+  dt::launch(launch, [&](dt::World&) {
     const auto mesh = dt::init_device_mesh(torch::kCPU, {2, ranks / 2}, {"dp", "tp"});
     dt::Spmd spmd(mesh);
     Training training([&](torch::nn::Module& net) {
       dt::parallelize_module(net, mesh, dt::tensor_parallel({{"0", dt::ColwiseParallel()}, {"4", dt::RowwiseParallel()}}));
       if (shard_fully) dt::fully_shard(net, mesh["dp"]);
     });
-    body(world, training, [&](const torch::Tensor& x) { return dt::distribute_tensor(x, mesh, {dt::shard(0), dt::replicate()}).tensor(); });
+    body(training, [&](const torch::Tensor& x) { return dt::distribute_tensor(x, mesh, {dt::shard(0), dt::replicate()}).tensor(); });
   });
 }
 
@@ -223,20 +226,20 @@ TEST_CASE("model: training goes on from files on another mesh", "[model]") {
   };
 
   const Checkpoint first;
-  REQUIRE_NOTHROW(on_dp_and_tp(4, true, [&](dt::World& world, Training& t, const auto& place) {
+  REQUIRE_NOTHROW(on_dp_and_tp(4, true, [&](Training& t, const auto& place) {
     t.go(0, 2, place);
-    first.save(t, world.rank() == 0);
+    first.save(t);
     t.go(2, 6, place);
     same(t, "after saving");
   }));
-  REQUIRE_NOTHROW(on_dp_and_tp(2, false, [&](dt::World& world, Training& t, const auto& place) {
+  REQUIRE_NOTHROW(on_dp_and_tp(2, false, [&](Training& t, const auto& place) {
     first.load(t);
     t.go(2, 4, place);
-    first.save(t, world.rank() == 0);
+    first.save(t);
     t.go(4, 6, place);
     same(t, "resumed on dp=2");
   }));
-  REQUIRE_NOTHROW(on_dp_and_tp(6, true, [&](dt::World&, Training& t, const auto& place) {
+  REQUIRE_NOTHROW(on_dp_and_tp(6, true, [&](Training& t, const auto& place) {
     first.load(t);
     t.go(4, 6, place);
     same(t, "resumed on dp=2,tp=3 and fully sharded");

@@ -177,8 +177,8 @@ bool look_ahead(const c10::OperatorHandle& op, const OpInfo& info, rules::Call& 
 
 void check_supported(const OpInfo& info) {
   require(info.schema->name() != "aten::set_", info.name,
-          "a distributed tensor has no storage to set; hint: torch::load outside of dt::Spmd, into a plain module or tensor, and copy_ "
-          "that into the distributed one under torch::NoGradGuard, inside dt::Spmd");
+          "a distributed tensor has no storage to set; hint: dt::load(module, path) of <dtensor/checkpoint/torch_files.hpp> reads the files "
+          "that torch::load reads, of modules, optimizers and tensors; under dt::NoSpmd torch::load reads plain ones");
   require(!info.changes_metadata, info.name,
           "would change the shape of a distributed tensor in place, which would part its layout from its local part; "
           "hint: use the out-of-place form and assign the result");

@@ -1,5 +1,7 @@
 #include <dtensor/optim/optimizer.hpp>
 
+#include "src/optim/param_states.hpp"
+
 #include <dtensor/error.hpp>
 #include <dtensor/spmd.hpp>
 #include <dtensor/tensor.hpp>
@@ -8,31 +10,11 @@
 #include <fmt/format.h>
 #include <torch/serialize/archive.h>
 
-#include <sstream>
-#include <type_traits>
-
 namespace dtensor::optim {
 
 namespace {
 
 constexpr const char* kTag = "optim";
-
-// libtorch 1.13 keys the state by the address in print.
-template <class Key>
-Key key_of(const at::Tensor& parameter) {
-  if constexpr (std::is_same_v<Key, std::string>) {
-    std::ostringstream text;
-    text << parameter.unsafeGetTensorImpl();
-    return text.str();
-  } else {
-    return parameter.unsafeGetTensorImpl();
-  }
-}
-
-template <class States>
-auto find(States& states, const at::Tensor& parameter) {
-  return states.find(key_of<typename std::remove_const_t<States>::key_type>(parameter));
-}
 
 std::string name_of(size_t group, size_t parameter) { return fmt::format("{}.{}", group, parameter); }
 
@@ -65,8 +47,7 @@ const ParamState* Optimizer::state_of(const at::Tensor& parameter) const {
 ParamState& Optimizer::state_for(const at::Tensor& parameter) {
   const auto it = find(state(), parameter);
   if (it != state().end()) return static_cast<ParamState&>(*it->second);
-  using States = std::remove_reference_t<decltype(state())>;
-  auto& slot = state()[key_of<typename States::key_type>(parameter)];
+  auto& slot = state()[key_of<States::key_type>(parameter)];
   slot = std::make_unique<ParamState>();
   return static_cast<ParamState&>(*slot);
 }

@@ -1,0 +1,110 @@
+// Files in the format of torch::save and torch::load, of modules and optimizers whose tensors are distributed.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <functional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+namespace torch::optim {
+class Optimizer;
+}
+namespace torch::serialize {
+class InputArchive;
+class OutputArchive;
+}  // namespace torch::serialize
+
+namespace dtensor {
+
+namespace detail {
+
+void save_module(const torch::nn::Module& module, const std::string& path);
+void load_module(torch::nn::Module& module, const std::string& path);
+void save_optimizer(const torch::optim::Optimizer& optimizer, const std::string& path);
+void load_optimizer(torch::optim::Optimizer& optimizer, const std::string& path);
+void save_tensors(const std::vector<at::Tensor>& tensors, const std::string& path);
+void load_tensors(std::vector<at::Tensor>& tensors, const std::string& path);
+void save_archive(const std::function<void(torch::serialize::OutputArchive&)>& save, const std::string& path);
+void load_archive(const std::function<void(torch::serialize::InputArchive&)>& load, const std::string& path);
+
+// torch::nn::Linear and std::shared_ptr<torch::nn::LinearImpl>, say.
+template <class Value>
+concept holds_module = requires(Value& value) {
+  { *value } -> std::convertible_to<const torch::nn::Module&>;
+};
+
+}  // namespace detail
+
+// Writes the file that torch::save(value, path) writes on one device: plain torch::load reads it, and so does load() below, on any mesh.
+//
+//   dt::save(model, "model.pt");  // every rank calls it, and one writes
+//   dt::save(optimizer, "optimizer.pt");
+//
+// `value` is
+// - a module, or what holds one (torch::nn::Linear, std::shared_ptr): all parameters and buffers, whatever their layouts. It is written as
+//   torch::nn::Module::save does it; a module's own save(archive) is not called;
+// - an optimizer: any of libtorch's, or of dtensor/optim;
+// - a tensor, or a std::vector of them;
+// - anything else with save(torch::serialize::OutputArchive&) const (lr::Scheduler, GradScaler), which writes equal values on all ranks.
+//
+// All ranks of the meshes that the tensors lie on call it (all ranks of the world, where none is distributed). Tensors are gathered one
+// after the other; the first of these ranks keeps them in host memory and writes, the others keep none. The file has tensors of the CPU. It
+// is written under another name and then renamed: `path` is the whole file or what it was before. When this returns, the file is there.
+//
+// Throws on every rank for a file that cannot be written (a missing folder, a full disk), deferred tensors, and optimizers with a state of
+// a type that is not libtorch's and distributed parameters.
+template <class Value>
+void save(const Value& value, const std::string& path) {
+  if constexpr (std::is_convertible_v<const Value&, const torch::nn::Module&>) {
+    detail::save_module(value, path);
+  } else if constexpr (detail::holds_module<const Value>) {
+    detail::save_module(*value, path);
+  } else if constexpr (std::is_convertible_v<const Value&, const torch::optim::Optimizer&>) {
+    detail::save_optimizer(value, path);
+  } else if constexpr (std::is_convertible_v<const Value&, const at::Tensor&>) {
+    detail::save_tensors({value}, path);
+  } else if constexpr (std::is_convertible_v<const Value&, const std::vector<at::Tensor>&>) {
+    detail::save_tensors(value, path);
+  } else {
+    detail::save_archive([&](auto& archive) { value.save(archive); }, path);
+  }
+}
+
+// Reads a file of torch::save or of save() above. The first of the ranks reads it and sends the others each tensor in turn.
+//
+//   dt::load(model, "model.pt");  // after parallelize_module and fully_shard; every rank calls it
+//   dt::load(optimizer, "optimizer.pt");
+//
+// - A module's parameters and buffers get the file's values and stay as they lie; what else the file has is ignored, as torch::load does.
+// - An optimizer's states lie as their parameters. As torch::load, it knows parameters by their order, and leaves states that the file
+// lacks.
+// - Tensors are replaced by the file's, whole and plain, on every rank; inside Spmd these count as replicated.
+//
+// Throws on every rank, and leaves `value` as it was, for a file that cannot be read, and for names that it lacks and sizes and dtypes that
+// differ, all listed.
+template <class Value>
+void load(Value& value, const std::string& path) {
+  if constexpr (std::is_convertible_v<Value&, torch::nn::Module&>) {
+    detail::load_module(value, path);
+  } else if constexpr (detail::holds_module<Value>) {
+    detail::load_module(*value, path);
+  } else if constexpr (std::is_convertible_v<Value&, torch::optim::Optimizer&>) {
+    detail::load_optimizer(value, path);
+  } else if constexpr (std::is_same_v<Value, at::Tensor>) {
+    std::vector<at::Tensor> tensors;
+    detail::load_tensors(tensors, path);
+    value = tensors.at(0);
+  } else if constexpr (std::is_same_v<Value, std::vector<at::Tensor>>) {
+    detail::load_tensors(value, path);
+  } else {
+    detail::load_archive([&](auto& archive) { value.load(archive); }, path);
+  }
+}
+
+}  // namespace dtensor

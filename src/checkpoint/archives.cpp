@@ -1,0 +1,134 @@
+#include "src/checkpoint/archives.hpp"
+
+#include <dtensor/deferred_init.hpp>
+#include <dtensor/error.hpp>
+#include <dtensor/tensor.hpp>
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
+#include <fcntl.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+#include <system_error>
+
+namespace dtensor::files {
+
+namespace {
+
+std::string text_of(int error) { return std::generic_category().message(error); }
+
+// A file that is written under another name. Errors are kept until the end: libtorch's writer ends the process where a write throws.
+class NewFile {
+ public:
+  explicit NewFile(const std::string& path) : path_(path), name_(fmt::format("{}.{}.{}.part", path, getpid(), ++count_)) {
+    file_ = open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (file_ < 0) error_ = errno;
+  }
+  ~NewFile() {
+    if (file_ >= 0) close(file_);
+    if (!done_) unlink(name_.c_str());
+  }
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  size_t write(const void* data, size_t size) {
+    const auto* next = static_cast<const char*>(data);
+    for (size_t left = size; left > 0 && error_ == 0;) {
+      const auto written = ::write(file_, next, left);
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) error_ = errno;
+      else next += written, left -= static_cast<size_t>(written);
+    }
+    return size;
+  }
+
+  void finish() {
+    if (error_ == 0 && fsync(file_) != 0) error_ = errno;
+    if (error_ == 0 && std::rename(name_.c_str(), path_.c_str()) != 0) error_ = errno;
+    if (error_ != 0) throw std::runtime_error(fmt::format("'{}' cannot be written: {}", path_, text_of(error_)));
+    done_ = true;
+  }
+  bool failed() const { return error_ != 0; }
+
+ private:
+  static inline std::atomic<int> count_ = 0;
+  std::string path_, name_;
+  int file_ = -1, error_ = 0;
+  bool done_ = false;
+};
+
+}  // namespace
+
+at::Tensor Wholes::of(const at::Tensor& tensor) {
+  if (!is_dtensor(tensor)) return tensor;
+  const auto [it, is_new] = known_.try_emplace(tensor.unsafeGetTensorImpl());
+  if (!is_new) return it->second;
+  require(!is_deferred(tensor), "save", "a tensor of sizes {} has no values yet; hint: dt::materialize comes first",
+          fmt::join(tensor.sizes(), "x"));
+  const auto whole = full_tensor(tensor);
+  if (!ranks_.is_first()) return {};
+  const auto options = whole.options().device(at::kCPU);
+  it->second = tensor.is_non_overlapping_and_dense() ? at::empty_strided(tensor.sizes(), tensor.strides(), options)
+                                                     : at::empty_like(whole, options, at::MemoryFormat::Contiguous);
+  it->second.copy_(whole);
+  it->second.set_requires_grad(tensor.requires_grad());
+  return it->second;
+}
+
+at::Tensor laid_out_like(const at::Tensor& like, const at::Tensor& whole) {
+  const auto moved = whole.to(like.device());
+  if (!is_dtensor(like)) return moved;
+  const DTensor known(like);
+  Placements placements(known.placements().begin(), known.placements().end());
+  for (auto& placement : placements) {
+    if (placement.is_partial()) placement = replicate();
+  }
+  return distribute_tensor(moved, known.mesh(), placements);
+}
+
+void write_file(torch::serialize::OutputArchive& archive, const std::string& path) {
+  NewFile file(path);
+  if (!file.failed()) archive.save_to([&](const void* data, size_t size) { return file.write(data, size); });
+  file.finish();
+}
+
+torch::serialize::InputArchive read_file(const std::string& path) {
+  std::error_code error;
+  const bool is_folder = std::filesystem::is_directory(path, error);
+  errno = 0;
+  if (is_folder || !std::ifstream(path)) {
+    throw std::runtime_error(fmt::format("'{}' cannot be opened: {}", path, is_folder ? "it is a folder" : text_of(errno)));
+  }
+  torch::serialize::InputArchive archive;
+  try {
+    archive.load_from(path, at::Device(at::kCPU));
+  } catch (const std::exception& problem) {
+    std::string text = problem.what();
+    throw std::runtime_error(fmt::format("'{}' is no file of torch::save: {}; hint: a state_dict that Python's torch.save wrote is none",
+                                         path, text.substr(0, text.find('\n'))));
+  }
+  return archive;
+}
+
+torch::serialize::InputArchive read_file_on_all(const Ranks& ranks, const std::string& path) {
+  std::string bytes;
+  ranks.first_does([&] {
+    read_file(path);
+    std::ifstream file(path, std::ios::binary);
+    bytes.assign(std::istreambuf_iterator<char>(file), {});
+  });
+  bytes = ranks.from_first(bytes);
+  torch::serialize::InputArchive archive;
+  archive.load_from(bytes.data(), bytes.size(), at::Device(at::kCPU));
+  return archive;
+}
+
+}  // namespace dtensor::files

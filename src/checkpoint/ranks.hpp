@@ -1,0 +1,36 @@
+// The ranks that save or load something together. The first of them has the file.
+#pragma once
+
+#include <dtensor/device_mesh.hpp>
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace dtensor::files {
+
+class Ranks {
+ public:
+  // The ranks of the meshes that `tensors` lie on; of the world, when all are plain. Throws when no mesh holds the others.
+  Ranks(std::string_view tag, c10::ArrayRef<at::Tensor> tensors);
+
+  bool is_first() const { return !group_ || group_->rank() == 0; }
+
+  // The first rank works; what it throws is thrown on every rank. Returns after it.
+  void first_does(const std::function<void()>& work) const;
+
+  // The first rank's text, and its tensor, which is contiguous, on the CPU, and like what the others give.
+  std::string from_first(const std::string& text) const;
+  at::Tensor from_first(const at::Tensor& tensor) const;
+
+ private:
+  std::string_view tag_;
+  std::optional<DeviceMesh> line_;
+  comm::Communicator* group_ = nullptr;
+};
+
+}  // namespace dtensor::files

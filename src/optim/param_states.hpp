@@ -1,0 +1,31 @@
+// What an optimizer remembers of a parameter, by the parameter.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <sstream>
+#include <string>
+#include <type_traits>
+
+namespace dtensor::optim {
+
+// libtorch 1.13 keys the states by the address in print.
+template <class Key>
+Key key_of(const at::Tensor& parameter) {
+  if constexpr (std::is_same_v<Key, std::string>) {
+    std::ostringstream text;
+    text << parameter.unsafeGetTensorImpl();
+    return text.str();
+  } else {
+    return parameter.unsafeGetTensorImpl();
+  }
+}
+
+template <class States>
+auto find(States& states, const at::Tensor& parameter) {
+  return states.find(key_of<typename std::remove_const_t<States>::key_type>(parameter));
+}
+
+using States = std::remove_reference_t<decltype(std::declval<torch::optim::Optimizer&>().state())>;
+
+}  // namespace dtensor::optim
