@@ -1,8 +1,6 @@
 // Random operators draw the bits of one device, whatever the placement, and leave generators as one device would.
 #include "op_check.hpp"
-
-#include <sys/mman.h>
-#include <unistd.h>
+#include "stderr_support.hpp"
 
 using namespace dtensor;
 using namespace dtensor::test;
@@ -135,19 +133,11 @@ TEST_CASE("plain random draws on ranks are those of one device", "[ops][random]"
 
 TEST_CASE("random: an operator that cannot be drawn in parts says that it is drawn whole", "[ops][random]") {
   const auto counts = torch::full({12}, 10.0);
-  std::string said;
-  {
-    const int stderr_copy = dup(2), file = memfd_create("stderr", 0);
-    dup2(file, 2);
+  const auto said = stderr_of([&] {
     CHECK_NOTHROW(on_mesh({3}, [&](const DeviceMesh& mesh) {
       for (int i = 0; i < 2; ++i) torch::binomial(distribute_tensor(counts, mesh, {shard(0)}), distribute_tensor(counts / 20, mesh, {shard(0)}));
     }));
-    fflush(stderr);
-    dup2(stderr_copy, 2);
-    said.resize(static_cast<size_t>(lseek(file, 0, SEEK_END)));
-    CHECK(pread(file, said.data(), said.size(), 0) == static_cast<ssize_t>(said.size()));
-    close(file), close(stderr_copy);
-  }
+  });
   INFO(said);
   const auto first = said.find("dtensor: aten::binomial is drawn whole on every rank");
   CHECK(first != std::string::npos);

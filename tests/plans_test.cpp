@@ -1,6 +1,7 @@
 // Plans of tensor parallelism: from styles, from the module itself, and as a table.
 #include "core_support.hpp"
 #include "op_check.hpp"
+#include "stderr_support.hpp"
 
 using namespace dtensor;
 using namespace dtensor::test;
@@ -127,6 +128,32 @@ TEST_CASE("plans: what has no pair stays whole", "[parallel]") {
   };
   REQUIRE(cuts_of(lone, automatic).empty());
   REQUIRE(cuts_of([] { return std::make_shared<Module>(); }, automatic).empty());
+}
+
+TEST_CASE("plans: an automatic plan that cuts nothing says so, once and why", "[parallel]") {
+  const auto said_of = [](const std::function<std::shared_ptr<Holder>()>& make) {
+    return stderr_of([&] {
+      on_mesh({2}, [&](const DeviceMesh& mesh) {
+        const Spmd spmd(mesh);
+        const auto module = make();
+        dtensor::require(automatic_plan(*module).empty(), "test", "the plan has entries");
+        parallelize_module(*module, mesh, automatic_plan(*module));
+        const bool told = describe_plan(*module).find("nothing is cut: every rank has the whole module") != std::string::npos;
+        dtensor::require(told == !module->parameters().empty(), "test", "{}", describe_plan(*module));
+      });
+    });
+  };
+  const auto perceptron = said_of([] {
+    auto module = std::make_shared<Holder>();
+    module->linear("fc1", 8, 6), module->linear("fc2", 6, 3);
+    return module;
+  });
+  INFO(perceptron);
+  const std::string text = "dtensor: automatic_plan cuts nothing";
+  const auto first = perceptron.find(text), second = perceptron.find(text, first + 1);
+  CHECK((second != std::string::npos && perceptron.find(text, second + 1) == std::string::npos));  // two calls, of one rank
+  CHECK(perceptron.find("width of 8 and one back to it; alone are fc1 (8 to 6), fc2 (6 to 3); hint: name the layers") != std::string::npos);
+  CHECK(said_of([] { return std::make_shared<Holder>(); }).find("the module has no linear layer") != std::string::npos);
 }
 
 TEST_CASE("plans: a model laid out automatically trains as on one device", "[parallel]") {

@@ -1,10 +1,17 @@
 // The plan of a transformer from its modules.
 #include <dtensor/parallel/plans.hpp>
 
+#include "src/core/world_state.hpp"
+
+#include <dtensor/world.hpp>
+
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <cstdio>
 #include <optional>
 
 namespace dtensor {
@@ -75,11 +82,27 @@ Vocabulary vocabulary_of(const torch::nn::Module& module) {
   return {};
 }
 
+// A plan that cuts nothing is a whole model on every rank, which nothing else would show.
+void tell_of_nothing(const std::vector<std::string>& unpaired, int64_t width) {
+  constexpr size_t kShown = 4;
+  const auto* world = detail::existing_world();
+  if (world && world->rank() != 0) return;
+  std::string why = "the module has no linear layer";
+  if (!unpaired.empty()) {
+    const std::vector<std::string> shown(unpaired.begin(), unpaired.begin() + static_cast<int64_t>(std::min(kShown, unpaired.size())));
+    why = fmt::format("no module holds a pair of linear layers, one from the model's width of {} and one back to it; alone are {}{}", width,
+                      fmt::join(shown, ", "), unpaired.size() > kShown ? ", ..." : "");
+  }
+  fmt::print(stderr, "dtensor: automatic_plan cuts nothing, and every rank has the whole model: {}; hint: name the layers to cut with "
+             "dt::tensor_parallel({{{{\"name\", dt::ColwiseParallel()}}, ...}}), or use dt::fully_shard\n", why);
+}
+
 }  // namespace
 
 Plan automatic_plan(const torch::nn::Module& module, const std::string& mesh_dim, bool along_vocabulary) {
   const auto vocabulary = vocabulary_of(module);
   Plan plan;
+  std::vector<std::string> unpaired;
   const auto visit = [&](const auto& self, const torch::nn::Module& holder, const std::string& prefix) -> void {
     std::vector<Layer> layers;
     for (const auto& child : holder.named_children()) {
@@ -91,11 +114,16 @@ Plan automatic_plan(const torch::nn::Module& module, const std::string& mesh_dim
     pair_up(layers, vocabulary.width);
     for (const auto& layer : layers) {
       const bool gives_logits = along_vocabulary && layer.in == vocabulary.width && layer.out == vocabulary.rows;
-      if (layer.style || gives_logits) add(plan, layer.name, layer.style ? *layer.style : VocabParallel(), mesh_dim);
+      if (layer.style || gives_logits) {
+        add(plan, layer.name, layer.style ? *layer.style : VocabParallel(), mesh_dim);
+      } else {
+        unpaired.push_back(fmt::format("{} ({} to {})", layer.name, layer.in, layer.out));
+      }
     }
     for (const auto& child : holder.named_children()) self(self, *child.value(), prefix + child.key() + ".");
   };
   visit(visit, module, "");
+  if (plan.empty()) tell_of_nothing(unpaired, vocabulary.width);
   return plan;
 }
 

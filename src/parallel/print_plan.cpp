@@ -23,11 +23,16 @@ std::string readable(int64_t bytes) {
   return b < kKiB * kKiB * kKiB ? fmt::format("{:.1f} MiB", b / kKiB / kKiB) : fmt::format("{:.2f} GiB", b / kKiB / kKiB / kKiB);
 }
 
+bool is_cut_by(PlacementsRef placements) {
+  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.cuts(); });
+}
+
 }  // namespace
 
 std::string describe_plan(const torch::nn::Module& module) {
   std::vector<std::array<std::string, 5>> rows{{"name", "tensor", "placements", "this rank", "whole"}};
   int64_t here = 0, everywhere = 0;
+  bool is_cut = false, on_ranks = false;
   std::set<const c10::TensorImpl*> seen;  // a tied one counts once
   for (const auto& [name, tensor] : detail::tensors_of(module)) {
     if (!tensor.defined()) continue;
@@ -37,6 +42,8 @@ std::string describe_plan(const torch::nn::Module& module) {
     rows.push_back({name, fmt::format("{}[{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", ")),
                     again ? "(tied)" : distributed ? str(DTensor(tensor).placements()) : "plain", again ? "" : readable(own),
                     again ? "" : readable(whole)});
+    is_cut |= distributed && is_cut_by(DTensor(tensor).placements());
+    on_ranks |= distributed && DTensor(tensor).mesh().size() > 1;
     here += again ? 0 : own;
     everywhere += again ? 0 : whole;
   }
@@ -50,7 +57,7 @@ std::string describe_plan(const torch::nn::Module& module) {
     text += fmt::format("{:<{}}  {:<{}}  {:<{}}  {:>{}}  {:>{}}\n", row[0], widths[0], row[1], widths[1], row[2], widths[2], row[3], widths[3],
                         row[4], widths[4]);
   }
-  return text;
+  return is_cut || !on_ranks ? text : text + "nothing is cut: every rank has the whole module\n";
 }
 
 void print_plan(const torch::nn::Module& module, std::ostream& out) { out << describe_plan(module) << std::flush; }

@@ -35,10 +35,12 @@ Plan tensor_parallel(const std::vector<std::pair<std::string, ParallelStyle>>& m
 //   - where several go from d to d, the last of them is the second, and the others are first, with those that have no pair yet;
 //   - one that has no pair (a router, a head) stays whole.
 // A first layer with k times the outputs that the second takes holds k fused blocks. With `vocabulary`, embeddings and a layer from d to
-// the first embedding's number of rows are cut along it. torch::nn::MultiheadAttention, whose projections are no layers, stays whole.
+// the first embedding's number of rows are cut along it. torch::nn::MultiheadAttention, whose projections are no layers, stays whole. Where
+// nothing is cut, rank 0 says so and why on standard error: a plan without entries leaves the whole model on every rank.
 Plan automatic_plan(const torch::nn::Module& module, const std::string& mesh_dim = "tp", bool vocabulary = false);
 
-// A table of the module's parameters and buffers: name, dtype and shape, placements, bytes on this rank and whole.
+// A table of the module's parameters and buffers: name, dtype and shape, placements, bytes on this rank and whole. It says so where nothing
+// is cut.
 std::string describe_plan(const torch::nn::Module& module);
 void print_plan(const torch::nn::Module& module, std::ostream& out);
 void print_plan(const torch::nn::Module& module);  // to standard output
