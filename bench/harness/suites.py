@@ -87,6 +87,19 @@ def mesh_of_one(s: Setting) -> list[Row]:
     return list(rows.values())
 
 
+def recurrent(s: Setting) -> list[Row]:
+    """A training step of recurrent layers with default states: how many times as fast as one rank two are, the batch cut."""
+    rows: dict = {}
+    for i in range(s.rounds):
+        for name, entry in benchmark(s.build / "bench/recurrent").items():
+            case = name.split("/")[0].replace("_", " ")
+            collect(rows, Row("recurrent", f"{case}, 2 ranks", "x one rank", [], higher_is_better=True, here_at_least=1.5), entry["ratio"])
+            collect(rows, Row("recurrent", f"{case}, 2 ranks, processor time", "x one rank", [], higher_is_better=True), entry["cpu_ratio"])
+            collect(rows, Row("recurrent", f"{case}, gathers", "calls", [], here_at_most=0), entry["gathers"])
+        s.progress(f"recurrent: round {i + 1} of {s.rounds}")
+    return list(rows.values())
+
+
 def random(s: Setting) -> list[Row]:
     """normal_ of 16 million elements on one of four ranks, as a multiple of the plain call on the whole."""
     rows: dict = {}
@@ -241,5 +254,5 @@ def redistribute(s: Setting) -> list[Row]:
     return list(rows.values())
 
 
-SUITES = {suite.__name__: suite for suite in (dispatch, instructions, mesh_of_one, threads, processes, memory_bound, step, sharding,
+SUITES = {suite.__name__: suite for suite in (dispatch, instructions, mesh_of_one, recurrent, threads, processes, memory_bound, step, sharding,
                                               redistribute, random, scale)}
