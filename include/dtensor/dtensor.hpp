@@ -5,6 +5,7 @@
 #include <dtensor/custom_op.hpp>
 #include <dtensor/debug/comm_debug.hpp>
 #include <dtensor/debug/explain.hpp>
+#include <dtensor/debug/replication_debug.hpp>
 #include <dtensor/debug/visualize.hpp>
 #include <dtensor/deferred_init.hpp>
 #include <dtensor/device_mesh.hpp>

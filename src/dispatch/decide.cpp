@@ -1,10 +1,13 @@
 #include "src/dispatch/decide.hpp"
 
+#include "src/core/two_meshes.hpp"
 #include "src/core/world_state.hpp"
 #include "src/dispatch/backward.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
+#include "src/dispatch/ran_whole.hpp"
 #include "src/dispatch/replicated.hpp"
 
+#include <c10/core/GradMode.h>
 #include <c10/util/hash.h>
 #include <dtensor/error.hpp>
 #include <fmt/ranges.h>
@@ -15,6 +18,7 @@
 
 #include <cstdio>
 #include <mutex>
+#include <optional>
 #include <set>
 
 namespace dtensor::dispatch {
@@ -28,8 +32,7 @@ DeviceMesh common_mesh(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments)
     const auto& layout = static_cast<DTensorImpl*>(const_cast<c10::TensorImpl*>(impl))->layout();
     if (!first) first = layout.get();
     if (layout->mesh() == first->mesh()) return;
-    fail(info.name, "operands lie on two meshes; got {} and {}; hint: bring both to one mesh with full_tensor() and distribute_tensor()",
-         first->str(), layout->str());
+    fail(info.name, "operands lie on two meshes; got {} and {}; {}", first->str(), layout->str(), why_two(first->mesh(), layout->mesh()));
   };
   for (const auto& value : arguments) {
     if (value.isList()) {
@@ -38,13 +41,21 @@ DeviceMesh common_mesh(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments)
       visit(value);
     }
   }
-  return first ? first->mesh() : *Spmd::current();
+  if (!first) return *Spmd::current();
+  check_maker(info.name, first->mesh());
+  return first->mesh();
 }
 
 namespace {
 
 // Derivatives make tensors from nothing: zeros for an output that was not used. Outside of Spmd these are plain.
 bool in_backward() { return current_backward() != nullptr; }
+
+// torch::nn::init writes what it makes of plain tensors to a parameter, and so do programs that load one. Outside of Spmd nothing says that
+// these are the same on every rank, so they are compared at each call.
+bool initializes(const OpInfo& info, const rules::Call& call) {
+  return info.in_place && !c10::GradMode::is_enabled() && !call.operands.empty() && call.operands[0].argument == 0 && !call.operands[0].plain;
+}
 
 // The first of its kind on the mesh, which it is on all of the mesh's ranks or on none.
 void check_first(const OpInfo& info, const rules::Call& call, const rules::Operand& operand, const at::Tensor& tensor) {
@@ -62,7 +73,12 @@ void check_plain_operands(const OpInfo& info, const rules::Call& call, bool expl
     if (!operand.plain) continue;
     const auto& value = call.arguments[operand.argument];
     const auto tensor = operand.element < 0 ? value.toTensor() : value.toListRef()[operand.element].toTensor();
-    if (!Spmd::current() && !in_backward() && tensor.dim() > 0) {
+    const bool outside = !Spmd::current() && !in_backward() && tensor.dim() > 0;
+    if (outside && initializes(info, call)) {
+      if (!explaining && replication_check()) check_replicated(info.name, tensor, call.mesh);
+      continue;
+    }
+    if (outside) {
       fail(info.name,
            "a plain tensor meets distributed ones; got a plain tensor of sizes [{}] as argument {} of {}; "
            "hint: distribute_tensor it, or run this code inside dt::Spmd, where plain tensors count as replicated",
@@ -117,6 +133,27 @@ std::vector<WriteBack> write_backs_for(const OpInfo& info, const rules::Call& ca
         {operand.argument, operand.element, resolution.written[i], operand.layout, communicates(resolution.written[i], operand.layout)});
   }
   return backs;
+}
+
+// How what an operator writes would lie if it were not whole: a move that communicates nothing, where operands that come in cut are gathered
+// otherwise. (What copy_ writes to is where its source is asked to lie.)
+std::optional<Move> cut_before(const OpInfo& info, const rules::Call& call, const rules::Rule* rule, const std::vector<Move>& moves) {
+  const bool gathers = std::any_of(moves.begin(), moves.end(), [](const Move& move) { return move.communicates && move.argument > 0; });
+  if (!rule || !info.in_place || !gathers || call.operands[0].argument != 0 || call.operands[0].element >= 0) return std::nullopt;
+  const auto& written = call.operands[0];
+  if (written.plain || written.pinned || written.layout->is_flat() || info.schema->name() == "aten::copy_") return std::nullopt;
+  rules::Call again(call.schema, call.arguments, call.mesh);
+  again.in_place = true;
+  again.operands[0].yields = true;
+  const auto resolution = resolve(again, info, rule, nullptr);
+  const auto& to = resolution.in[0];
+  if (to == written.layout || resolution.written[0] != to) return std::nullopt;
+  for (size_t m = 0; m < to->placements().size(); ++m) {
+    const auto &before = written.placements()[m], &after = to->placements()[m];
+    const bool comes_cut = std::any_of(call.operands.begin() + 1, call.operands.end(), [m](const auto& other) { return other.placements()[m].is_shard(); });
+    if (before != after && !(before.is_replicate() && after.is_shard() && comes_cut)) return std::nullopt;
+  }
+  return Move{0, -1, written.layout, to};
 }
 
 // Layouts of the outputs, when they are known before the local call.
@@ -199,6 +236,8 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   auto decision = std::make_shared<Decision>(Decision{&info, call.mesh});
   const auto resolution = resolve(call, info, rule, trace);
   decision->moves = moves_for(info, call, resolution);
+  decision->cut_first = cut_before(info, call, rule, decision->moves);
+  decision->ran_whole = find_ran_whole(info, call, resolution);
   decision->write_backs = write_backs_for(info, call, resolution);
   decision->outputs_known = rule && info.makes_results && set_outputs(*decision, call, resolution);
   if (rule) decision->lowering = rule->lower(call, resolution);
@@ -212,9 +251,9 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   if (!rehearsed && (moves || empty || decision->lowering || !decision->write_backs.empty())) rehearse(op, call);
   decision->casts = call.schema.name() == "aten::_to_copy" && decision->outputs.size() == 1;
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
-  decision->once = !Spmd::current() && in_backward() && has_plain_operand(call);
+  decision->once = !Spmd::current() && (in_backward() || initializes(info, call)) && has_plain_operand(call);
   decision->simple = !info.has_tensor_list && info.returns_tensors_only && (decision->outputs_known || !info.makes_results) &&
-                     decision->open.empty() && !call.operands.empty() && decision->write_backs.empty();
+                     decision->open.empty() && !call.operands.empty() && decision->write_backs.empty() && !decision->cut_first;
   return decision;
 }
 

@@ -4,6 +4,9 @@
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/op_info.hpp"
 
+#include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 namespace dtensor::dispatch {
@@ -29,11 +32,20 @@ struct WriteBack {
   bool communicates = false;
 };
 
+// The operator runs whole on every rank although operands come in cut.
+struct RanWhole {
+  std::string operands;  // "f32[64, 256] (S(0)), f32[64, 256] (R)"
+  int64_t bytes = 0;     // of the operands that are gathered, whole
+  mutable bool told = false;
+};
+
 struct Decision {
   const OpInfo* info = nullptr;
   DeviceMesh mesh;
   std::vector<Move> moves = {};
   std::vector<WriteBack> write_backs = {};
+  std::optional<Move> cut_first = {};    // what the operator writes is whole: where it can be cut instead, it is, and decided on anew
+  std::shared_ptr<const RanWhole> ran_whole = {};  // null for nearly all
   rules::Lowering lowering = {};         // empty: call the operator on the locals
   std::vector<c10::intrusive_ptr<DTensorImpl>> outputs = {};  // what each is like; flattened; null for no defined tensor
   std::vector<size_t> open = {};    // outputs of which the local call tells the sizes of dims that are not cut

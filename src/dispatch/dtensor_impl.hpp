@@ -83,6 +83,7 @@ class DTensorImpl final : public c10::TensorImpl {
 
   bool leaf_checked = false;  // see leaf_gradients.cpp
   bool pinned = false;        // see dtensor::pin
+  bool laid_out = false;      // its layout was asked for: no operator changes it
 
   // Every operator makes one: the memory of those that are gone is kept for the next, a little per thread.
   static void* operator new(size_t size);

@@ -4,7 +4,9 @@
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/explicit.hpp"
 #include "src/dispatch/failure.hpp"
+#include "src/dispatch/fallback.hpp"
 #include "src/dispatch/guard.hpp"
+#include "src/dispatch/ran_whole.hpp"
 #include "src/dispatch/reading.hpp"
 #include "src/dispatch/write_through.hpp"
 
@@ -245,6 +247,22 @@ bool is_alone(DTensorImpl& impl) {
 
 }  // namespace
 
+bool may_cut(const at::Tensor& written) {
+  auto& impl = *as_dtensor(written);
+  const bool is_parameter = written.requires_grad() && written.is_leaf();
+  return !is_parameter && !impl.laid_out && !impl.member() && !impl.layout()->is_deferred() && is_alone(impl);
+}
+
+// A whole tensor that nobody laid out becomes its part. The same value, so that who else has the tensor may not mind.
+static bool cut_written(const Decision& decision, const c10::IValue& written) {
+  if (!may_cut(written.toTensor())) return false;
+  auto& impl = *as_dtensor(written.toTensor());
+  const auto& to = decision.cut_first->to;
+  LocalMode local;
+  impl.relay(in_reported_order(in_own_memory(move_local(impl.local(), impl.layout(), to).get()), *to), to);
+  return true;
+}
+
 void part_overlapping(const OpInfo& info, Stack& stack, size_t begin) {
   for (const int w : info.written) {
     if (!stack[begin + w].isTensor()) continue;
@@ -432,12 +450,14 @@ void make_on_mesh(const OpInfo& info, Stack& stack, size_t begin, const DeviceMe
 
 void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision) try {
   const auto& info = *decision.info;
+  if (decision.cut_first && cut_written(decision, stack[begin])) [[unlikely]] return fallback(op, &stack);
   const bool lists = info.has_tensor_list && !info.written.empty() && info.schema->returns().empty();
   if (lists && writes_twice(decision, stack, begin)) return run_one_by_one(op, info, stack, begin);
   std::vector<c10::IValue> originals(stack.begin() + begin, stack.end());
   const auto written = info.written.empty() ? std::vector<Written>() : written_beside(info, stack, begin);
   if (!info.written.empty()) note_written(info, originals);
   if (!decision.moves.empty() || !decision.write_backs.empty()) check_explicit(decision);
+  if (decision.ran_whole) [[unlikely]] note_ran_whole(decision);
   {
     comm::Cause cause(info.name, true);
     LocalMode local;

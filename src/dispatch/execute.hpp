@@ -19,6 +19,9 @@ inline bool all_distinct(Operands& operands) {
 // `tensor`, so that it is done once.
 at::Tensor moved(const OpInfo& info, const at::Tensor& tensor, const Move& move, bool may_settle);
 
+// Whether what is written may be laid out anew: no parameter, not laid out by the user, memory that nobody else has.
+bool may_cut(const at::Tensor& written);
+
 // Replaces the arguments (stack[begin..]) by the operator's distributed results.
 void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision);
 

@@ -2,6 +2,7 @@
 #include <dtensor/debug/explain.hpp>
 
 #include "src/dispatch/decide.hpp"
+#include "src/dispatch/execute.hpp"
 #include "src/dispatch/parted.hpp"
 
 #include <dtensor/error.hpp>
@@ -120,6 +121,15 @@ std::string options_of(const Explanation& explanation, size_t mesh_dim) {
   return text;
 }
 
+// Of a call that cuts what it writes first, and is then decided on anew.
+Explanation explain_cut(std::string_view name, std::vector<c10::IValue> arguments, const dispatch::Move& cut, const c10::FunctionSchema& schema) {
+  arguments[cut.argument] = move_tensor(arguments[cut.argument].toTensor(), cut.to);
+  auto explanation = explain(name, std::move(arguments));
+  explanation.operands[0] = cut.from;
+  explanation.moves.insert(explanation.moves.begin(), move_of(argument_name(schema, cut.argument, cut.element), cut.from, cut.to));
+  return explanation;
+}
+
 }  // namespace
 
 Explanation explain(std::string_view name, std::vector<c10::IValue> arguments) {
@@ -142,7 +152,9 @@ Explanation explain(std::string_view name, std::vector<c10::IValue> arguments) {
     explanation.operands.push_back(operand.layout);
   }
   try {
-    add_decision(explanation, *dispatch::decide(op, info, arguments, &explanation.options), schema);
+    const auto decision = dispatch::decide(op, info, arguments, &explanation.options);
+    if (decision->cut_first && dispatch::may_cut(arguments[0].toTensor())) return explain_cut(name, std::move(arguments), *decision->cut_first, schema);
+    add_decision(explanation, *decision, schema);
     add_written(explanation, info, call);
     add_carried(explanation, info, call);
   } catch (const Error& error) {

@@ -34,6 +34,7 @@ DTensor per_part(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef p
   {
     dispatch::LocalMode local_mode;
     result = wrap(make(layout->local_sizes()), layout);
+    as_dtensor(result)->laid_out = true;
   }
   result.set_requires_grad(options.requires_grad());
   return DTensor(result);
@@ -53,6 +54,7 @@ template <class Make>
 DTensor whole(const DeviceMesh& mesh, PlacementsRef placements, bool requires_grad, Make&& make) {
   Spmd spmd(mesh);
   at::Tensor result = DTensor(make()).redistribute(placements);
+  as_dtensor(result)->laid_out = true;
   return DTensor(result.set_requires_grad(requires_grad));
 }
 

@@ -2,6 +2,7 @@
 #include <dtensor/custom_op.hpp>
 
 #include "src/dispatch/failure.hpp"
+#include "src/core/two_meshes.hpp"
 
 #include <dtensor/compat.hpp>
 #include <dtensor/error.hpp>
@@ -38,7 +39,8 @@ DTensor laid_out(const at::Tensor& input, size_t index, const DeviceMesh& mesh, 
     return distribute_tensor(input, mesh, wanted);
   }
   const DTensor tensor(input);
-  require(tensor.mesh() == mesh, "local_map", "input {} lies on another mesh; got {}; expected {}", index, tensor.mesh().str(), mesh.str());
+  require(tensor.mesh() == mesh, "local_map", "input {} lies on another mesh; got {}; expected {}; {}", index, tensor.mesh().str(), mesh.str(),
+          why_two(tensor.mesh(), mesh));
   const bool lies_so = tensor.placements() == tensor.layout().with(wanted)->placements();
   require(lies_so || may_move, "local_map",
           "input {} does not lie as declared; got {}; expected {}; hint: redistribute it before, or allow it with redistribute_inputs",

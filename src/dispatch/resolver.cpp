@@ -69,6 +69,11 @@ const Placement& placement_written(const Call& call, const OpInfo& info, const C
   return candidate.in[operand];
 }
 
+// Whether a whole operand that is written may stay cut as a candidate leaves it.
+bool stays_cut(const rules::Operand& operand, const Placement& now, const Placement& in, const Placement& written) {
+  return operand.yields && now.is_replicate() && in.is_shard() && in == written;
+}
+
 // The time that the sums will take that a candidate leaves pending where it moves operands: these could have been moved so that there are
 // none. `out`: the outputs' placements on the mesh dimensions before.
 double pending_seconds(const Call& call, const Candidate& candidate, int64_t mesh_dim, const std::vector<Placements>& out) {
@@ -94,8 +99,10 @@ Price price_of(const Call& call, const OpInfo& info, const Candidate& candidate,
   for (size_t i = 0; i < now.size() && seconds <= enough; ++i) {
     const auto next = with_one(now[i], mesh_dim, candidate.in[i]);
     if (is_written(info, call.operands[i])) {
-      const auto written = with_one(now[i], mesh_dim, placement_written(call, info, candidate, i));
-      if (written != now[i]) seconds += move_seconds(written, now[i]), ++moves;
+      const auto& placement = placement_written(call, info, candidate, i);
+      const auto written = with_one(now[i], mesh_dim, placement);
+      const bool stays = written == now[i] || stays_cut(call.operands[i], now[i]->placements()[mesh_dim], candidate.in[i], placement);
+      if (!stays) seconds += move_seconds(written, now[i]), ++moves;
     }
     if (next == now[i]) continue;
     seconds += move_seconds(now[i], next);

@@ -3,6 +3,7 @@
 
 #include <dtensor/flat_group.hpp>
 
+#include "src/core/two_meshes.hpp"
 #include "src/core/world_state.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/guard.hpp"
@@ -144,6 +145,12 @@ at::Tensor replicated(const at::Tensor& full, const DeviceMesh& mesh) {
   return FromLocal::apply(full, Layout::get(mesh, whole, full.sizes(), full.strides(), full.scalar_type()));
 }
 
+// What a user laid out stays so.
+DTensor asked_for(at::Tensor tensor) {
+  as_dtensor(tensor)->laid_out = true;
+  return DTensor(std::move(tensor));
+}
+
 }  // namespace
 
 bool is_dtensor(const at::Tensor& tensor) { return tensor.defined() && as_dtensor(tensor); }
@@ -167,8 +174,9 @@ at::Tensor DTensor::full_tensor() const { return redistribute(Placements(mesh().
 
 DTensor DTensor::redistribute(PlacementsRef placements) const {
   const auto& from = as_dtensor(tensor_)->layout();
+  check_maker("redistribute", from->mesh());
   const auto target = from->with(placements);
-  return target == from ? *this : DTensor(Redistribute::apply(tensor_, target));
+  return target == from ? *this : asked_for(Redistribute::apply(tensor_, target));
 }
 
 DTensor DTensor::redistribute(std::initializer_list<Placement> placements) const { return redistribute(PlacementsRef(placements)); }
@@ -184,8 +192,8 @@ DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, Placem
   require(mesh.contains_this_rank(), "distribute_tensor", "this rank is not in the mesh {}", mesh.str());
   if (is_dtensor(full)) {
     require(DTensor(full).mesh() == mesh, "distribute_tensor",
-            "the tensor is already distributed, on another mesh; got {}; expected {}; hint: take full_tensor() first",
-            DTensor(full).mesh().str(), mesh.str());
+            "the tensor is already distributed, on another mesh; got {}; expected {}; {}", DTensor(full).mesh().str(), mesh.str(),
+            why_two(DTensor(full).mesh(), mesh));
     return DTensor(full).redistribute(placements);
   }
   require(full.is_meta() || full.device().type() == mesh.device_type(), "distribute_tensor",
@@ -196,7 +204,7 @@ DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, Placem
   }
   const DTensor whole(replicated(full, mesh));
   const auto result = whole.redistribute(placements);
-  return local_of(result).is_alias_of(full) ? DTensor(result->clone()) : result;
+  return asked_for(local_of(result).is_alias_of(full) ? result->clone() : result.tensor());
 }
 
 DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, std::initializer_list<Placement> placements) {
@@ -209,7 +217,7 @@ DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRe
   require(layout->local_sizes() == local.sizes(), "from_local",
           "the local part does not have the sizes that the layout gives this rank; got [{}]; expected [{}] of {}",
           fmt::join(local.sizes(), ", "), fmt::join(layout->local_sizes(), ", "), layout->str());
-  return DTensor(FromLocal::apply(local, layout));
+  return asked_for(FromLocal::apply(local, layout));
 }
 
 DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, std::initializer_list<Placement> placements) {
@@ -265,6 +273,7 @@ void redistribute_(const at::Tensor& tensor, PlacementsRef placements) {
   const auto target = from->with(placements);
   if (target == from) return;
   auto* impl = as_dtensor(tensor);
+  impl->laid_out = true;
   require(!impl->member(), "redistribute_", "the tensor lies in the flat buffer of a unit; got {}; hint: parallelize_module lays out such "
           "parameters, and keeps them in their unit", from->str());
   if (from->is_deferred()) return impl->lay_out_deferred(target);

@@ -7,6 +7,7 @@
 #include "src/dispatch/failure.hpp"
 #include "src/dispatch/fallback.hpp"
 #include "src/dispatch/guard.hpp"
+#include "src/dispatch/ran_whole.hpp"
 #include "src/dispatch/reading.hpp"
 
 #include <dtensor/comm/record.hpp>
@@ -177,6 +178,7 @@ struct Typed<Op, Result(Args...)> {
     LocalMode local_mode;
     if (decision.moves.empty()) [[likely]] return Op::call(local(args)...);
     check_explicit(decision);
+    if (decision.ran_whole) note_ran_whole(decision);
     comm::Cause cause(decision.info->name, true);
     return call_moved(decision, std::index_sequence_for<Args...>(), args...);
   } catch (...) {

@@ -1,5 +1,6 @@
 #include <dtensor/parallel/marks.hpp>
 
+#include "src/core/two_meshes.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 
 #include <dtensor/error.hpp>
@@ -61,7 +62,8 @@ at::Tensor lay_out_like(const at::Tensor& x, const at::Tensor& like) {
   const auto* other = as_dtensor(like);
   if (!impl || !other || impl->layout()->placements() == other->layout()->placements()) return x;
   if (impl->layout()->mesh() != other->layout()->mesh()) {
-    fail("lay_out_like", "the tensors are on two meshes; got {} and {}", impl->layout()->str(), other->layout()->str());
+    fail("lay_out_like", "the tensors are on two meshes; got {} and {}; {}", impl->layout()->str(), other->layout()->str(),
+         why_two(impl->layout()->mesh(), other->layout()->mesh()));
   }
   return redistribute(x, other->layout()->placements());
 }

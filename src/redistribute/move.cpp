@@ -2,6 +2,7 @@
 #include <dtensor/error.hpp>
 #include <dtensor/world.hpp>
 
+#include "src/core/two_meshes.hpp"
 #include "src/core/world_state.hpp"
 #include "src/redistribute/transition.hpp"
 
@@ -17,8 +18,8 @@ using PlanPtr = std::shared_ptr<const MovePlan>;
 
 void check_same_tensor(const Layout& from, const Layout& to) {
   if (!(from.mesh() == to.mesh())) {
-    fail("redistribute", "cannot move a tensor between meshes; got {} and {}; hint: make both layouts on one mesh",
-         from.mesh().str(), to.mesh().str());
+    fail("redistribute", "cannot move a tensor between meshes; got {} and {}; {}", from.mesh().str(), to.mesh().str(),
+         why_two(from.mesh(), to.mesh()));
   }
   if (from.sizes() != to.sizes() || from.dtype() != to.dtype()) {
     fail("redistribute", "the layouts are of different tensors; got {} and {}; expected equal sizes and dtypes",

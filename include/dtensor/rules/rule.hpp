@@ -26,6 +26,7 @@ struct Operand {
   int element = -1;   // position in a tensor list, or -1
   bool plain = false; // not a DTensor
   bool pinned = false; // see dtensor::pin
+  bool yields = false; // written, and where it is whole it may be cut for good
 
   c10::IntArrayRef sizes() const { return layout->sizes(); }
   int64_t ndim() const { return layout->ndim(); }

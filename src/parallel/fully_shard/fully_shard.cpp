@@ -1,6 +1,7 @@
 // Which parameters are units, and whether they can be.
 #include <dtensor/parallel/fully_shard.hpp>
 
+#include "src/core/two_meshes.hpp"
 #include "src/parallel/fully_shard/unit.hpp"
 #include "src/parallel/patterns.hpp"
 
@@ -183,8 +184,8 @@ void check(const std::vector<Wish>& wishes, const DeviceMesh& sub) {
       if (!first) first = &parameter, first_name = name;
       const auto& layout = DTensor(parameter).layout();
       const auto& mesh = layout.mesh();
-      require(mesh == DTensor(*first).mesh(), kTag, "parameters lie on two meshes; got '{}' on {} and '{}' on {}", first_name,
-              DTensor(*first).mesh().str(), name, mesh.str());
+      require(mesh == DTensor(*first).mesh(), kTag, "parameters lie on two meshes; got '{}' on {} and '{}' on {}; {}", first_name,
+              DTensor(*first).mesh().str(), name, mesh.str(), why_two(DTensor(*first).mesh(), mesh));
       const auto dims = dims_on(mesh, sub, name);
       for (const auto m : {dims.cuts, dims.replicates}) {
         require(m < 0 || layout.placements()[m].is_replicate(), kTag, "'{}' is not whole along \"{}\"; got {}; hint: leave this mesh dimension out of "
