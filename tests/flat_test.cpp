@@ -198,3 +198,89 @@ TEST_CASE("flat: prints", "[flat]") {
           "7:19     | [0:4, 0:7] | 1\n"
           "19:28    | [0:4, 0:7] | 2\n");
 }
+
+namespace {
+
+// Every placement on each mesh dimension, and a flat cut in each position beside every other.
+std::vector<Placements> all_layouts(const DeviceMesh& mesh, int64_t elements) {
+  const auto on = [&](int64_t m) {
+    std::vector<int64_t> shares(mesh.size(m), 1);
+    shares[0] = 2, shares.back() = 0;
+    return std::vector<Placement>{replicate(), shard(0), strided_shard(1, 2), ragged_shard(0, shares), partial(), partial(ReduceOp::max),
+                                  flat((elements + 3) / mesh.size(m) + 2, 3)};
+  };
+  std::vector<Placements> all;
+  for (const auto& first : on(0)) {
+    if (mesh.ndim() == 1) all.push_back({first});
+    for (const auto& second : mesh.ndim() > 1 ? on(1) : std::vector<Placement>()) {
+      if (!first.is_flat() || !second.is_flat()) all.push_back({first, second});
+    }
+  }
+  return all;
+}
+
+// Maxima of equal values; sums of unequal parts.
+at::Tensor laid_out(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {
+  auto without = placements;
+  for (auto& p : without) p = p.is_partial(ReduceOp::max) ? replicate() : p;
+  return redistribute(placed(whole, mesh, without), placements);
+}
+
+bool any_flat(const Placements& placements) {
+  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_flat(); });
+}
+
+}  // namespace
+
+TEST_CASE("flat: two operands under every pair of layouts", "[flat]") {
+  const auto x = whole_numbers({4, 6}), y = whole_numbers({4, 6}, 2);
+  const std::vector<std::pair<std::string, Function>> operators{
+      {"eq", [](const Tensors& in) { return Tensors{in[0].eq(in[1])}; }},
+      {"add", [](const Tensors& in) { return Tensors{in[0] + in[1]}; }},
+      {"mul", [](const Tensors& in) { return Tensors{in[0] * in[1]}; }},
+      {"add_", [](const Tensors& in) { return Tensors{in[0].clone().add_(in[1])}; }},
+      {"_foreach_sub", [](const Tensors& in) { return at::_foreach_sub({in[0], in[1]}, {in[1], in[1]}); }}};
+  for (const auto& sizes : std::vector<std::vector<int64_t>>{{2}, {3}, {2, 2}}) {
+    CHECK_NOTHROW(on_mesh(sizes, [&](const DeviceMesh& mesh) {
+      const auto layouts = all_layouts(mesh, x.numel());
+      for (const auto& first : layouts) {
+        for (const auto& second : layouts) {
+          if (mesh.ndim() > 1 && !any_flat(first) && !any_flat(second)) continue;  // tests of operators have these
+          const Tensors in{laid_out(x, mesh, first), laid_out(y, mesh, second)};
+          for (const auto& [name, run] : operators) {
+            const auto expected = run({x, y}), got = run(in);
+            for (size_t i = 0; i < got.size(); ++i)
+              require(full_tensor(got[i]).equal(expected[i]), "test", "{} of {} and {} differs", name, str(first), str(second));
+          }
+        }
+      }
+    }));
+  }
+}
+
+TEST_CASE("flat: three operands under drawn layouts", "[flat]") {
+  const Tensors plain{whole_numbers({4, 6}).gt(0), whole_numbers({4, 6}, 1), whole_numbers({4, 6}, 2)};
+  const std::vector<std::pair<std::string, Function>> operators{
+      {"where", [](const Tensors& in) { return Tensors{torch::where(in[0], in[1], in[2])}; }},
+      {"addcmul", [](const Tensors& in) { return Tensors{in[1].addcmul(in[2], in[0].to(at::kFloat))}; }},
+      {"clamp", [](const Tensors& in) { return Tensors{in[1].clamp(in[2], in[2] + 3)}; }}};
+  for (const auto* transport : {"threads", "gloo"}) {
+    CHECK_NOTHROW(on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
+      const auto layouts = all_layouts(mesh, plain[0].numel());
+      const int64_t count = static_cast<int64_t>(layouts.size()), draws = transport[0] == 't' ? 1500 : 100;
+      for (int64_t i = 0; i < draws; ++i) {
+        Tensors in;
+        std::string said;
+        for (int64_t k = 0; k < 3; ++k) {
+          auto placements = layouts[(i * (7 + 4 * k) + 11 * k) % count];
+          for (auto& p : placements) p = k == 0 && p.is_partial() ? replicate() : p;  // of a mask
+          said += str(placements) + " ";
+          in.push_back(laid_out(plain[k], mesh, placements));
+        }
+        for (const auto& [name, run] : operators) {
+          require(full_tensor(run(in)[0]).equal(run(plain)[0]), "test", "{} of {} differs", name, said);
+        }
+      }
+    }, transport));
+  }
+}

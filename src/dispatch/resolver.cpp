@@ -1,4 +1,4 @@
-// Picks, for each mesh dimension from left to right, the cheapest of a rule's combinations. The price is the planner's own.
+// Picks, for each mesh dimension, the cheapest of a rule's combinations. The price is the planner's own.
 #include "src/dispatch/decide.hpp"
 
 #include <dtensor/error.hpp>
@@ -8,7 +8,9 @@
 #include "src/redistribute/transition.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <tuple>
 
@@ -137,8 +139,12 @@ size_t output_count(const Call& call, const OpInfo& info) {
 }
 
 // A flat operand stays so or becomes whole: one all_gather, for which a unit of parameters may have the value at hand. While it is flat,
-// nothing is moved below the flat cut: that would deal out all elements anew.
+// nothing is moved below the flat cut: that would deal out all elements anew. An operand becomes flat
+// only beside one that is.
 bool cuts_flat(const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
+  const auto is_flat = [](const Placement& placement) { return placement.is_flat(); };
+  const bool beside = std::any_of(now.begin(), now.end(), [&](const LayoutPtr& layout) { return is_flat(layout->placements()[mesh_dim]); });
+  if (!beside && std::any_of(candidate.in.begin(), candidate.in.end(), is_flat)) return true;
   for (size_t i = 0; i < now.size(); ++i) {
     if (!now[i]->is_flat()) continue;
     const auto& next = candidate.in[i];
@@ -170,7 +176,8 @@ const Candidate* cheapest(const Call& call, const OpInfo& info, const Candidates
                           const std::vector<LayoutPtr>& now, const std::vector<Placements>& out, Trace* trace) {
   const Candidate* best = nullptr;
   Price lowest;
-  if (trace) trace->emplace_back(candidates.size());
+  auto* options = trace ? &(*trace)[mesh_dim] : nullptr;
+  if (options) options->assign(candidates.size(), {});
   const bool pinned = std::any_of(call.operands.begin(), call.operands.end(), [](const auto& operand) { return operand.pinned; });
   const bool may_stay = pinned && std::any_of(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
     return !moves_pinned(call, candidate, mesh_dim, now) && fits(call, candidate, mesh_dim) && !cuts_flat(candidate, mesh_dim, now);
@@ -185,22 +192,58 @@ const Candidate* cheapest(const Call& call, const OpInfo& info, const Candidates
                                                                                             : nullptr;
       const auto price =
           dropped ? Price() : price_of(call, info, candidate, mesh_dim, now, out, best && !trace ? std::get<0>(lowest) : kForever);
-      if (trace) trace->back()[&candidate - candidates.data()] = option_of(candidate, price, dropped);
+      if (options) (*options)[&candidate - candidates.data()] = option_of(candidate, price, dropped);
       if (!dropped && (!best || price < lowest)) best = &candidate, lowest = price;
     }
   }
-  if (trace && best) trace->back()[best - candidates.data()].chosen = true;
+  if (options && best) (*options)[best - candidates.data()].chosen = true;
   return best;
+}
+
+bool is_finite(const c10::IValue& value) {
+  if (value.isDouble()) return std::isfinite(value.toDouble());
+  if (value.isComplexDouble()) return std::isfinite(value.toComplexDouble().real()) && std::isfinite(value.toComplexDouble().imag());
+  if (!value.isList() || value.isTensorList()) return true;
+  const auto elements = value.toListRef();
+  return std::all_of(elements.begin(), elements.end(), is_finite);
+}
+
+bool pends_as_sum(const Placement& placement) {
+  return placement.is_partial() && !placement.is_partial(ReduceOp::max) && !placement.is_partial(ReduceOp::min);
+}
+
+// The combinations on a mesh dimension. What scales parts of a sum by an infinite number would make NaN of those that are zero, and of two
+// that have other signs; keys tell such numbers from others.
+Candidates candidates_for(const Call& call, const rules::Rule* rule, int64_t mesh_dim, size_t outputs) {
+  Candidates candidates = rule ? rule->candidates(call, mesh_dim) : Candidates();
+  if (!std::all_of(call.arguments.begin(), call.arguments.end(), is_finite)) {
+    std::erase_if(candidates, [](const Candidate& candidate) {
+      const auto& results = candidate.out.empty() ? candidate.in : candidate.out;
+      return std::any_of(results.begin(), results.end(), pends_as_sum);
+    });
+  }
+  candidates.push_back({Placements(call.operands.size(), replicate()), Placements(outputs, replicate())});
+  return candidates;
+}
+
+// The order in which mesh dimensions are decided on: a flat cut is of what the others leave, so it comes last.
+std::vector<int64_t> order_of(const std::vector<LayoutPtr>& now, int64_t mesh_dims) {
+  std::vector<int64_t> order(mesh_dims);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_partition(order.begin(), order.end(), [&](int64_t m) {
+    return std::none_of(now.begin(), now.end(), [&](const LayoutPtr& layout) { return layout->placements()[m].is_flat(); });
+  });
+  return order;
 }
 
 // Null when an operand that is flat can neither stay so nor become whole without others' placements being moved.
 std::optional<rules::Resolution> resolve_from(std::vector<LayoutPtr> now, Call& call, const OpInfo& info, const rules::Rule* rule, Trace* trace) {
   rules::Resolution resolution;
-  resolution.out.resize(output_count(call, info));
+  resolution.out.resize(output_count(call, info), Placements(call.mesh.ndim(), replicate()));
   resolution.written = now;
-  for (int64_t m = 0; m < call.mesh.ndim(); ++m) {
-    Candidates candidates = rule ? rule->candidates(call, m) : Candidates();
-    candidates.push_back({Placements(now.size(), replicate()), Placements(resolution.out.size(), replicate())});
+  if (trace) trace->assign(call.mesh.ndim(), {});
+  for (const auto m : order_of(now, call.mesh.ndim())) {
+    const auto candidates = candidates_for(call, rule, m, resolution.out.size());
     const auto* best = cheapest(call, info, candidates, m, now, resolution.out, trace);
     if (!best) return std::nullopt;
     for (size_t i = 0; i < now.size(); ++i) {
@@ -210,7 +253,7 @@ std::optional<rules::Resolution> resolve_from(std::vector<LayoutPtr> now, Call& 
       now[i] = with_one(now[i], m, best->in[i]);
       call.chosen[i][m] = best->in[i];
     }
-    for (size_t r = 0; r < resolution.out.size() && r < best->out.size(); ++r) resolution.out[r].push_back(best->out[r]);
+    for (size_t r = 0; r < resolution.out.size() && r < best->out.size(); ++r) resolution.out[r][m] = best->out[r];
   }
   resolution.in = std::move(now);
   return resolution;
@@ -223,7 +266,6 @@ rules::Resolution resolve(Call& call, const OpInfo& info, const rules::Rule* rul
   for (const auto& operand : call.operands) now.push_back(operand.layout);
   const auto chosen = call.chosen;
   if (auto resolution = resolve_from(now, call, info, rule, trace)) return std::move(*resolution);
-  if (trace) trace->clear();
   call.chosen = chosen;
   for (size_t i = 0; i < now.size(); ++i) {
     if (!now[i]->is_flat()) continue;
@@ -231,7 +273,11 @@ rules::Resolution resolve(Call& call, const OpInfo& info, const rules::Rule* rul
     now[i] = with_one(now[i], m, replicate());
     call.chosen[i][m] = replicate();
   }
-  return *resolve_from(now, call, info, rule, trace);
+  auto resolution = resolve_from(now, call, info, rule, trace);
+  require(resolution.has_value(), info.name,
+          "no placements of its operands were found that are legal; got {}; expected that whole operands always are; this is a bug of dtensor; "
+          "hint: redistribute() the operands to Replicate first", describe(call));
+  return std::move(*resolution);
 }
 
 }  // namespace dtensor::dispatch
