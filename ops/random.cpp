@@ -9,9 +9,14 @@
 
 #include <dtensor/error.hpp>
 
+#include <ATen/ExpandUtils.h>
+#include <ATen/TensorIterator.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/lt.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
+
+#include <optional>
 
 namespace dtensor::rules {
 namespace {
@@ -33,10 +38,10 @@ int64_t number(LocalCall& local, const char* name) {
   return value.isTensor() ? value.toTensor().item<int64_t>() : value.toInt();
 }
 
-// How the first output lies.
-LayoutPtr drawn_layout(const Call& call, const Resolution& resolution) {
-  const auto& meta = call.outputs.at(0);
-  return Layout::get(call.mesh, resolution.out[0], meta.sizes, meta.strides, meta.dtype);
+// How an output lies.
+LayoutPtr drawn_layout(const Call& call, const Resolution& resolution, size_t output = 0) {
+  const auto& meta = call.outputs.at(output);
+  return Layout::get(call.mesh, resolution.out[output], meta.sizes, meta.strides, meta.dtype);
 }
 
 c10::OperatorHandle find(const char* name, const char* overload) {
@@ -64,17 +69,41 @@ Draw integers(int64_t low, int64_t high, const at::TensorOptions& options) {
   return draw_of(op, {low, high}, options);
 }
 
-// Operands of one shape are cut alike, of which the first is not Partial. Those of other shapes are whole.
+bool is_row_major(const Layout& layout) { return layout.strides() == c10::IntArrayRef(dtensor::contiguous_strides(layout.sizes())); }
+
+// Where an operand lies that broadcasts to the first one, which lies as `placement`; nothing where it cannot lie beside it.
+std::optional<Placement> beside(const Operand& first, const Operand& operand, const Placement& placement) {
+  if (operand.ndim() == 0) return replicate();
+  if (placement.is_flat()) return operand.sizes() == first.sizes() && is_row_major(*operand.layout) ? std::optional(placement) : std::nullopt;
+  const auto dim = placement.dim - first.ndim() + operand.ndim();
+  if (dim < 0 || operand.sizes()[dim] == 1) return replicate();
+  return operand.sizes()[dim] == first.sizes()[placement.dim] ? std::optional(shard(dim, placement.cut())) : std::nullopt;
+}
+
+// Operands are cut as the first one, which is not Partial.
 Candidates cut_alike(const Call& call, int64_t mesh_dim, size_t outputs = 1) {
   const auto& now = call.operands[0].placements()[mesh_dim];
-  const auto& layout = *call.operands[0].layout;
-  const bool row_major = layout.strides() == c10::IntArrayRef(contiguous_strides(layout.sizes()));
-  if (!now.is_shard() && !(now.is_flat() && row_major)) return {};
-  Candidate candidate{{}, Placements(outputs, now)};
-  for (const auto& operand : call.operands) {
-    candidate.in.push_back(operand.sizes() == call.operands[0].sizes() ? now : replicate());
+  if (!now.is_shard() && !(now.is_flat() && is_row_major(*call.operands[0].layout))) return {};
+  Candidate candidate{{now}, Placements(outputs, now)};
+  for (size_t i = 1; i < call.operands.size(); ++i) {
+    const auto placement = beside(call.operands[0], call.operands[i], now);
+    if (!placement) return {};
+    candidate.in.push_back(*placement);
   }
   return {candidate};
+}
+
+// Whether a whole tensor lies in memory as one device's would, on which the order of draws hangs. A gathered one may be row-major.
+bool lies_as_reported(const at::Tensor& whole, const Layout& layout) {
+  for (int64_t d = 0; d < layout.ndim(); ++d) {
+    if (layout.sizes()[d] > 1 && whole.strides()[d] != layout.strides()[d]) return false;
+  }
+  return true;
+}
+
+at::Tensor as_reported(const at::Tensor& whole, const Layout& layout) {
+  if (lies_as_reported(whole, layout)) return whole;
+  return at::empty_strided(layout.sizes(), at::infer_dense_strides(layout.sizes(), layout.strides()), whole.options()).copy_(whole);
 }
 
 // self.uniform_(...): all that is read is the shape.
@@ -82,10 +111,9 @@ struct InPlace final : Rule {
   Candidates candidates(const Call& call, int64_t mesh_dim) const override { return cut_alike(call, mesh_dim); }
 
   Lowering lower(const Call&, const Resolution& resolution) const override {
-    const auto layout = resolution.in[0];
-    if (layout->is_replicated()) return {};
-    return [layout](LocalCall& local) {
+    return [layout = resolution.in[0]](LocalCall& local) {
       const auto self = local.arg(0).toTensor();
+      if (layout->is_replicated() && lies_as_reported(self, *layout)) return local.call();
       const c10::Stack arguments(local.stack.begin() + static_cast<int64_t>(local.begin), local.stack.end());
       self.copy_(rng::draw_own_part(*layout, {local.op, arguments, self.options()}, generator_of(local, *layout)));
       local.replace({self});
@@ -136,16 +164,20 @@ bool draws_whole(const Call& call) { return call.mesh.device_type() == c10::kCUD
 // self.bernoulli_(probabilities)
 struct BernoulliInPlace final : Rule {
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
-    const bool alike = call.operands.at(1).sizes() == call.operands[0].sizes() || call.operands[1].ndim() == 0;
-    return alike && !draws_whole(call) ? cut_alike(call, mesh_dim) : Candidates();
+    return draws_whole(call) ? Candidates() : cut_alike(call, mesh_dim);
   }
 
   Lowering lower(const Call&, const Resolution& resolution) const override {
-    const auto layout = resolution.in[0];
-    if (layout->is_replicated()) return {};
-    return [layout](LocalCall& local) {
+    return [layout = resolution.in[0]](LocalCall& local) {
       const auto self = local.arg(0).toTensor();
-      self.copy_(mask_of(local, *layout, local.arg(1).toTensor()));
+      if (!layout->is_replicated()) {
+        self.copy_(mask_of(local, *layout, local.arg(1).toTensor()));
+        return local.replace({self});
+      }
+      const auto drawn = as_reported(self, *layout);
+      local.arg(0) = drawn;
+      local.call();
+      if (!drawn.is_same(self)) self.copy_(drawn);
       local.replace({self});
     };
   }
@@ -170,7 +202,7 @@ struct Bernoulli final : Rule {
 // at::normal of tensors: normal numbers, then scaled, then moved, as ATen does.
 struct Normal final : Rule {
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
-    const bool alike = call.operands.size() == 1 || call.operands[0].sizes() == call.operands[1].sizes();
+    const bool alike = call.operands.size() == 1 || call.operands[0].sizes() == call.operands[1].sizes();  // else the first may broadcast
     return alike ? cut_alike(call, mesh_dim) : Candidates();
   }
   std::vector<Sizes> output_sizes(const Call& call) const override { return {Sizes(call.operands[0].sizes())}; }
@@ -195,12 +227,29 @@ struct Normal final : Rule {
 // native_dropout(input, p, train) -> (output, mask), as ATen does: a mask of bools, then mask and scale.
 struct Dropout final : Rule {
   Candidates candidates(const Call& call, int64_t mesh_dim) const override { return cut_alike(call, mesh_dim, 2); }
-  std::vector<Sizes> output_sizes(const Call& call) const override { return {2, Sizes(call.operands[0].sizes())}; }
+
+  // The mask is row-major on CPUs, and the output lies as a product with it.
+  std::vector<OutputMeta> output_metas(const Call& call) const override {
+    const auto& input = *call.operands[0].layout;
+    const Sizes sizes(input.sizes());
+    const OutputMeta mask{sizes, dtensor::contiguous_strides(sizes), at::kBool};
+    if (draws_whole(call) || !call.bool_arg("train", true)) {
+      const auto strides = at::infer_dense_strides(input.sizes(), input.strides());
+      return {{sizes, Sizes(strides.begin(), strides.end()), input.dtype()}, mask};
+    }
+    at::TensorIteratorConfig config;
+    config.check_all_same_dtype(false).add_owned_output(at::Tensor());
+    for (const auto& strides : {Sizes(input.strides()), mask.strides}) {
+      config.add_owned_input(at::empty_strided(sizes, strides, at::TensorOptions(at::kMeta).dtype(input.dtype())));
+    }
+    const auto product = config.declare_static_dtype_and_device(input.dtype(), at::kMeta).build().output();
+    return {{sizes, Sizes(product.strides()), input.dtype()}, mask};
+  }
 
   Lowering lower(const Call& call, const Resolution& resolution) const override {
     if (!call.bool_arg("train", true)) return {};
     const double keep = 1 - call.arg("p").toDouble();
-    return [layout = drawn_layout(call, resolution), keep](LocalCall& local) {  // not the input's, which may be expanded
+    return [layout = drawn_layout(call, resolution, draws_whole(call) ? 0 : 1), keep](LocalCall& local) {
       const auto input = local.arg(0).toTensor();
       const auto generator = generator_of(local, *layout);
       if (input.is_cuda() && !rng::as_counter(generator)) return local.replace(rng::cuda::dropout(input, *layout, keep, generator));
@@ -208,6 +257,34 @@ struct Dropout final : Rule {
       local.replace({at::mul(input, mask).mul_(keep == 0 ? 0 : 1 / keep), mask});
     };
   }
+};
+
+// Whole operands in the order of one device's memory, also those that are written.
+struct Whole : Rule {
+  Candidates candidates(const Call&, int64_t) const override { return {}; }
+
+  Lowering lower(const Call& call, const Resolution& resolution) const override {
+    if (call.operands.empty()) return {};
+    std::vector<std::pair<int, LayoutPtr>> operands;
+    for (size_t i = 0; i < call.operands.size(); ++i) operands.emplace_back(call.operands[i].argument, resolution.in[i]);
+    return [operands](LocalCall& local) {
+      std::vector<std::pair<at::Tensor, at::Tensor>> moved;
+      for (const auto& [argument, layout] : operands) {
+        const auto& schema = local.op.schema().arguments()[argument];
+        const auto own = local.arg(argument).toTensor();
+        const auto part = as_reported(own, *layout);
+        if (!part.is_same(own) && (schema.name() == "noise" || (schema.alias_info() && schema.alias_info()->isWrite()))) moved.emplace_back(own, part);
+        local.arg(argument) = part;
+      }
+      local.call();
+      for (const auto& [own, part] : moved) own.copy_(part);
+    };
+  }
+};
+
+// rrelu_with_noise(self, noise, ...), which writes the noise.
+struct Rrelu final : Whole {
+  std::vector<Sizes> output_sizes(const Call& call) const override { return {Sizes(call.operands[0].sizes())}; }
 };
 
 Draw uniform_like(LocalCall&, const at::TensorOptions& options) { return uniform(options); }
@@ -232,8 +309,9 @@ const Register randint_like("aten::randint_like", std::make_shared<Like>(integer
 const Register normal("aten::normal.Tensor_float aten::normal.float_Tensor aten::normal.Tensor_Tensor", std::make_shared<Normal>(),
                       kOneStream);
 const Register dropout("aten::native_dropout", std::make_shared<Dropout>(), "each rank draws its part of the mask, of one stream");
-const Register whole("aten::bernoulli aten::normal aten::multinomial aten::poisson aten::binomial", replicated(),
+const Register whole("aten::bernoulli aten::normal aten::multinomial aten::poisson aten::binomial", std::make_shared<Whole>(),
                      "each draw depends on the draws before it and on tensors of parameters");
+const Register noisy("aten::rrelu_with_noise", std::make_shared<Rrelu>(), "how much is drawn depends on signs");
 
 }  // namespace
 }  // namespace dtensor::rules

@@ -6,7 +6,10 @@
 
 #include <fmt/ranges.h>
 
+#include <ATen/ExpandUtils.h>
+
 #include <algorithm>
+#include <unordered_map>
 #include <unordered_set>
 
 namespace dtensor::dispatch {
@@ -49,6 +52,69 @@ void tell_dtype(const OpInfo& info, const at::Tensor& out, Stack& functional) {
   if (at && functional[*at].isNone()) functional[*at] = static_cast<int64_t>(out.scalar_type());
 }
 
+// Random out= forms whose result libtorch draws straight into `out`, in the order of its memory, if that has the right sizes. False: it
+// has others. `inputs`: the arguments before `out`.
+using DrawInto = bool (*)(const at::Tensor& out, const Stack& inputs);
+
+bool has_sizes(const at::Tensor& out, const c10::IValue& sizes) { return out.sizes() == c10::IntArrayRef(sizes.toIntVector()); }
+
+c10::optional<at::Generator> generator_in(const Stack& inputs) {
+  const auto& last = inputs.back();
+  return last.isGenerator() ? c10::optional<at::Generator>(last.toGenerator()) : c10::nullopt;
+}
+
+bool bernoulli_into(const at::Tensor& out, const Stack& inputs) {
+  if (out.sizes() != inputs[0].toTensor().sizes()) return false;
+  out.bernoulli_(inputs[0].toTensor(), generator_in(inputs));
+  return true;
+}
+
+bool normal_into(const at::Tensor& out, const Stack& inputs) {
+  const auto &mean = inputs[0], &std = inputs[1];
+  const auto sizes = !std.isTensor()    ? mean.toTensor().sizes().vec()
+                     : !mean.isTensor() ? std.toTensor().sizes().vec()
+                                        : at::infer_size(mean.toTensor().sizes(), std.toTensor().sizes());
+  if (out.sizes() != c10::IntArrayRef(sizes)) return false;
+  out.normal_(0, std.isTensor() ? 1 : std.toDouble(), generator_in(inputs));
+  if (std.isTensor()) out.mul_(std.toTensor());
+  mean.isTensor() ? out.add_(mean.toTensor()) : out.add_(mean.toDouble());
+  return true;
+}
+
+bool rand_into(const at::Tensor& out, const Stack& inputs) {
+  return has_sizes(out, inputs[0]) && (out.uniform_(0, 1, generator_in(inputs)), true);
+}
+
+bool randn_into(const at::Tensor& out, const Stack& inputs) {
+  return has_sizes(out, inputs[0]) && (out.normal_(0, 1, generator_in(inputs)), true);
+}
+
+// [low,] high, sizes
+bool randint_into(const at::Tensor& out, const Stack& inputs) {
+  const size_t high = inputs[1].isInt() ? 1 : 0;
+  return has_sizes(out, inputs[high + 1]) && (out.random_(high ? inputs[0].toInt() : 0, inputs[high].toInt(), generator_in(inputs)), true);
+}
+
+const std::unordered_map<std::string, DrawInto> kDrawInto{
+    {"aten::bernoulli.out", bernoulli_into},
+    {"aten::normal.Tensor_float_out", normal_into},
+    {"aten::normal.float_Tensor_out", normal_into},
+    {"aten::normal.Tensor_Tensor_out", normal_into},
+    {"aten::rand.out", rand_into},
+    {"aten::rand.generator_out", rand_into},
+    {"aten::randn.out", randn_into},
+    {"aten::randn.generator_out", randn_into},
+    {"aten::randint.out", randint_into},
+    {"aten::randint.generator_out", randint_into},
+    {"aten::randint.low_out", randint_into},
+    {"aten::randint.low_generator_out", randint_into},
+};
+
+bool draw_into(const OpInfo& info, const std::vector<at::Tensor>& outs, const Stack& inputs) {
+  const auto draw = kDrawInto.find(info.name);
+  return draw != kDrawInto.end() && draw->second(outs[0], inputs);
+}
+
 }  // namespace
 
 void run_out_form(const OpInfo& info, Stack& stack, size_t begin) {
@@ -60,10 +126,12 @@ void run_out_form(const OpInfo& info, Stack& stack, size_t begin) {
   for (size_t i = inputs; i < stack.size(); ++i) append_tensors(stack[i], outs);
   Stack functional(stack.begin() + static_cast<int64_t>(begin), stack.begin() + static_cast<int64_t>(inputs));
   std::vector<c10::IValue> returned(stack.begin() + static_cast<int64_t>(inputs), stack.end());
-  if (!outs.empty()) tell_dtype(info, outs[0], functional);
-  info.functional->callBoxed(&functional);
-  for (const auto& value : functional) append_tensors(value, results);
-  for (size_t i = 0; i < outs.size() && i < results.size(); ++i) copy_result(info, outs[i], results[i]);
+  if (!draw_into(info, outs, functional)) {
+    if (!outs.empty()) tell_dtype(info, outs[0], functional);
+    info.functional->callBoxed(&functional);
+    for (const auto& value : functional) append_tensors(value, results);
+    for (size_t i = 0; i < outs.size() && i < results.size(); ++i) copy_result(info, outs[i], results[i]);
+  }
   stack.resize(begin);
   if (!info.schema->returns().empty()) stack.insert(stack.end(), returned.begin(), returned.end());
 }
