@@ -308,11 +308,13 @@ LayoutPtr output_layout(const Call& call, const Resolution& resolution, size_t i
   return Layout::get(call.mesh, resolution.out[i], meta.sizes, meta.strides, meta.dtype);
 }
 
-// It must be linear up to rounding: not where fractions or signs are cut off.
+// It must be linear up to rounding: not where fractions or signs are cut off, nor where parts are infinite of which the sum is not.
 std::vector<ReduceOp> kept_by_conversion(at::ScalarType from, at::ScalarType to) {
+  const bool narrow = to == at::kHalf || c10::elementSize(to) < 2;  // the largest number is 65504 or less
+  if (from != to && narrow && at::isFloatingType(from) && at::isFloatingType(to)) return kExtremes;
   if (from == to || (at::isFloatingType(from) && at::isFloatingType(to))) return kAnyPartial;
   if (at::isIntegralType(from, /*includeBool=*/false) && at::isFloatingType(to)) {
-    return {ReduceOp::sum, ReduceOp::min, ReduceOp::max};
+    return narrow ? kExtremes : std::vector<ReduceOp>{ReduceOp::sum, ReduceOp::min, ReduceOp::max};
   }
   return {};
 }

@@ -143,39 +143,45 @@ Placement sums_combine(double order) { return std::isinf(order) ? replicate() : 
 
 RulePtr per_index(KeepsPartial keeps = {}) { return std::make_shared<Foreach>(std::move(keeps)); }
 
+// A list over a number or a list of numbers: pending sums pass where none of them is zero.
+class ForeachQuotient final : public Rule {
+ public:
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
+    return (is_divisor(call.arguments.back()) ? scaled_ : plain_)->candidates(call, mesh_dim);
+  }
+  std::vector<Sizes> output_sizes(const Call& call) const override { return plain_->output_sizes(call); }
+
+ private:
+  RulePtr scaled_ = per_index({kSums, {{0}}}), plain_ = per_index();
+};
+
 const Register additive(
     "aten::_foreach_add.List aten::_foreach_sub.List",
-    per_index(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}} | kFirstIncreases),
-    "linear in the first two lists together; increasing in the first");
+    per_index(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}}),
+    "linear in the first two lists together");
 const Register lerp("aten::_foreach_lerp.Scalar aten::_foreach_lerp.ScalarList",
                     per_index(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}}),
                     "linear in the first two lists together");
-const Register lerp_by("aten::_foreach_lerp.List",
-                       per_index(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}, {2}}}),
-                       "linear in the first two lists together, affine in the weights");
-const Register addcmul("aten::_foreach_addcmul",
-                       per_index(KeepsPartial{kSums, {{0, 1}, {0, 2}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}, {2}}} | kFirstIncreases),
-                       "s + v a b is linear in (s, a) and in (s, b); increasing in s");
-const Register addcdiv("aten::_foreach_addcdiv",
-                       per_index(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}} | kFirstIncreases),
-                       "s + v a / b is linear in (s, a); increasing in s");
+const Register adds_products("aten::_foreach_addcmul aten::_foreach_addcdiv", per_index({{ReduceOp::avg}, {{0}}}),
+                             "an average of s's plus c is their average plus c");
 const Register number("aten::_foreach_add.Scalar aten::_foreach_add.ScalarList aten::_foreach_sub.Scalar aten::_foreach_sub.ScalarList",
-                      per_index({kOfEqualValues, {{0}}}), "increasing and affine");
-const Register bilinear("aten::_foreach_mul.List aten::_foreach_mul.Tensor", per_index({kSums, {{0}, {1}}}), "linear in each list alone");
-const Register linear("aten::_foreach_mul aten::_foreach_div", per_index({kSums, {{0}}}), "linear in the first list");
-const Register negative("aten::_foreach_neg", per_index(KeepsPartial{kSums, {{0}}} | kFirstDecreases),
+                      per_index({{ReduceOp::avg}, {{0}}}), "an average of a's plus c is their average plus c");
+const Register linear("aten::_foreach_mul.Scalar aten::_foreach_mul.ScalarList", per_index({kSums, {{0}}}), "linear in the list");
+const Register quotient("aten::_foreach_div.Scalar aten::_foreach_div.ScalarList", std::make_shared<ForeachQuotient>(),
+                        "linear in the list, where it is not divided by zero");
+const Register negative("aten::_foreach_neg", per_index(KeepsPartial{kSums, {{0}}} | KeepsPartial{kExtremes, {{0}}, true}),
                         "linear, and decreasing");
 const Register increasing("aten::_foreach_atan aten::_foreach_ceil aten::_foreach_erf aten::_foreach_exp aten::_foreach_expm1 "
                           "aten::_foreach_floor aten::_foreach_round aten::_foreach_sigmoid aten::_foreach_sinh "
                           "aten::_foreach_tanh aten::_foreach_trunc aten::_foreach_clamp_max.Scalar aten::_foreach_clamp_min.Scalar "
                           "aten::_foreach_maximum.Scalar aten::_foreach_minimum.Scalar aten::_foreach_clamp_max.ScalarList "
                           "aten::_foreach_clamp_min.ScalarList aten::_foreach_maximum.ScalarList aten::_foreach_minimum.ScalarList",
-                          per_index(kFirstIncreases), "increasing: f(max(a, b)) = max(f(a), f(b))");
+                          per_index({kExtremes, {{0}}}), "increasing: f(max(a, b)) = max(f(a), f(b))");
 const Register increasing_above("aten::_foreach_log aten::_foreach_log2 aten::_foreach_log10 aten::_foreach_log1p aten::_foreach_sqrt",
                                 per_index({{ReduceOp::min}, {{0}}}), "increasing above a bound: f(min(a, b)) = min(f(a), f(b))");
 const Register decreasing_above("aten::_foreach_rsqrt", per_index({{ReduceOp::min}, {{0}}, true}),
                                 "decreasing above a bound: f(min(a, b)) = max(f(a), f(b))");
-const Register decreasing("aten::_foreach_erfc", per_index(kFirstDecreases), "decreasing");
+const Register decreasing("aten::_foreach_erfc", per_index({kExtremes, {{0}}, true}), "decreasing");
 const Register maximum("aten::_foreach_maximum.List aten::_foreach_clamp_min.List",
                        per_index(KeepsPartial{{ReduceOp::max}, {{0, 1}}} | KeepsPartial{kExtremes, {{0}, {1}}}), "as maximum");
 const Register minimum("aten::_foreach_minimum.List aten::_foreach_clamp_max.List",
@@ -188,7 +194,7 @@ const Register pointwise(
     "aten::_foreach_abs aten::_foreach_acos aten::_foreach_asin aten::_foreach_cos aten::_foreach_cosh aten::_foreach_frac "
     "aten::_foreach_lgamma aten::_foreach_pow "
     "aten::_foreach_reciprocal aten::_foreach_sign aten::_foreach_sin aten::_foreach_tan "
-    "aten::_foreach_add aten::_foreach_sub",
+    "aten::_foreach_add aten::_foreach_sub aten::_foreach_mul aten::_foreach_div aten::_foreach_lerp",
     per_index(), "each element depends on the elements at its position only");
 const Register fused("aten::_fused_adam_ aten::_fused_adamw_ aten::_fused_sgd_ aten::_fused_adagrad_", per_index(),
                      "an optimizer's step is pointwise; its state lies as its parameter");

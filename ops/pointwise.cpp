@@ -9,6 +9,7 @@
 #include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <set>
 
@@ -98,6 +99,17 @@ bool wraps_around(const Call& call, const std::vector<int>& members) {
   });
 }
 
+bool is_divisor(const c10::IValue& number) {
+  if (number.isList()) {
+    const auto elements = number.toListRef();
+    return std::all_of(elements.begin(), elements.end(), is_divisor);
+  }
+  if (number.isComplexDouble()) return std::isnormal(number.toComplexDouble().real()) || std::isnormal(number.toComplexDouble().imag());
+  return number.isDouble() ? std::isnormal(number.toDouble()) : number.isInt() ? number.toInt() != 0 : number.toBool();
+}
+
+bool is_whole(const Operand& operand) { return at::isIntegralType(operand.layout->dtype(), /*includeBool=*/true); }
+
 Candidates KeepsPartial::candidates(const Placements& now, size_t outputs, bool extremes) const {
   Candidates result;
   for (const auto& line : lines_) {
@@ -144,16 +156,15 @@ namespace {
 
 const auto kPlain = pointwise();
 const auto kLinear = pointwise({kSums, {{0}}});                     // in its first operand
-const auto kBilinear = pointwise({kSums, {{0}, {1}}});              // in each alone
-const auto kIncreasing = pointwise(kFirstIncreases);
-const auto kDecreasing = pointwise(kFirstDecreases);
+const auto kIncreasing = pointwise({kExtremes, {{0}}});
+const auto kDecreasing = pointwise({kExtremes, {{0}}, true});
 // Linear in both together: an average may stand beside a whole operand, which is the average of itself.
-const auto kAdditive = pointwise(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}} | kFirstIncreases);
+const auto kAdditive = pointwise(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}});
 
 // self + number. Written in place, a pending sum stays one: the number goes to one of its parts.
 class AddNumber final : public Pointwise {
  public:
-  AddNumber() : Pointwise({kOfEqualValues, {{0}}}) {}
+  AddNumber() : Pointwise({{ReduceOp::avg}, {{0}}}) {}
 
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     auto result = Pointwise::candidates(call, mesh_dim);
@@ -172,15 +183,32 @@ class AddNumber final : public Pointwise {
   }
 };
 
-// A sum of whole numbers may be divided by zero where its parts cannot: infinity has no parts.
-class Quotient final : public Pointwise {
+// A pending sum times tensors: these must hold whole numbers, as a mask does.
+class Product final : public Pointwise {
  public:
-  Quotient() : Pointwise({kSums, {{0}}}) {}
+  explicit Product(std::vector<std::vector<int>> together) : Pointwise({kSums, std::move(together)}) {}
 
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     auto result = Pointwise::candidates(call, mesh_dim);
-    const bool whole = at::isIntegralType(call.operands[0].layout->dtype(), /*includeBool=*/true);
-    if (whole) std::erase_if(result, [](const auto& c) { return c.in[0].is_partial(); });
+    std::erase_if(result, [&](const Candidate& candidate) {
+      if (!candidate.out[0].is_partial()) return false;
+      for (size_t i = 0; i < call.operands.size(); ++i) {
+        if (!candidate.in[i].is_partial() && !is_whole(call.operands[i])) return true;
+      }
+      return false;
+    });
+    return result;
+  }
+};
+
+// self / number
+class QuotientByNumber final : public Pointwise {
+ public:
+  QuotientByNumber() : Pointwise({kSums, {{0}}}) {}
+
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
+    auto result = Pointwise::candidates(call, mesh_dim);
+    if (!is_divisor(call.arg("other"))) std::erase_if(result, [](const Candidate& candidate) { return candidate.out[0].is_partial(); });
     return result;
   }
 };
@@ -200,30 +228,25 @@ class GeluBackward final : public Pointwise {
 };
 
 const Register additive("aten::add.Tensor aten::sub.Tensor aten::add_.Tensor aten::sub_.Tensor", kAdditive,
-                        "f(a + a', b + b') = f(a, b) + f(a', b'); increasing in a");
+                        "f(a + a', b + b') = f(a, b) + f(a', b')");
 const Register reversed("aten::rsub.Tensor", pointwise(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}}),
                         "f(a + a', b + b') = f(a, b) + f(a', b')");
 const Register reversed_number("aten::rsub.Scalar", pointwise({{ReduceOp::avg}, {{0}}}), "an average of c - a's is c - their average");
-const Register bilinear("aten::mul.Tensor aten::mul_.Tensor", kBilinear, "(a + a') b = a b + a' b");
-const Register linear("aten::mul.Scalar aten::div.Scalar aten::mul_.Scalar aten::div_.Scalar "
-                      "aten::real aten::imag aten::conj_physical aten::_conj_physical",
+const Register bilinear("aten::mul.Tensor aten::mul_.Tensor", std::make_shared<Product>(std::vector<std::vector<int>>{{0}, {1}}),
+                        "(a + a') b = a b + a' b, where b is whole numbers or a mask");
+const Register linear("aten::mul.Scalar aten::mul_.Scalar aten::real aten::imag aten::conj_physical aten::_conj_physical",
                       kLinear, "f(a + a') = f(a) + f(a')");
-const Register quotient("aten::div.Tensor aten::true_divide aten::div_.Tensor", std::make_shared<Quotient>(),
-                        "(a + a') / b = a / b + a' / b");
-const Register negative("aten::neg aten::negative", pointwise(KeepsPartial{kSums, {{0}}} | kFirstDecreases), "linear, and decreasing");
-const Register angles("aten::deg2rad aten::rad2deg", pointwise(KeepsPartial{kSums, {{0}}} | kFirstIncreases), "linear, and increasing");
+const Register quotient("aten::div.Scalar aten::div_.Scalar", std::make_shared<QuotientByNumber>(),
+                        "(a + a') / b = a / b + a' / b, where b is not zero");
+const Register negative("aten::neg aten::negative", pointwise(KeepsPartial{kSums, {{0}}} | KeepsPartial{kExtremes, {{0}}, true}),
+                        "linear, and decreasing");
+const Register angles("aten::deg2rad aten::rad2deg", pointwise(KeepsPartial{kSums, {{0}}} | KeepsPartial{kExtremes, {{0}}}),
+                      "linear, and increasing");
 const Register lerp("aten::lerp.Scalar aten::lerp_.Scalar",
                     pointwise(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}}),
                     "(1 - w) a + w b is linear in (a, b)");
-const Register lerp_by("aten::lerp.Tensor aten::lerp_.Tensor",
-                       pointwise(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}, {2}}}),
-                       "(1 - w) a + w b is linear in (a, b) and affine in w");
-const Register addcmul("aten::addcmul aten::addcmul_",
-                       pointwise(KeepsPartial{kSums, {{0, 1}, {0, 2}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}, {2}}} | kFirstIncreases),
-                       "s + v a b is linear in (s, a) and in (s, b); increasing in s");
-const Register addcdiv("aten::addcdiv aten::addcdiv_",
-                       pointwise(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}} | kFirstIncreases),
-                       "s + v a / b is linear in (s, a); increasing in s");
+const Register adds_product("aten::addcmul aten::addcmul_ aten::addcdiv aten::addcdiv_", pointwise({{ReduceOp::avg}, {{0}}}),
+                            "an average of s's plus c is their average plus c");
 const Register where("aten::where.self", pointwise(KeepsPartial{kAnyPartial, {{1, 2}}} | KeepsPartial{kOfEqualValues, {{1}, {2}}}),
                      "the condition is whole; an element of one is chosen, whatever its parts combine with");
 const Register where_number("aten::where.ScalarSelf aten::where.ScalarOther", pointwise({kOfEqualValues, {{1}}}),
@@ -244,7 +267,7 @@ const Register decreasing_above("aten::rsqrt aten::special_modified_bessel_k0 at
 const Register each_increases("aten::logaddexp aten::logaddexp2", pointwise({kExtremes, {{0}, {1}}}), "increasing in each operand");
 const Register between("aten::clamp.Tensor aten::clip.Tensor", pointwise({kExtremes, {{0}, {1}, {2}}}), "increasing in each operand");
 const Register number("aten::add.Scalar aten::sub.Scalar", std::make_shared<AddNumber>(),
-                      "increasing; in place, (a + c) + a' = (a + a') + c");
+                      "an average of a's plus c is their average plus c; in place, (a + c) + a' = (a + a') + c");
 const Register maximum("aten::maximum aten::max.other aten::clamp_min.Tensor",
                        pointwise(KeepsPartial{{ReduceOp::max}, {{0, 1}}} | KeepsPartial{kExtremes, {{0}, {1}}}),
                        "max(max, max) = max; increasing in each operand");
@@ -252,14 +275,15 @@ const Register minimum("aten::minimum aten::min.other aten::clamp_max.Tensor",
                        pointwise(KeepsPartial{{ReduceOp::min}, {{0, 1}}} | KeepsPartial{kExtremes, {{0}, {1}}}),
                        "min(min, min) = min; increasing in each operand");
 
-const Register gelu_backward("aten::gelu_backward", std::make_shared<GeluBackward>(), "linear in the incoming gradient");
+const Register gelu_backward("aten::gelu_backward", std::make_shared<GeluBackward>(), "linear in the incoming gradient; slopes are finite");
 const Register backward(
     "aten::silu_backward aten::threshold_backward aten::tanh_backward "
     "aten::sigmoid_backward aten::leaky_relu_backward aten::hardtanh_backward aten::hardswish_backward "
     "aten::hardsigmoid_backward aten::elu_backward aten::softplus_backward aten::softshrink_backward "
-    "aten::hardshrink_backward aten::mish_backward aten::logit_backward aten::native_dropout_backward aten::rrelu_with_noise_backward "
-    "aten::log_sigmoid_backward aten::_prelu_kernel_backward aten::_masked_scale",
-    kLinear, "linear in the incoming gradient");
+    "aten::hardshrink_backward aten::mish_backward aten::log_sigmoid_backward",
+    kLinear, "linear in the incoming gradient; slopes are finite");
+const Register dropped("aten::native_dropout_backward aten::_masked_scale", std::make_shared<Product>(std::vector<std::vector<int>>{{0}}),
+                       "linear in the incoming gradient; a mask is no factor that is infinite");
 
 const Register plain(
     "aten::abs aten::absolute aten::acos aten::angle aten::asin aten::atanh aten::atan2 aten::add aten::sub "
@@ -279,13 +303,12 @@ const Register plain(
     "aten::special_chebyshev_polynomial_u aten::special_chebyshev_polynomial_v aten::special_chebyshev_polynomial_w "
     "aten::special_hermite_polynomial_h aten::special_hermite_polynomial_he aten::special_laguerre_polynomial_l "
     "aten::special_legendre_polynomial_p aten::special_modified_bessel_i0 aten::special_modified_bessel_i1 "
-    ""
     "aten::special_shifted_chebyshev_polynomial_t "
     "aten::special_shifted_chebyshev_polynomial_u aten::special_shifted_chebyshev_polynomial_v "
     "aten::special_shifted_chebyshev_polynomial_w aten::special_spherical_bessel_j0 aten::__ilshift__ aten::__irshift__ "
     "aten::xlogy aten::leaky_relu aten::elu aten::softplus "
     "aten::__and__ aten::__or__ aten::__xor__ aten::__lshift__ aten::__rshift__ aten::float_power "
-    "aten::_prelu_kernel aten::ldexp ",
+    "aten::_prelu_kernel aten::_prelu_kernel_backward aten::logit_backward aten::rrelu_with_noise_backward aten::ldexp aten::true_divide",
     kPlain, "each element depends on the elements at its position only");
 
 }  // namespace

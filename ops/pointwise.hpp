@@ -7,8 +7,10 @@
 
 namespace dtensor::rules {
 
-// Data movement keeps Partial of any operation, linear operators keep sums and averages, monotone ones extremes; of equal values v the
-// average and the extremes are v.
+// What a pending value passes through. Data movement keeps Partial of any operation. Sums and averages pass what adds them up or scales
+// them by factors that cannot be infinite: a part may be zero, or have another sign than the sum, and infinity times it would be NaN.
+// Extremes pass increasing operators of that operand alone, which give a number for an infinity: a part of no elements is one. Of equal
+// values v the average and the extremes are v.
 inline const std::vector<ReduceOp> kAnyPartial{ReduceOp::sum, ReduceOp::avg, ReduceOp::product,
                                                ReduceOp::min, ReduceOp::max, ReduceOp::norm2};
 inline const std::vector<ReduceOp> kSums{ReduceOp::sum, ReduceOp::avg};
@@ -43,8 +45,10 @@ class KeepsPartial {
   std::vector<Line> lines_;
 };
 
-inline const KeepsPartial kFirstIncreases{kExtremes, {{0}}};
-inline const KeepsPartial kFirstDecreases{kExtremes, {{0}}, true};
+// Whether a number among the arguments can be divided by: not zero, not infinite, not NaN. Of lists, all must be.
+bool is_divisor(const c10::IValue& number);
+// Whether an operand holds whole numbers or bools, which are not infinite.
+bool is_whole(const Operand& operand);
 
 // Whether arithmetic on maxima of these operands could wrap around: that of an empty part is the smallest whole number there is.
 bool wraps_around(const Call& call, const std::vector<int>& members);

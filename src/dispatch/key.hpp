@@ -21,8 +21,8 @@ class Key {
   void push_bool(bool truth) { push(truth ? kTrue : kFalse); }  // not a number: a mask times 1 is whole numbers, times true a mask
   void push_none() { push(kNone); }
 
-  // Floating-point arguments are kept apart: most decisions hold whatever their values are. Where one does not, the key is
-  // completed by them and looked up again.
+  // Floating-point arguments are kept apart: most decisions hold whatever their values are, but for whether these are zero or not finite.
+  // Where one does not, the key is completed by them and looked up again.
   bool has_numbers() const { return !numbers_.empty(); }
   void add_numbers() {
     words_.append(numbers_.begin(), numbers_.end());
@@ -79,7 +79,8 @@ inline void Key::push(const c10::IValue& value) {
     const double number = value.toDouble();
     uint64_t word;
     std::memcpy(&word, &number, sizeof(word));
-    push(kNumber + 64);
+    const uint64_t exponent = word >> 52 & 0x7ff;
+    push(kNumber + 64 + (uint64_t{exponent == 0} << 8) + (uint64_t{exponent == 0x7ff} << 9));
     numbers_.push_back(word);
   } else {
     push_list(value);

@@ -260,7 +260,8 @@ class Einsum final : public Rule {
            static_cast<std::ptrdiff_t>(i);
   }
 
-  // Partial in, Partial out: one factor of every summand, for each choice of factors.
+  // Partial in, Partial out: one factor of every summand, for each choice of factors. The others must hold whole numbers: a float may be
+  // infinite, and its product with a part that is zero, or has another sign than the sum, is not a part of the product.
   void add_partial(const Call& call, int64_t mesh_dim, Candidates& result) const {
     if (!options_.multilinear && options_.linear.empty()) return;
     std::set<ReduceOp> ops;
@@ -279,6 +280,10 @@ class Einsum final : public Rule {
     }
   }
 
+  static bool holds_whole(const Call& call, size_t operand) {
+    return at::isIntegralType(call.operands[operand].layout->dtype(), /*includeBool=*/true);
+  }
+
   std::vector<Placements> factor_choices(const Call& call, ReduceOp op) const {
     std::vector<Placements> choices{Placements(call.operands.size(), replicate())};
     std::map<int, std::vector<size_t>> factors;
@@ -289,6 +294,8 @@ class Einsum final : public Rule {
       std::vector<Placements> next;
       for (const auto& choice : choices) {
         for (const auto i : members) {
+          const bool whole = std::all_of(members.begin(), members.end(), [&](size_t other) { return other == i || holds_whole(call, other); });
+          if (!whole) continue;
           next.push_back(choice);
           next.back()[i] = partial(op);
         }

@@ -44,6 +44,13 @@ constexpr Reason kReasons[] = {
     {"_to_copy", ".*", "rounds towards zero: no conversion of a sum is the sum of conversions"},
 };
 
+// Linear in one operand, by a factor that may be infinite. What stays pending of that: "(P(sum)), (R)" -> "P(sum)".
+constexpr const char* kMultiplies =
+    "mul|div|true_divide|addcmul|addcdiv|lerp|_foreach_(mul|div|addcmul|addcdiv|lerp)|mm|bmm|mv|dot|vdot|ger|outer|addmm|addmv|addr|baddbmm|addbmm|"
+    "linalg_cross|.*conv.*|.*norm.*_backward|_?prelu.*_backward|glu_backward|logit_backward|rrelu_with_noise_backward|.*_loss(2d)?_backward|"
+    "binary_cross_entropy_backward|_cdist_backward|grid_sampler_.*_backward|_scaled_dot_product_.*_backward";
+constexpr const char* kFactor = "linear where the factor is finite: infinity times a part that is zero, or has another sign than the sum, is NaN";
+
 // "(P(sum)), (S(0))" -> "sum"
 std::string partials(const std::string& placements) {
   std::string found;
@@ -56,8 +63,10 @@ std::string partials(const std::string& placements) {
 
 }  // namespace
 
-std::string reason_for(const std::string& base, const std::string& placements, const std::string&) {
+std::string reason_for(const std::string& base, const std::string& placements, const std::string& legal) {
   const auto found = partials(placements);
+  const bool scales = std::regex_match(found, std::regex("sum( sum)*")) && legal.find("P(sum)") != std::string::npos;
+  if (scales && std::regex_match(base, std::regex(kMultiplies))) return kFactor;
   for (const auto& reason : kReasons) {
     if (std::regex_match(base, std::regex(reason.operators)) && std::regex_match(found, std::regex(reason.placements))) return reason.why;
   }
