@@ -14,7 +14,8 @@ namespace dtensor::fuzz {
 namespace {
 
 // What the rank at `index` of `count` along a Partial mesh dimension holds of `whole`: unequal parts, which whole numbers keep whole.
-at::Tensor part(const at::Tensor& whole, ReduceOp op, int64_t index, int64_t count, int64_t seed) {
+// Of infinite data an extreme's other parts are those of no elements.
+at::Tensor part(const at::Tensor& whole, ReduceOp op, int64_t index, int64_t count, int64_t seed, bool infinite) {
   if (count == 1) return whole;
   const bool last = index == count - 1;
   const auto others = static_cast<double>((count - 1) * (count - 2) / 2 + (count - 1) * seed);
@@ -25,6 +26,7 @@ at::Tensor part(const at::Tensor& whole, ReduceOp op, int64_t index, int64_t cou
     case ReduceOp::max:
     case ReduceOp::min: {  // each element's extreme is with one rank
       const auto turn = at::arange(whole.numel(), at::kLong).add(seed).remainder(count).eq(index).view(whole.sizes());
+      if (infinite) return whole.masked_fill(turn.logical_not(), op == ReduceOp::max ? -INFINITY : INFINITY);
       return at::where(turn, whole, op == ReduceOp::max ? whole - mine - 1 : whole + mine + 1);
     }
     case ReduceOp::product: return last ? whole * std::pow(0.5, count - 1) : at::full_like(whole, 2);
@@ -38,7 +40,7 @@ at::Tensor placed(const Leaf& leaf, const DeviceMesh& mesh) {
   auto cut = leaf.placements;
   for (int64_t m = 0; m < mesh.ndim(); ++m) {
     if (!cut[m].is_partial()) continue;
-    data = part(data, cut[m].op, mesh.coordinate(m), mesh.size(m), 1 + leaf.seed % 3).to(leaf.dtype);
+    data = part(data, cut[m].op, mesh.coordinate(m), mesh.size(m), 1 + leaf.seed % 3, leaf.data == Data::infinite).to(leaf.dtype);
     cut[m] = replicate();
   }
   set_replication_check(false);  // parts differ between ranks

@@ -6,7 +6,7 @@ const std::vector<Op>& operators() {
   static const auto all = [] {
     std::vector<Op> ops;
     for (auto* add : {add_pointwise, add_views, add_in_place, add_reductions, add_matmul, add_normalization, add_indexing,
-                      add_joins, add_sorts}) {
+                      add_joins, add_sorts, add_infinities, add_random}) {
       add(ops);
     }
     return ops;

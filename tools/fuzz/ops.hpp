@@ -44,6 +44,8 @@ void add_normalization(std::vector<Op>& ops);
 void add_indexing(std::vector<Op>& ops);
 void add_joins(std::vector<Op>& ops);
 void add_sorts(std::vector<Op>& ops);
+void add_infinities(std::vector<Op>& ops);
+void add_random(std::vector<Op>& ops);
 // fuzz::wrong, whose sharding rule is wrong: what the fuzzer must find.
 Op wrong_operator();
 

@@ -15,6 +15,11 @@ Tame apart_from_whole_numbers() {
   };
 }
 
+// A conversion of an infinity to whole numbers is undefined.
+bool all_finite(const Tensors& in, const std::vector<bool>& exact, const Ints& args) {
+  return all_exact(in, exact, args) && in[0].isfinite().all().item<bool>();
+}
+
 Op where(std::string name, std::function<at::Tensor(T, T, T)> run) {
   return {std::move(name), keeps,
           [](Sketch& sketch, Step& step) {
@@ -121,8 +126,8 @@ void add_pointwise(std::vector<Op>& ops) {
       {"lerp tensor", rounds, three(floating), [](const Tensors& in, const Ints&) { return Tensors{in[0].lerp(in[1], in[2].sigmoid())}; }},
       to_dtype(at::kDouble, any_tensor, {}),
       to_dtype(at::kFloat, any_tensor, {}),
-      to_dtype(at::kLong, number, all_exact),
-      to_dtype(at::kInt, number, all_exact),
+      to_dtype(at::kLong, number, all_finite),
+      to_dtype(at::kInt, number, all_finite),
       to_dtype(at::kBool, number, kink),
   });
 }

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -18,9 +19,10 @@ double most(at::ScalarType dtype, Quality quality) {
   return quality == Quality::fine ? 1e4 : 1e2;
 }
 
-bool bounded(T value, double most) {
+bool bounded(T value, double most, bool infinities) {
   if (value.numel() == 0 || value.scalar_type() == at::kBool) return true;
-  return value.detach().to(at::kDouble).abs().max().item<double>() <= most;  // false for NaN
+  const auto size = value.detach().to(at::kDouble).abs();
+  return (infinities ? size.masked_fill(size.isinf(), 0) : size).max().item<double>() <= most;  // false for NaN
 }
 
 // Whether some of the elements share memory, as after expand and unfold: what a write does to them is nobody's promise.
@@ -65,6 +67,11 @@ at::Tensor values(const Leaf& leaf) {
       return i.mul(step).add(leaf.seed).remainder(std::max<int64_t>(count, 1)).sub(count / 2);
     }
     case Data::fraction: return i.to(at::kDouble).mul(0.7391).add(static_cast<double>(leaf.seed)).sin().mul(2);
+    case Data::infinite: {
+      const auto numbers = i.mul(7).add(leaf.seed).remainder(17).sub(8).to(at::kDouble);
+      const auto turn = i.mul(3 + 2 * (leaf.seed % 3)).add(leaf.seed).remainder(7);  // rows, and all of a small tensor, too
+      return numbers.masked_fill(turn.lt(2), -INFINITY).masked_fill(turn.eq(2 + leaf.seed % 8), INFINITY);
+    }
     case Data::mask: return i.mul(5).add(leaf.seed).remainder(7).lt(3);
     case Data::index: return i.mul(5 + 2 * (leaf.seed % 4)).add(leaf.seed).remainder(leaf.bound);
     case Data::cyclic: {
@@ -107,7 +114,7 @@ bool PlainRun::keep(T value, Quality quality, bool fresh) {
   if (value.scalar_type() == at::kFloat && quality == Quality::fine) quality = Quality::coarse;
   auto& kept = quality_[memory(value)];
   kept = fresh ? quality : std::min(kept, quality);
-  return bounded(value, most(value.scalar_type(), kept));
+  return bounded(value, most(value.scalar_type(), kept), infinities_);
 }
 
 bool PlainRun::run(const Step& step) {
@@ -218,7 +225,7 @@ void run_backward(const Program& program, const std::map<int, at::Tensor>& value
 }
 
 std::optional<Outcome> run_plain(const Program& program, const std::map<int, std::string>& refused) {
-  PlainRun run;
+  PlainRun run(program.infinities);
   Outcome outcome;
   outcome.refused = refused;
   for (size_t i = 0; i < program.steps.size(); ++i) {
@@ -230,12 +237,14 @@ std::optional<Outcome> run_plain(const Program& program, const std::map<int, std
   }
   run_backward(program, run.values(), data_of, outcome);
   for (const auto& gradient : outcome.gradients) {
-    if (gradient.whole.defined() && !bounded(gradient.whole, 1e8)) return std::nullopt;
+    if (!gradient.whole.defined()) continue;
+    const auto numbers = program.infinities ? gradient.whole.nan_to_num(0, INFINITY, -INFINITY) : gradient.whole;
+    if (!bounded(numbers, 1e8, program.infinities)) return std::nullopt;
   }
   for (const auto& [number, value] : run.values()) {
     outcome.values[number] = seen(value);
     outcome.quality[number] = run.quality(value);
-    if (!bounded(value, 1e8)) return std::nullopt;  // written through another view
+    if (!bounded(value, 1e8, program.infinities)) return std::nullopt;  // written through another view
     const bool coarse = value.scalar_type() == at::kFloat;  // a gradient may be a product with any value
     outcome.gradient_quality = std::min(outcome.gradient_quality, coarse ? Quality::coarse : Quality::fine);
   }

@@ -13,8 +13,10 @@ at::Tensor data_of(const Leaf& leaf);
 
 class PlainRun {
  public:
-  // Runs a step. False: it threw, or its values are not tame (infinite, too large, or a jump near rounding noise), or an operand
-  // is missing. Nothing has then changed, unless the step writes in place.
+  explicit PlainRun(bool infinities = false) : infinities_(infinities) {}
+
+  // Runs a step. False: it threw, or its values are not tame (NaN, infinite but in a program of infinities, too large, or a jump near
+  // rounding noise), or an operand is missing. Nothing has then changed, unless the step writes in place.
   bool run(const Step& step);
 
   // The results of the last operator whose step has no numbers for them yet: a draw does not know how many there will be.
@@ -32,6 +34,7 @@ class PlainRun {
   bool run_call(const Step& step);
   bool keep(T value, Quality quality, bool fresh);
 
+  bool infinities_;
   std::map<int, at::Tensor> values_;
   std::map<const void*, Quality> quality_;  // by memory, so that views share it
 };

@@ -16,6 +16,7 @@ const char* name(Data data) {
     case Data::whole: return "whole";
     case Data::distinct: return "distinct";
     case Data::fraction: return "fraction";
+    case Data::infinite: return "infinite";
     case Data::mask: return "mask";
     case Data::index: return "index";
     case Data::cyclic: return "cyclic";
@@ -82,7 +83,7 @@ Seen seen(const at::Tensor& value) {
 }
 
 std::string print(const Program& program, const Outcome* outcome) {
-  auto text = fmt::format("mesh {}{}\n", fmt::join(program.mesh, "x"), program.spmd ? ", inside Spmd" : "");
+  auto text = fmt::format("mesh {}{}{}\n", fmt::join(program.mesh, "x"), program.spmd ? ", inside Spmd" : "", program.infinities ? ", infinities" : "");
   for (size_t i = 0; i < program.steps.size(); ++i) {
     const auto& step = program.steps[i];
     text += fmt::format("  {}{}{}", numbers(step.out), step.out.empty() ? "" : " = ", print(step));

@@ -21,6 +21,7 @@ enum class Data {
   whole,     // whole numbers from -8 to 8: sums of them are exact in any order
   distinct,  // whole numbers, each once, shuffled
   fraction,  // in (-2, 2), with rounding from the first operation on
+  infinite,  // whole numbers, some of which are infinities
   mask,      // bool
   index,     // whole numbers in [0, bound)
   cyclic,    // the same, no two of them equal along `dim` if that has at most `bound` entries
@@ -58,6 +59,7 @@ struct Program {
   uint64_t seed = 0;
   Ints mesh{2};
   bool spmd = false;
+  bool infinities = false;  // values may be infinite (not NaN, but gradients)
   std::vector<Step> steps;
   std::vector<Root> roots;  // what backward starts from; none: no backward
   int values = 0;           // numbers given so far

@@ -13,13 +13,17 @@ bool can_be_partial(at::ScalarType dtype) { return dtype != at::kBool; }
 
 }  // namespace
 
-Sketch::Sketch(uint64_t seed, const DrawOptions& options) : random_(seed), options_(options), plain_(std::make_unique<PlainRun>()) {
+Sketch::Sketch(uint64_t seed, const DrawOptions& options) : random_(seed), options_(options) {
   program_.seed = seed;
   const auto& mesh = random_.one_of(kMeshes);
   program_.mesh = options.mesh.empty() ? mesh : options.mesh;
   program_.spmd = random_.chance(85);
   in_place_ = random_.chance(60);
   gradients_ = random_.chance(75);
+  program_.infinities = random_.chance(25);
+  few_ = random_.chance(20);
+  flat_ = random_.chance(20);
+  plain_ = std::make_unique<PlainRun>(program_.infinities);
 }
 
 int Sketch::find(const Accepts& accepts) {
@@ -47,6 +51,7 @@ int Sketch::find_or_make(const Accepts& accepts) {
 Data Sketch::numbers(at::ScalarType dtype) {
   if (dtype == at::kBool) return Data::mask;
   if (dtype == at::kLong) return random_.one_of({Data::whole, Data::distinct});
+  if (program_.infinities && random_.chance(40)) return Data::infinite;
   return random_.one_of({Data::fraction, Data::fraction, Data::whole, Data::distinct});
 }
 
@@ -78,7 +83,7 @@ Ints Sketch::shape() {
   static const std::vector<int64_t> lengths{1, 2, 2, 3, 3, 4, 4, 4, 5, 6, 6, 7, 8, 8, 9, 12, 0};
   Ints sizes(random_.weighted(std::vector<int64_t>{4, 20, 40, 26, 10}));
   for (auto& size : sizes) {
-    do size = random_.one_of(lengths);
+    do size = few_ ? random_.between(1, 3) : random_.one_of(lengths);
     while (size == 0 && !random_.chance(25));
   }
   while (c10::multiply_integers(sizes) > 400) sizes.pop_back();
@@ -121,9 +126,10 @@ Placements Sketch::placements(c10::IntArrayRef sizes, at::ScalarType dtype) {
     }
     result.push_back(drawn);
   }
-  if (!sizes.empty() && random_.chance(8)) {
-    const auto offset = random_.below(5), parts = program_.mesh.back();
-    result.back() = flat((c10::multiply_integers(sizes) + offset) / parts + 1 + random_.below(3), offset);
+  if (!sizes.empty() && random_.chance(flat_ ? 45 : 8)) {
+    const auto m = random_.below(static_cast<int64_t>(result.size()));
+    const auto offset = random_.below(5), parts = program_.mesh[m];
+    result[m] = flat((c10::multiply_integers(sizes) + offset) / parts + 1 + random_.below(3), offset);
   }
   return result;
 }
@@ -158,7 +164,7 @@ bool Sketch::add_call() {
     program_.steps.pop_back();
   }
   if (!writes) return false;
-  plain_ = std::make_unique<PlainRun>();  // what was written must not stay
+  plain_ = std::make_unique<PlainRun>(program_.infinities);  // what was written must not stay
   for (const auto& earlier : program_.steps) plain_->run(earlier);
   return false;
 }

@@ -31,6 +31,7 @@ class Sketch {
 
   Ints shape();
   Data numbers(at::ScalarType dtype);
+  bool infinities() const { return program_.infinities; }
   // A dim of x, from the front or from the back; x has one.
   int64_t dim(T x);
   Placements placements(c10::IntArrayRef sizes, at::ScalarType dtype);
@@ -51,6 +52,8 @@ class Sketch {
   Program program_;
   std::unique_ptr<PlainRun> plain_;
   bool in_place_ = false, gradients_ = false;
+  bool few_ = false;   // few elements, so that many ranks have none
+  bool flat_ = false;  // many flat cuts, beside others
   std::vector<Step> pending_;  // leaves that the step under way has made
 };
 
