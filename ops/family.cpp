@@ -288,8 +288,9 @@ void check_positions(std::string_view op, const at::Tensor& positions, int64_t l
   if (!positions.is_cpu() || positions.numel() == 0) return;
   const auto lowest = positions.min().item<int64_t>(), highest = positions.max().item<int64_t>();
   if (lowest >= 0 && highest < length) return;
-  fail(op, "{}; got indices from {} to {}; expected 0 to {}", fmt::format(fmt::runtime(words), lowest < 0 ? lowest : highest), lowest,
-       highest, length - 1);
+  const auto what = fmt::format(fmt::runtime(words), lowest < 0 ? lowest : highest);
+  require(length > 0, op, "{}; got indices from {} to {}; expected none, since the dim that they index is empty", what, lowest, highest);
+  fail(op, "{}; got indices from {} to {}; expected 0 to {}", what, lowest, highest, length - 1);
 }
 
 bool is_channels_last(const Layout& layout) {

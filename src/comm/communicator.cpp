@@ -76,6 +76,7 @@ Communicator::Call Communicator::begin(Collective kind, const at::Tensor& input)
 
 // Only the two ends take part in a message, so messages are numbered per peer and tag, apart from collectives.
 Communicator::Call Communicator::begin_message(Collective kind, const at::Tensor& input, int peer, int tag) {
+  require(size() > 1, comm::name(kind), "got peer {}; group '{}' has one rank, and so no peers", peer, name_);
   require(peer >= 0 && peer < size() && peer != rank_, comm::name(kind),
           "the peer is not another rank of group '{}'; got {}; expected 0..{} other than {}", name_, peer, size() - 1, rank_);
   check_input(kind, input);

@@ -52,6 +52,7 @@ Lengths lengths_before(c10::ArrayRef<int64_t> mesh_sizes, PlacementsRef placemen
 std::string explain(const Misfit& misfit, const Placement& p, c10::IntArrayRef sizes) {
   switch (misfit.kind) {
     case Misfit::dim_range:
+      if (sizes.empty()) return fmt::format("got shard dim {} of a single number, which has no dims to cut", p.dim);
       return fmt::format("shard dim {} is out of range for {} dimensions; expected {} to {}", p.dim, sizes.size(),
                          -static_cast<int64_t>(sizes.size()), static_cast<int64_t>(sizes.size()) - 1);
     case Misfit::factors:

@@ -1,5 +1,6 @@
 #include "src/dispatch/dtensor_impl.hpp"
 
+#include "src/core/alias.hpp"
 #include "src/core/fast_thread_local.hpp"
 #include "src/dispatch/deferred.hpp"
 #include "src/dispatch/execute.hpp"
@@ -65,13 +66,11 @@ void DTensorImpl::operator delete(void* memory) {
 
 DTensorImpl::DTensorImpl(at::Tensor local, LayoutPtr layout)
     : c10::TensorImpl(keys_of(local), local.dtype(), local.device()), local_(std::move(local)), layout_(std::move(layout)) {
-  set_storage_access_should_throw();
   adopt_metadata();
 }
 
 DTensorImpl::DTensorImpl(at::Tensor local, const DTensorImpl& like)
     : c10::TensorImpl(keys_of(local), local.dtype(), local.device()), local_(std::move(local)), layout_(like.layout_) {
-  set_storage_access_should_throw();
   adopt_metadata(like);
 }
 
@@ -95,8 +94,14 @@ void DTensorImpl::adopt_metadata(const DTensorImpl& like) {
 
 void DTensorImpl::adopt_metadata() { set_sizes_and_strides(layout_->sizes(), layout_->strides()); }
 
-void DTensorImpl::relay(at::Tensor local, LayoutPtr layout, comm::WorkPtr work) {
+// What was lent is that of the part before.
+void DTensorImpl::replace_local(at::Tensor local) {
   local_ = std::move(local);
+  if (storage_) [[unlikely]] storage_ = {};
+}
+
+void DTensorImpl::relay(at::Tensor local, LayoutPtr layout, comm::WorkPtr work) {
+  replace_local(std::move(local));
   layout_ = std::move(layout);
   work_ = std::move(work);
   note_written();
@@ -150,20 +155,11 @@ void DTensorImpl::defer(const c10::intrusive_ptr<dispatch::Deferred>& deferred) 
   deferred->add_handle(*this);
 }
 
-bool DTensorImpl::has_storage() const {
-  if (layout_ && layout_->is_deferred() && work_) deferred().wait();  // throws
-  return c10::TensorImpl::has_storage();
-}
-
-const char* DTensorImpl::tensorimpl_type_name() const {
-  if (layout_ && layout_->is_deferred() && work_) deferred().wait();
-  return "a distributed tensor, which has none; hint: read its to_local() or full_tensor(), and save those (dtensor::full_tensor)";
-}
-
 dispatch::Deferred& DTensorImpl::deferred() const { return static_cast<dispatch::Deferred&>(*work_); }
 
 template <class Version>
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool allow_metadata_change) const {
+  if (!layout_) [[unlikely]] return plain_copy(std::forward<Version>(version), allow_metadata_change);
   auto impl = c10::make_intrusive<DTensorImpl>(local_, layout_);
   impl->work_ = work_;
   if (member_) [[unlikely]] impl->set_member(member_);
@@ -172,6 +168,13 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
   if (layout_->is_deferred()) impl->deferred().add_handle(*impl);
   impl->set_storage_offset(storage_offset());
   impl->set_version_counter(std::forward<Version>(version));
+  impl->set_allow_tensor_metadata_change(allow_metadata_change);
+  return impl;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::plain_copy(c10::VariableVersion version, bool allow_metadata_change) const {
+  auto impl = detail::alias(storage_, key_set_, data_type_, sizes(), strides(), storage_offset()).getIntrusivePtr();
+  impl->set_version_counter(std::move(version));
   impl->set_allow_tensor_metadata_change(allow_metadata_change);
   return impl;
 }
@@ -186,6 +189,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(c10::Va
 }
 
 void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& other) {
+  if (!layout_) return c10::TensorImpl::shallow_copy_from(other);
   require(is_dtensor_impl(other.get()), "set_data",
           "a distributed tensor cannot take the data of a plain one; hint: distribute it first with distribute_tensor");
   auto* source = static_cast<DTensorImpl*>(other.get());
@@ -196,7 +200,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& o
          "the parameter with copy_",
          source->layout_->str(), layout_->str());
   }
-  local_ = source->local_;
+  replace_local(source->local_);
   layout_ = source->layout_;
   work_ = source->work_;
   note_written();

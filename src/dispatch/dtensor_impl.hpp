@@ -1,4 +1,4 @@
-// The TensorImpl of a distributed tensor: global metadata, no storage, a local tensor and a layout.
+// The TensorImpl of a distributed tensor: global metadata, a local tensor and a layout; no storage, until somebody asks for one (lend.cpp).
 #pragma once
 
 #include <dtensor/comm/work.hpp>
@@ -10,6 +10,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include <memory>
+#include <string_view>
 
 namespace dtensor {
 
@@ -37,7 +38,7 @@ class DTensorImpl final : public c10::TensorImpl {
   // No tensor, but what others can be like.
   explicit DTensorImpl(LayoutPtr layout);
 
-  const LayoutPtr& layout() const { return layout_; }
+  const LayoutPtr& layout() const { return layout_; }  // null: a plain tensor, see set_storage_offset
 
   // This rank's part, finished.
   const at::Tensor& local() {
@@ -76,10 +77,17 @@ class DTensorImpl final : public c10::TensorImpl {
   void track_as(c10::DispatchKeySet base);
 
   // Whether nothing else shares the local memory, so that relay() cannot part a view from its base.
-  bool owns_local_alone() const { return local_.use_count() == 1 && local_.storage().use_count() == 1; }
+  bool owns_local_alone() const { return local_.use_count() == 1 && local_.storage().use_count() == (storage_ ? 2u : 1u); }
 
-  // What reads memory by pointer asks first, and would say no more than that there is none: of a deferred tensor it throws.
+  // What reads memory by pointer asks first, and would say no more than that there is none. A part that is the whole tensor lends its
+  // memory; of others both throw.
   bool has_storage() const override;
+  const c10::Storage& storage() const override;
+  bool lends_memory() const { return lend() == Lends::memory; }
+
+  // libtorch's unpickler gives a tensor that a factory has made other memory, an offset and sizes, and no operator runs: it is plain from
+  // then on, as inside of Spmd it may be.
+  void set_storage_offset(int64_t offset) override;
 
   bool leaf_checked = false;  // see leaf_gradients.cpp
   bool pinned = false;        // see dtensor::pin
@@ -96,10 +104,13 @@ class DTensorImpl final : public c10::TensorImpl {
   void release_resources() override;
 
  private:
-  // libtorch says "Cannot access storage of " and this.
-  const char* tensorimpl_type_name() const override;
+  enum class Lends { memory, cut, otherwise };
+  Lends lend() const;
+  [[noreturn]] void refuse(std::string_view asked, Lends reason) const;
+  void replace_local(at::Tensor local);
   template <class Version>
   c10::intrusive_ptr<c10::TensorImpl> copy(Version&& version, bool allow_metadata_change) const;
+  c10::intrusive_ptr<c10::TensorImpl> plain_copy(c10::VariableVersion version, bool allow_metadata_change) const;
   void adopt_metadata();
   void adopt_metadata(const DTensorImpl& like);
   void finish();
@@ -108,6 +119,7 @@ class DTensorImpl final : public c10::TensorImpl {
   LayoutPtr layout_;
   comm::WorkPtr work_;
   FlatMemberPtr member_;
+  const c10::StorageImpl* lent_ = nullptr;
 };
 
 inline bool is_dtensor_impl(const c10::TensorImpl* impl) { return impl->key_set().has(kDTensorKey); }

@@ -65,6 +65,10 @@ inline void inherit(const DTensorImpl& operand, DTensorImpl& result) {
 }
 void inherit(const Decision& decision, const c10::IValue& operand, const c10::IValue& results);
 
+// resize_, set_, as_strided_: of a tensor of which this rank has the memory as one device has it, the operator runs on the part, and the tensor
+// becomes what the part then is. False where it is not so.
+bool change_metadata(const c10::OperatorHandle& op, Stack& stack, size_t begin);
+
 // Groups learn what is written.
 void note_written(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 

@@ -156,6 +156,7 @@ void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, Key& ke
   const auto& info = info_of(op);
   if (info.becomes && is_dtensor(stack[begin].toTensor())) return become_view(*info.becomes, stack, begin);
   const bool distributed = any_tensor(stack, begin, true);
+  if (info.changes_metadata && distributed && change_metadata(op, stack, begin)) return;
   if (!distributed && (any_tensor(stack, begin, false) || !Spmd::current() || info.has_tensor_argument || !is_factory(info) ||
                        is_made_elsewhere(info, stack, begin, *Spmd::current()))) {
     return run_plain(op, stack);

@@ -18,8 +18,6 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <ostream>
-
 namespace dtensor {
 
 namespace {
@@ -264,8 +262,6 @@ void move_part(const at::Tensor& tensor, at::Tensor local) {
   impl.relay(std::move(local), layout_of("move_part", tensor));
   impl.set_member(member);
 }
-
-std::ostream& operator<<(std::ostream& out, const DTensor& tensor) { return out << tensor.layout().str() << '\n' << tensor.full_tensor(); }
 
 void redistribute_(const at::Tensor& tensor, PlacementsRef placements) {
   const auto from = layout_of("redistribute_", tensor);

@@ -7,6 +7,7 @@
 #include "src/launch/devices.hpp"
 #include "src/launch/environment.hpp"
 #include "src/launch/memory.hpp"
+#include "src/launch/place.hpp"
 #include "src/launch/single_threaded.hpp"
 
 #include <algorithm>
@@ -29,6 +30,15 @@ namespace {
 using Body = std::function<void(World&)>;
 using MakeTransport = std::function<std::unique_ptr<comm::Transport>(int rank)>;
 
+void add_place_to_current() {
+  try {
+    throw;
+  } catch (c10::Error& error) {
+    detail::add_place(error);
+  } catch (...) {
+  }
+}
+
 void run_rank(std::unique_ptr<comm::Transport> transport, comm::Milliseconds deadline, const Body& body,
               const std::function<void()>& on_error) {
   transport->set_deadline(deadline);
@@ -40,6 +50,7 @@ void run_rank(std::unique_ptr<comm::Transport> transport, comm::Milliseconds dea
   } catch (...) {
     on_error();  // before leaving: the first error to arrive is the root cause, not an echo of this departure
     reach.leave(detail::text_of(std::current_exception()));
+    add_place_to_current();
     throw;
   }
 }
