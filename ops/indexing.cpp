@@ -2,19 +2,14 @@
 #include "ops/family.hpp"
 
 #include <dtensor/error.hpp>
-#include <dtensor/redistribute.hpp>
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
-#include <numeric>
 
 namespace dtensor::rules {
 namespace {
@@ -322,63 +317,6 @@ class Put final : public Rule {
   }
 };
 
-// self.masked_scatter(mask, source): the n-th true element takes the n-th of source, so every rank needs the whole mask
-// and source, but writes its own part only.
-class MaskedScatter final : public Rule {
- public:
-  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
-    const auto& now = call.operands[0].placements()[mesh_dim];
-    if (now.is_partial()) return {{{now, replicate(), now}, {now}}};  // elements only move
-    if (!now.is_shard()) return {};
-    return {{{now, replicate(), replicate()}, {now}}};
-  }
-
-  std::vector<Sizes> output_sizes(const Call& call) const override {
-    return {Sizes(call.operands[0].sizes().begin(), call.operands[0].sizes().end())};
-  }
-
-  Lowering lower(const Call& call, const Resolution& resolution) const override {
-    auto cuts = Placements(resolution.in[0]->placements().begin(), resolution.in[0]->placements().end());
-    if (std::none_of(cuts.begin(), cuts.end(), [](const Placement& p) { return p.is_shard(); })) return {};
-    for (auto& p : cuts) p = p.is_shard() ? p : replicate();
-    return [layout = resolution.in[0]->with(cuts), in_place = call.in_place](LocalCall& local) {
-      const auto self = local.arg(0).toTensor(), source = local.arg(2).toTensor();
-      const auto mask = local.arg(1).toTensor().expand(layout->sizes()).contiguous();
-      const auto rank = places_in_source(mask, in_place && goes_through_memory() ? layout->strides() : mask.strides());
-      const auto own_mask = own_part(mask, *layout), own_rank = own_part(rank, *layout);
-      auto result = self;
-      if (source.numel() > 0) {
-        require(rank.numel() == 0 || rank.max().item<int64_t>() < source.numel(), "aten::masked_scatter",
-                "the mask has more true elements than source has elements; got {}", source.numel());
-        const auto values = source.reshape({-1}).index_select(0, own_rank.reshape({-1})).view(self.sizes());
-        result = at::where(own_mask, values, self);
-      }
-      local.replace({in_place ? self.copy_(result) : result.clone()});
-    };
-  }
-
- private:
-  // Whether libtorch takes the elements in the order of self's memory, as versions before 2 do.
-  static bool goes_through_memory() {
-    static const bool found = [] {
-      const auto values = at::arange(4).view({2, 2});
-      return !at::zeros({2, 2}, at::kLong).t().masked_scatter_(at::ones({2, 2}, at::kBool), values).equal(values);
-    }();
-    return found;
-  }
-
-  // How many true elements come before each, when elements are counted by descending stride.
-  static at::Tensor places_in_source(const at::Tensor& mask, c10::IntArrayRef strides) {
-    std::vector<int64_t> order(mask.dim());
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
-    auto places = at::empty_like(mask, mask.options().dtype(at::kLong));
-    const auto ordered = mask.permute(order);
-    places.permute(order).copy_(ordered.reshape({-1}).cumsum(0).sub_(1).clamp_min_(0).view(ordered.sizes()));
-    return places;
-  }
-};
-
 struct DataDependent final : Rule {
   Candidates candidates(const Call&, int64_t) const override { return {}; }
   bool data_dependent() const override { return true; }
@@ -404,8 +342,6 @@ const Register indexing("aten::index.Tensor aten::_unsafe_index.Tensor", family(
 const Register putting("aten::index_put aten::_index_put_impl aten::_unsafe_index_put", family(index_put, write_own),
                        "dims that are not indexed are independent; in those that are, each rank writes its part");
 const Register put("aten::put", std::make_shared<Put>(), "every index by itself; each rank writes what it holds");
-const Register masked_scatter("aten::masked_scatter", std::make_shared<MaskedScatter>(),
-                              "which element of source goes where depends on the whole mask; writing it does not");
 const Register unknown_sizes(
     "aten::nonzero aten::masked_select aten::_unique aten::_unique2 aten::unique_dim "
     "aten::unique_consecutive aten::unique_dim_consecutive aten::bincount",

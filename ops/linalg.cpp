@@ -1,6 +1,8 @@
 // Linear algebra on batches: every matrix by itself, whole.
 #include "ops/family.hpp"
 
+#include <algorithm>
+
 namespace dtensor::rules {
 namespace {
 
@@ -30,12 +32,28 @@ const Register lu_factor("aten::linalg_lu_factor_ex aten::linalg_ldl_factor_ex a
 const Register lu_solve("aten::linalg_lu_solve aten::linalg_ldl_solve", batched("...ij,...i,...ik->...ik"), kWhy);
 const Register lu_unpack("aten::lu_unpack", batched("...ij,...i->...ij,...ij,...ij"), kWhy);
 const Register qr("aten::linalg_qr", batched("...ij->...ij,...ij"), kWhy);
-const Register reflections("aten::geqrf", batched("...ij->...ij,...j"), kWhy);
 const Register householder("aten::linalg_householder_product", batched("...ij,...k->...ij"), kWhy);
 const Register times_q("aten::ormqr", batched("...ij,...k,...il->...il"), kWhy);
 const Register svd("aten::_linalg_svd", batched("...ij->...ij,...j,...ij"), kWhy);
 const Register eigen("aten::_linalg_eigh aten::linalg_eig", batched("...ij->...i,...ij"), kWhy);
 const Register eigenvalues("aten::_linalg_eigvals", batched("...ij->...i"), kWhy);
+
+// As many reflections as the shorter dim is long.
+RulePtr reflections() {
+  struct Reflections final : Rule {
+    Candidates candidates(const Call& call, int64_t mesh_dim) const override { return matrices->candidates(call, mesh_dim); }
+    std::vector<Sizes> output_sizes(const Call& call) const override {
+      const auto matrix = call.operands[0].sizes();
+      if (matrix.size() < 2) return {};
+      auto sizes = matrices->output_sizes(call);
+      sizes[1].back() = std::min(matrix[matrix.size() - 2], matrix.back());
+      return sizes;
+    }
+    RulePtr matrices = batched("...ij->...ij,...j");
+  };
+  return std::make_shared<Reflections>();
+}
+const Register householder_form("aten::geqrf", reflections(), kWhy);
 
 // A right-hand side is a matrix per matrix, or a vector per matrix where it has a dim less.
 RulePtr solution() {
