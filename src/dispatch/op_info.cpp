@@ -21,7 +21,13 @@ const std::unordered_set<std::string> kChangesMetadata{
 // Arguments that kernels write although the schema does not say so, in some versions.
 const std::unordered_map<std::string, std::unordered_set<std::string>> kWrittenUnsaid{
     {"aten::native_batch_norm", {"running_mean", "running_var"}},
+    {"aten::batch_norm_update_stats", {"running_mean", "running_var"}},
+    {"aten::batch_norm_gather_stats", {"running_mean", "running_var"}},
+    {"aten::batch_norm_gather_stats_with_counts", {"running_mean", "running_var"}},
+    {"aten::cudnn_batch_norm", {"running_mean", "running_var"}},
+    {"aten::miopen_batch_norm", {"running_mean", "running_var"}},
     {"aten::rrelu_with_noise", {"noise"}},
+    {"aten::rrelu_with_noise_", {"noise"}},
 };
 
 bool is_written(const c10::FunctionSchema& schema, const c10::Argument& argument) {

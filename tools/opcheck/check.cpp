@@ -1,5 +1,7 @@
 #include "tools/opcheck/check.hpp"
 
+#include "src/dispatch/op_info.hpp"
+
 #include <dtensor/dtensor.hpp>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -168,15 +170,18 @@ bool is_refusal(const std::string& message) {
   return message.find("would change the shape of a distributed tensor in place") != std::string::npos;
 }
 
+// Some operators write what their schema does not say.
+bool is_changed(const Sample& sample, size_t argument) {
+  const auto before = tensors_in({sample.arguments[argument]}), after = tensors_in({sample.after[argument]});
+  return !std::equal(before.begin(), before.end(), after.begin(), after.end(), [](const auto& a, const auto& b) { return a.equal(b); });
+}
+
 class Runner {
  public:
   Runner(const Operator& op, const Sample& sample) : op_(op), sample_(sample), gradients_(expected_gradients(op, sample)) {
     const auto declared = written_arguments(op.schema());
-    for (size_t i = 0; i < sample.arguments.size(); ++i) {  // some operators write what their schema does not say
-      const auto before = tensors_in({sample.arguments[i]}), after = tensors_in({sample.after[i]});
-      const bool same =
-          std::equal(before.begin(), before.end(), after.begin(), after.end(), [](const auto& a, const auto& b) { return a.equal(b); });
-      if (!same || std::find(declared.begin(), declared.end(), i) != declared.end()) changed_.push_back(i);
+    for (size_t i = 0; i < sample.arguments.size(); ++i) {
+      if (is_changed(sample, i) || std::find(declared.begin(), declared.end(), i) != declared.end()) changed_.push_back(i);
     }
   }
 
@@ -265,6 +270,17 @@ class Runner {
 };
 
 }  // namespace
+
+std::string written_unsaid(const Operator& op, const Sample& sample) {
+  std::string names;
+  if (is_out_form(op.schema())) return names;  // which is the functional form and a copy
+  const auto& known = dispatch::info_of(op.handle).written;
+  for (size_t i = 0; i < sample.arguments.size(); ++i) {
+    const bool said = op.composite || std::find(known.begin(), known.end(), static_cast<int>(i)) != known.end();
+    if (!said && is_changed(sample, i)) names += (names.empty() ? "" : " ") + op.schema().arguments()[i].name();
+  }
+  return names;
+}
 
 bool close(const at::Tensor& got, const at::Tensor& expected, double least_tolerance) {
   if (got.sizes() != expected.sizes() || got.scalar_type() != expected.scalar_type()) return false;

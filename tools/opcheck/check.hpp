@@ -20,6 +20,9 @@ struct Outcome {
 // Runs every case of a sample on a mesh, forward and (where libtorch differentiates the operator) backward.
 std::vector<Outcome> check(const Operator& op, const Sample& sample, const std::vector<Case>& cases, std::vector<int64_t> mesh);
 
+// The arguments that one device writes although neither the operator's schema nor dispatch says so; empty: none.
+std::string written_unsaid(const Operator& op, const Sample& sample);
+
 // Whether two tensors hold the same values up to the rounding of another order of summation.
 bool close(const at::Tensor& got, const at::Tensor& expected, double least_tolerance = 0);
 

@@ -87,6 +87,9 @@ class Examination {
   }
 
   void thoroughly(Sample sample) {
+    if (const auto names = written_unsaid(op_, sample); !names.empty()) {
+      wrong_.push_back({{"case", sample.text}, {"message", "writes " + names + ", which src/dispatch/op_info.cpp does not say"}});
+    }
     const bool partials = has_partials(sample);
     auto cases = cases_1d(sample, most_cases(), partials);
     std::vector<Outcome> on_three;
