@@ -14,6 +14,8 @@
 #include <dtensor/redistribute.hpp>
 #include <dtensor/spmd.hpp>
 #include <dtensor/world.hpp>
+#include <ATen/ops/empty.h>
+#include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <cstdio>
@@ -195,19 +197,52 @@ bool may_be_empty(const Layout& layout) {
   return false;
 }
 
-// Refuses what one device refuses. True when that took a rehearsal. Fills call.outputs where they are known; without a rule, which
-// this takes away where it is of no use, operands are replicated.
-bool look_ahead(const c10::OperatorHandle& op, const OpInfo& info, rules::Call& call, const rules::Rule*& rule) {
-  const bool asks_kernel = !call.operands.empty() && !(rule && rule->describes_outputs());
-  auto outputs = asks_kernel ? meta_outputs(op, call) : c10::nullopt;
-  const bool rehearsed = !outputs && !call.operands.empty();
-  if (rehearsed) rehearse(op, call);
+struct Ahead {
+  bool rehearsed = false;
+  bool sure = false;  // call.outputs have the dtypes of one device, too
+};
+
+// Refuses what one device refuses. Fills call.outputs where they are known; without a rule, which this takes away where it is of no use,
+// operands are replicated.
+Ahead look_ahead(const c10::OperatorHandle& op, const OpInfo& info, rules::Call& call, const rules::Rule*& rule) {
+  const bool described = rule && rule->describes_outputs();
+  auto outputs = call.operands.empty() || described ? c10::nullopt : meta_outputs(op, call);
+  Ahead ahead{!outputs && !call.operands.empty(), described || outputs};
+  if (ahead.rehearsed) rehearse(op, call);
   const bool out_form = !info.in_place && !info.written.empty();  // of which no functional form is known
   if (rule && (rule->data_dependent() || out_form)) rule = nullptr;
-  if (!rule || !info.makes_results) return rehearsed;
+  if (!rule || !info.makes_results) return ahead;
   call.outputs = outputs && !outputs->empty() ? std::move(*outputs) : rule->output_metas(call);
   if (call.outputs.empty() && info.returns_tensors_only && !info.schema->returns().empty()) rule = nullptr;
-  return rehearsed;
+  return ahead;
+}
+
+// Whether this rank has no part of a tensor that others have parts of.
+bool has_no_part(const Layout& layout) {
+  return c10::multiply_integers(layout.local_sizes()) == 0 && c10::multiply_integers(layout.sizes()) > 0;
+}
+
+// A rank that has no part of any result has nothing to compute, and need not ask whether the kernel takes empty operands beside others
+// that broadcast. Empty: this rank, or this operator, is not of that kind.
+rules::Lowering nothing_to_compute(const Decision& decision, const rules::Call& call, const rules::Resolution& resolution, bool sure) {
+  const auto& info = *decision.info;
+  if (info.is_view || info.has_tensor_list || info.schema->argumentIndexWithName("generator")) return {};
+  if (info.in_place && !info.makes_results) {
+    const auto& written = info.written;
+    const int i = written.size() == 1 ? call.operand_index(written[0]) : -1;
+    if (i < 0 || info.returns_argument != written || !has_no_part(*resolution.in[i])) return {};
+    return [argument = written[0]](rules::LocalCall& local) { local.replace({local.arg(argument)}); };
+  }
+  const auto& outputs = decision.outputs;
+  const bool empty = std::all_of(outputs.begin(), outputs.end(), [](const auto& like) { return like && has_no_part(*like->layout()); });
+  if (!sure || !decision.outputs_known || !decision.open.empty() || !info.written.empty() || outputs.empty() || !empty) return {};
+  return [outputs, device = call.mesh.device_type()](rules::LocalCall& local) {
+    std::vector<c10::IValue> results;
+    for (const auto& like : outputs) {
+      results.emplace_back(at::empty(like->layout()->local_sizes(), at::TensorOptions(like->layout()->dtype()).device(device)));
+    }
+    local.replace(std::move(results));
+  };
 }
 
 }  // namespace
@@ -228,7 +263,7 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   check_plain_operands(info, call, trace != nullptr);
 
   const auto* rule = info.rule;
-  const bool rehearsed = look_ahead(op, info, call, rule);
+  const auto ahead = look_ahead(op, info, call, rule);
   if (!trace && !info.rule && !call.operands.empty() && info.name != "aten::_local_scalar_dense") {
     warn_once(info, "has no sharding rule and runs on replicated operands");
   }
@@ -248,7 +283,8 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
     warn_once(info, "is drawn whole on every rank from gathered operands: how much it takes of the one stream depends on their values");
   }
   // What kernels refuse, as dtypes, is refused on every rank, and before anything is moved.
-  if (!rehearsed && (moves || empty || decision->lowering || !decision->write_backs.empty())) rehearse(op, call);
+  if (!ahead.rehearsed && (moves || empty || decision->lowering || !decision->write_backs.empty())) rehearse(op, call);
+  if (rule && !decision->lowering) decision->lowering = nothing_to_compute(*decision, call, resolution, ahead.sure);
   decision->casts = call.schema.name() == "aten::_to_copy" && decision->outputs.size() == 1;
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
   decision->once = !Spmd::current() && (in_backward() || initializes(info, call)) && has_plain_operand(call);
