@@ -11,6 +11,8 @@
 #include <ATen/ops/full.h>
 
 #include <algorithm>
+#include <string_view>
+#include <unordered_set>
 
 namespace dtensor::dispatch {
 
@@ -21,11 +23,53 @@ constexpr int64_t kMostElements = 1 << 13;
 // Values that operators commonly accept: one that refuses all of them refuses the shapes or dtypes.
 enum class Values { zeros, ones, identity };
 
-at::Tensor stand_in(const at::Tensor& tensor, Values values) {
+// -- Integers --------------------------------------------------------------------------------------------------------------
+
+// An integer may be a position, a length or a pointer, with which a kernel reaches outside of its operands. So a call with integers is
+// rehearsed where its operator only computes with them, or is seen to stay inside with the first position, whatever the sizes
+// (`opcheck --rehearse` under valgrind).
+
+// Families of rules whose operators compute with integers as with other numbers.
+const std::unordered_set<std::string_view> kComputing{"copy",     "foreach", "join", "matmul",          "padding", "pointwise",     "reduction",
+                                                      "shuffle",  "softmax", "sort", "tensor_creation", "view",    "view_backward", "view_flatten",
+                                                      "view_scatter"};
+// Operators that take position 0 of any dim: they check it, or write nothing where there is none.
+const std::unordered_set<std::string_view> kFirstPosition{
+    "aten::index_select", "aten::gather", "aten::scatter", "aten::scatter_", "aten::scatter_add", "aten::scatter_add_", "aten::scatter_reduce",
+    "aten::scatter_reduce_", "aten::index_add", "aten::index_add_", "aten::index_copy", "aten::index_copy_", "aten::index_fill",
+    "aten::index_fill_", "aten::index", "aten::index_put", "aten::index_put_", "aten::take", "aten::put", "aten::put_", "aten::embedding",
+    "aten::nll_loss_forward", "aten::nll_loss2d_forward", "aten::bucketize", "aten::isin",
+};
+// Operators whose pivots count from 1.
+const std::unordered_set<std::string_view> kPivots{"aten::linalg_lu_solve", "aten::linalg_ldl_solve", "aten::lu_unpack"};
+
+enum class Integers { computed, first, pivots, unknown };
+
+Integers integers_of(const c10::FunctionSchema& schema) {
+  const auto* entry = rules::find_entry(schema);
+  if (entry && kComputing.count(entry->family)) return Integers::computed;
+  if (kFirstPosition.count(schema.name())) return Integers::first;
+  return kPivots.count(schema.name()) ? Integers::pivots : Integers::unknown;
+}
+
+bool is_integer(c10::ScalarType dtype) { return c10::isIntegralType(dtype, /*includeBool=*/false); }
+
+bool has_integers(const rules::Call& call) {
+  return std::any_of(call.operands.begin(), call.operands.end(), [](const auto& operand) { return is_integer(operand.layout->dtype()); });
+}
+
+// -- Stand-ins -------------------------------------------------------------------------------------------------------------
+
+int value_of(c10::ScalarType dtype, Values values, Integers integers) {
+  if (!is_integer(dtype) || integers == Integers::computed) return values == Values::ones ? 1 : 0;
+  return integers == Integers::pivots ? 1 : 0;
+}
+
+at::Tensor stand_in(const at::Tensor& tensor, Values values, Integers integers) {
   if (!tensor.defined()) return tensor;
   int64_t last = 0;
   for (int64_t d = 0; d < tensor.dim(); ++d) last += std::max<int64_t>(tensor.sizes()[d] - 1, 0) * tensor.strides()[d];
-  auto copy = at::full({last + 1}, values == Values::ones ? 1 : 0, at::TensorOptions(tensor.scalar_type()))
+  auto copy = at::full({last + 1}, value_of(tensor.scalar_type(), values, integers), at::TensorOptions(tensor.scalar_type()))
                   .as_strided(tensor.sizes(), tensor.strides());
   const bool matrices = tensor.dim() >= 2 && tensor.numel() > 0 && tensor.is_floating_point();
   if (values == Values::identity && matrices) copy.diagonal(0, -2, -1).fill_(1);
@@ -37,8 +81,9 @@ at::Tensor stand_in(const at::Tensor& tensor, Values values) {
 std::string complaint(const c10::OperatorHandle& op, const rules::Call& call, Values values) {
   LocalMode local;
   Stack stack;
+  const auto integers = integers_of(call.schema);
   for (const auto& argument : call.arguments) {
-    stack.push_back(with_tensors(argument, [&](const at::Tensor& tensor) { return stand_in(tensor, values); }));
+    stack.push_back(with_tensors(argument, [&](const at::Tensor& tensor) { return stand_in(tensor, values, integers); }));
   }
   try {
     op.callBoxed(&stack);
@@ -84,6 +129,7 @@ bool rehearse(const c10::OperatorHandle& op, const rules::Call& call) {
   const bool custom = call.schema.name().rfind("aten::", 0) != 0;  // what others' operators do besides computing is theirs to say
   if (custom || call.mesh.device_type() != c10::DeviceType::CPU || is_random(op)) return false;
   if (call.schema.name().rfind("aten::as_strided", 0) == 0) return false;  // its offset counts from where the memory begins
+  if (has_integers(call) && integers_of(call.schema) == Integers::unknown) return false;
   const bool counts_selected = selects_by_mask(call) && call.has("values");  // as many values as the mask has true elements
   if (counts_selected || elements(call) > kMostElements) return false;
   const auto words = complaint(op, call, Values::zeros);

@@ -1,5 +1,6 @@
 // opcheck: proves the sharding rules against one device.
 #include "tools/opcheck/examine.hpp"
+#include "tools/opcheck/rehearse.hpp"
 
 #include <CLI/CLI.hpp>
 #include <c10/util/Logging.h>
@@ -41,6 +42,18 @@ void show_progress(size_t done, size_t all, const std::string& name) {
   const bool terminal = isatty(STDERR_FILENO);
   if (terminal) fmt::print(stderr, "\r[{}/{}] {:<60}{}", done, all, name.substr(0, 60), done == all ? "\n" : "");
   if (!terminal && done % 100 == 0) fmt::print(stderr, "[{}/{}]\n", done, all);
+}
+
+int rehearse(const std::vector<Operator>& operators, bool verbose) {
+  size_t calls = 0;
+  const auto found = rehearse_all(operators, [&](const std::string& call) {
+    ++calls;
+    if (verbose) fmt::print(stderr, "{}\n", call);
+    if (!verbose && calls % 10000 == 0) fmt::print(stderr, "[{} calls]\n", calls);
+  });
+  fmt::print("rehearsed operators {}, calls {}: taken {}, refused {}, not tried {}\n", found.operators, calls, found.taken, found.refused,
+             found.not_tried);
+  return 0;
 }
 
 struct Totals {
@@ -125,12 +138,13 @@ int main(int argc, char** argv) {
       "running the raw operator on the parts."};
   std::vector<std::string> names;
   std::string json_file;
-  bool all = false, registry = false, listing = false, without = false, missed = false, verbose = false;
+  bool all = false, registry = false, rehearsals = false, listing = false, without = false, missed = false, verbose = false;
   size_t jobs = 2;
   Effort effort;
   app.add_option("operators", names, "operators or overloads to check, with their tables (mm, aten::add.Tensor)");
   app.add_flag("--all", all, "every operator that has a rule");
   app.add_flag("--registry", registry, "every operator in libtorch's registry that takes a tensor, with a rule or without");
+  app.add_flag("--rehearse", rehearsals, "only try operators (all, or those named) on stand-ins, as before a call that communicates: for valgrind");
   app.add_flag("--list", listing, "list the operators that have a rule");
   app.add_flag("--without-rule", without, "list the operators that are computed on replicated operands");
   app.add_flag("--missed", missed, "print missed placements that have no known reason");
@@ -143,7 +157,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0, 100000));
   app.add_option("--json", json_file, "write everything found to this file");
   app.add_option("--jobs", jobs, "operators at once")->capture_default_str()->check(CLI::Range(1, 64));
-  app.add_flag("--verbose", verbose, "name the operators that took no sample");
+  app.add_flag("--verbose", verbose, "name the operators that took no sample, or each call that is rehearsed");
   CLI11_PARSE(app, argc, argv);
 
   setenv("OMP_NUM_THREADS", "1", 0);
@@ -169,10 +183,11 @@ int main(int argc, char** argv) {
   std::vector<Operator> chosen;
   for (const auto& op : operators) {
     const bool named = std::any_of(names.begin(), names.end(), [&](const auto& name) { return is_named(op, name); });
-    if (named || (all && op.has_rule()) || (registry && op.name.rfind("aten::", 0) == 0 && !is_of_libtorch_itself(op)))
+    if (named || (rehearsals && names.empty()) || (all && op.has_rule()) || (registry && op.name.rfind("aten::", 0) == 0 && !is_of_libtorch_itself(op)))
       chosen.push_back(op);
   }
   if (chosen.empty()) return fmt::print(stderr, "opcheck: nothing to do; see --help\n"), 2;
+  if (rehearsals) return rehearse(chosen, verbose);
   effort.table = !all && !registry;
   effort.missed = !registry;
   const auto progress = [&](size_t done, const std::string& name) { show_progress(done, chosen.size(), name); };
