@@ -93,14 +93,15 @@ constexpr Unsampled kUnsampled[] = {
     {"align_.*|refine_names|rename.*|_?names", "of named dims, which distributed tensors do not have"},
     {".*mkldnn.*|.*(cudnn|miopen|mps|triton|nnpack|xnnpack|vulkan|metal|xpu|hpu).*|_?pin_memory|is_pinned|record_stream|.*convolution_overrideable|"
      "convolution_backward_overrideable|_thnn_.*|.*_cell_backward.*|_copy_from.*|.*flash_attention.*|.*efficient_attention.*|.*cudnn_attention.*|"
-     "_fused_sdp_choice|.*overrideable.*|_fused_dropout|linear_backward|_linear_backward",
+     "_fused_sdp_choice|.*overrideable.*|_fused_dropout|linear_backward|_amp_.*|_fused_(adam.*|sgd)|.*_cuda_.*",
      "of an accelerator, or of a backend that this libtorch does not have"},
     {"set|set_data|resize.*|_resize_output.*|is_set_to|_has_same_storage_numel|_storage.*|.*storage.*|unsafe_.*_storage|_unsafe_set.*|set_source.*",
      "changes or compares storage, which distributed tensors do not have: refused, with a hint"},
     {"_?backward|data|_version|is_leaf|output_nr|retain_grad|retains_grad|requires_grad|_fw_primal.*|_make_dual.*|_unpack_dual|detach|get_gradients|"
      "_debug_has_internal_overlap|_reshape_copy|_lift.*|_is_zerotensor|_efficientzerotensor",
      "autograd's own state, which lies above the distributed tensor"},
-    {"from_file|_print|_sobol_engine_.*|chalf|_dimname.*|sym_.*|_assert_.*|_functional_(sym|assert).*",
+    {"_reshape_from_tensor|_rowwise_prune", "reads the memory of its operands itself, above every dispatch key: refused, with a hint, unless they are whole"},
+    {"from_file|_print|_sobol_engine_.*|chalf|_dimname.*|sym_.*|_assert_.*|_functional_(sym|assert).*|_linalg_check_errors",
      "no value of tensors to compare: files, printing, checks, tables of the Sobol engine, complex numbers of half precision"},
 };
 

@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
+#include <malloc.h>
+
 namespace dtensor::opcheck {
 
 namespace {
@@ -84,6 +86,28 @@ bool all_equal(const Stack& results) {
   return false;
 }
 
+// What the operator returns, with random numbers of one seed. `after`: the arguments then.
+Stack called(const Operator& op, const Stack& arguments, Stack& after, int byte) {
+  FilledMemory memory(byte);
+  after = deep_copy(arguments);
+  auto stack = after;
+  torch::manual_seed(0);
+  op.handle.callBoxed(&stack);
+  return stack;
+}
+
+// Where two runs differ; undefined where they do not.
+std::vector<at::Tensor> differences(const std::vector<at::Tensor>& first, const std::vector<at::Tensor>& second) {
+  std::vector<at::Tensor> found(first.size());
+  for (size_t i = 0; i < first.size() && i < second.size(); ++i) {
+    if (!first[i].defined() || !second[i].defined() || first[i].sizes() != second[i].sizes()) continue;
+    const auto both_nan = first[i].ne(first[i]).logical_and(second[i].ne(second[i]));
+    const auto differs = first[i].ne(second[i]).logical_and(both_nan.logical_not());
+    if (differs.any().item<bool>()) found[i] = differs;
+  }
+  return found;
+}
+
 std::optional<Sample> make(const Operator& op, const std::string& text, at::ScalarType dtype, uint64_t seed = 0) {
   Sample sample;
   sample.text = text;
@@ -93,15 +117,16 @@ std::optional<Sample> make(const Operator& op, const std::string& text, at::Scal
     c10::NoGradGuard no_grad;
     sample.arguments = arguments_from(op.schema(), text, dtype);
     complete_out(op, sample.arguments);
-    sample.after = deep_copy(sample.arguments);
-    sample.results = sample.after;
-    torch::manual_seed(0);
-    op.handle.callBoxed(&sample.results);
+    sample.results = called(op, sample.arguments, sample.after, 0x35);
     for (const auto& result : tensors_in(sample.results)) {
       if (result.layout() != at::kStrided || result.is_nested()) return {};
       result.resolve_neg();   // some dtypes have no negative
       result.equal(result);  // some tensors are of libtorch's own transforms, and are not to be looked at
     }
+    Stack after;
+    const auto again = called(op, sample.arguments, after, 0x4a);
+    sample.undetermined = differences(tensors_in(sample.results, true), tensors_in(again, true));
+    sample.undetermined_after = differences(tensors_in(sample.after, true), tensors_in(after, true));
   } catch (const Misfit&) {
     return {};
   } catch (const std::exception&) {
@@ -117,6 +142,9 @@ std::optional<Sample> tried(const Operator& op, const std::string& text, at::Sca
 }
 
 }  // namespace
+
+FilledMemory::FilledMemory(int byte) { mallopt(M_PERTURB, byte); }
+FilledMemory::~FilledMemory() { mallopt(M_PERTURB, 0); }
 
 at::Tensor stored(const at::Tensor& tensor) {
   auto result = tensor;

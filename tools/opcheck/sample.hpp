@@ -32,6 +32,8 @@ struct Sample {
   Stack arguments;   // plain tensors
   Stack results;     // what one device returns for them, and
   Stack after;       // how the arguments are then
+  std::vector<at::Tensor> undetermined;        // where results hold what memory held before: true. Undefined: nowhere
+  std::vector<at::Tensor> undetermined_after;  // the same of the arguments
   bool by_chance = false;  // empty or length-one tensors, or equal results: placements may agree by chance
 };
 
@@ -56,6 +58,12 @@ std::vector<std::vector<std::string>> widened(const c10::FunctionSchema& schema,
 
 // What memory holds of a tensor: of an expanded dim one slice.
 at::Tensor stored(const at::Tensor& tensor);
+
+// Fills memory that is allocated with a byte, as long as it lives: what depends on that byte was read before it was written.
+struct FilledMemory {
+  explicit FilledMemory(int byte);
+  ~FilledMemory();
+};
 
 // A copy whose tensors share no memory with the original's, and lie in the same order.
 Stack deep_copy(const Stack& values);

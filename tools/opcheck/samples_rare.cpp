@@ -14,17 +14,16 @@ _embedding_bag _embedding_bag_forward_only embedding_bag: weight=[7,4] indices=[
 _embedding_bag_backward: grad=[3,4] indices=[6]<7 offsets=[3]^6 offset2bag=[6]^2 bag_size=[3]/6 maximum_indices=[3,4]<7 num_weights=7 scale_grad_by_freq=false mode=0 sparse=false per_sample_weights=- | grad=[3,4] indices=[6]<7 offsets=[3]^6 offset2bag=[6]^2 bag_size=[3]/6 maximum_indices=[3,4]<7 num_weights=7 scale_grad_by_freq=false mode=1 sparse=false per_sample_weights=- | grad=[3,4] indices=[6]<7 offsets=[3]^6 offset2bag=[6]^2 bag_size=[3]/6 maximum_indices=[3,4]<7 num_weights=7 scale_grad_by_freq=false mode=2 sparse=false per_sample_weights=-
 _embedding_bag_dense_backward: grad=[3,4] indices=[6]<7 offset2bag=[6]^2 bag_size=[3]/6 maximum_indices=[3,4]<7 num_weights=7 scale_grad_by_freq=false mode=0 per_sample_weights=- | grad=[3,4] indices=[6]<7 offset2bag=[6]^2 bag_size=[3]/6 maximum_indices=[3,4]<7 num_weights=7 scale_grad_by_freq=true mode=0 per_sample_weights=[6]u
 _embedding_bag_per_sample_weights_backward: grad=[3,4] weight=[7,4] indices=[6]<7 offsets=[3]^6 offset2bag=[6]^2 mode=0
-segment_reduce: data=[6,3] reduce=sum lengths=[2]/6 axis=0 | data=[6,3] reduce=max lengths=[3]/6 axis=0 unsafe=true | data=[6] reduce=mean lengths=[4]/6 axis=0 initial=0.5 | data=[6,3] reduce=sum lengths=[2]o axis=0 unsafe=true
+segment_reduce: data=[6,3] reduce=sum lengths=[2]/6 axis=0 | data=[6,3] reduce=max lengths=[3]/6 axis=0 | data=[6] reduce=mean lengths=[4]/6 axis=0 initial=0.5
 _segment_reduce_backward: grad=[2,3] output=[2,3] data=[6,3] reduce=sum lengths=[2]/6 | grad=[2,3] output=[2,3] data=[6,3] reduce=mean lengths=[2]/6
 repeat_interleave: self=[5,3] repeats=[5]<3 dim=0 | self=[5,3] repeats=[3]<4 dim=1 | self=[5,3] repeats=[1]<4 dim=0 | self=[6] repeats=[6]<3 | self=[5] repeats=[]<4 | repeats=[5]<3j
 _ctc_loss ctc_loss: log_probs=[7,3,5] targets=[3,2]<4 input_lengths=[7,7,7] target_lengths=[2,2,1] blank=4 | log_probs=[7,3,5] targets=[3,2]<4 input_lengths=[3]oi target_lengths=[3]oi blank=4 | log_probs=[7,3,5] targets=[5]<4 input_lengths=[7,6,5] target_lengths=[2,2,1] blank=4
-_ctc_loss_backward: grad=[3] log_probs=[7,3,5] targets=[3,2]<4 input_lengths=[7,7,7] target_lengths=[2,2,2] neg_log_likelihood=[3]+ log_alpha=[3,7,5] blank=4
+_ctc_loss_backward: grad=[3] log_probs=[7,3,5] targets=[3,2]<4 input_lengths=[7,7,7] target_lengths=[2,2,2] neg_log_likelihood=[3]+ log_alpha=[3,7,5] blank=4 | grad=[3] log_probs=[7,3,5] targets=[3,2]<4 input_lengths=[3]oi target_lengths=[3]oi neg_log_likelihood=[3]+ log_alpha=[3,7,3] blank=4
 _pack_padded_sequence: input=[5,3,4] lengths=[3]<5r batch_first=false | input=[3,5,4] lengths=[3]<5r batch_first=true
 _pack_padded_sequence_backward: grad=[4,6] input_size=[5,1,6] batch_sizes=[4]oi batch_first=false
 _pad_packed_sequence: data=[4,6] batch_sizes=[4]oi batch_first=false padding_value=0 total_length=5
 bincount: self=[10]q | self=[10]<6 weights=[10] minlength=9 | self=[10]<6j
 binomial: count=[5,3]q prob=[5,3]u
-_reshape_from_tensor: self=[1,1] shape=[3]oi
 narrow: self=[6,4] dim=0 start=[]<2 length=3
 tensor_split: self=[7,4] sections=3 dim=0 | self=[7,4] indices=[2,5] dim=0 | self=[7,4] tensor_indices_or_sections=[2]^7 dim=0
 # -- recurrent cells
@@ -44,6 +43,7 @@ glu_backward_jvp: grad_x=[6,4] grad_glu=[3,4] x=[6,4] dgrad_glu=[3,4] dx=[6,4] d
 affine_grid_generator_backward: grad=[4,5,6,2] size=[4,3,5,6] align_corners=false
 matrix_exp_backward: self=[5,4,4] grad=[5,4,4]
 trace_backward: grad=[] sizes=[5,4]
+_slow_conv2d_backward: grad_output=[4,4,7,5] self=[4,6,7,5] weight=[4,6,3,3] kernel_size=[3,3] stride=[1,1] padding=[1,1] output_mask=[true,true,true] | grad_output=[4,4,7,5] self=[4,6,7,5] weight=[4,6,3,3] kernel_size=[3,3] stride=[1,1] padding=[1,1]
 # -- quantization that is trained
 fake_quantize_per_tensor_affine fake_quantize_per_tensor_affine_cachemask: self=[5,3] scale=0.1 zero_point=0 quant_min=-8 quant_max=7 | self=[5,3] scale=[1]+ zero_point=[1]oj quant_min=-8 quant_max=7
 fake_quantize_per_channel_affine fake_quantize_per_channel_affine_cachemask: self=[5,3]g scale=[3]+g zero_point=[3]oj axis=1 quant_min=-8 quant_max=7
@@ -69,7 +69,6 @@ _trilinear: i1=[6,3] i2=[5,3,4] i3=[6,4] expand1=[1,3] expand2=[0] expand3=[1,2]
 _weight_norm: v=[6,4] g=[6,1] dim=0
 _native_multi_head_attention: query=[2,5,8]g key=[2,5,8]g value=[2,5,8]g embed_dim=8 num_head=2 qkv_weight=[24,8]g qkv_bias=[24]g proj_weight=[8,8]g proj_bias=[8]g
 _transform_bias_rescale_qkv: qkv=[4,5,24] qkv_bias=[24] num_heads=2
-_rowwise_prune: weight=[6,4] mask=[6]? compressed_indices_dtype=int
 _symeig_helper: self=[5,4,4]d eigenvectors=true upper=true
 histogram: self=[20] bins=5 range=[-2,2] | self=[20] bins=[5]s
 _histogramdd_from_bin_cts: self=[6,3] bins=[2,3,4]

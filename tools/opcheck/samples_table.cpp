@@ -261,7 +261,6 @@ convolution_backward convolution_backward_overrideable: grad_output=[4,4,9] inpu
 mkldnn_convolution: self=[4,6,7,5] weight=[4,6,3,3] bias=[4] padding=[1,1] stride=[1,1] dilation=[1,1] groups=1
 slow_conv3d slow_conv3d_forward: self=[3,4,5,4,3] weight=[2,4,3,1,2] kernel_size=[3,1,2] bias=[2] stride=[1,1,1] padding=[1,0,0]
 thnn_conv2d _slow_conv2d_forward: self=[4,6,7,5] weight=[4,6,3,3] kernel_size=[3,3] bias=[4] stride=[1,1] padding=[1,1]
-_slow_conv2d_backward: grad_output=[4,4,7,5] self=[4,6,7,5] weight=[4,6,3,3] kernel_size=[3,3] stride=[1,1] padding=[1,1] output_mask=[true,true,true]
 slow_conv_dilated2d: self=[4,6,7,5] weight=[4,6,3,3] kernel_size=[3,3] bias=[4] stride=[1,1] padding=[1,1] dilation=[2,2]
 slow_conv_dilated3d: self=[3,4,5,6,7] weight=[2,4,2,2,2] kernel_size=[2,2,2] bias=[2] dilation=[2,2,2]
 slow_conv_transpose2d: self=[4,6,7,5] weight=[6,4,3,3] kernel_size=[3,3] bias=[4] stride=[2,2] padding=[1,1]
@@ -369,6 +368,7 @@ _fused_adagrad: self={[5,3];[4]} grads={[5,3];[4]} state_sums={[5,3]+;[4]+} stat
 _thnn_fused_lstm_cell _thnn_fused_gru_cell: *=-
 _thnn_differentiable_lstm_cell_backward: *=-
 # -- what would not be a fair question
+_reshape_from_tensor _rowwise_prune: *=-
 is_set_to set_data data _version output_nr is_leaf retain_grad requires_grad _backward record_stream: *=-
 _debug_has_internal_overlap _has_same_storage_numel _efficientzerotensor _print to_dense_backward to_mkldnn: *=-
 )";

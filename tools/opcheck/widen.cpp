@@ -85,7 +85,8 @@ void each_and_all(const std::string& text, const std::vector<Span>& spans, const
 
 // One operand has fewer dims, or dims of length one.
 void broadcast(const std::string& text, const std::vector<Span>& spans, Texts& into) {
-  if (spans.size() < 2) return;
+  const auto counts_another = [](const Span& span) { return span.tensor.kind == '^' || span.tensor.kind == '/'; };
+  if (spans.size() < 2 || std::any_of(spans.begin(), spans.end(), counts_another)) return;
   for (size_t i = 0; i < spans.size(); ++i) {
     const auto& sizes = spans[i].tensor.sizes;
     if (sizes.empty()) continue;
@@ -172,16 +173,37 @@ void dtypes(const std::string& text, const std::vector<Span>& spans, Texts& into
   each_and_all(text, spans, bytes, into);
 }
 
+// Derivatives and helpers get what libtorch itself made, and many do not look at its sizes: only the length of all first dims changes.
+void first_lengths(const std::string& text, const std::vector<Span>& spans, Texts& into) {
+  for (const int64_t to : {0, 1, 2, 7}) {
+    auto tensors = tensors_of(spans);
+    const auto first = tensors.empty() || tensors[0].sizes.empty() ? 0 : tensors[0].sizes[0];
+    bool same = first > 0;
+    for (auto& tensor : tensors) {
+      same = same && !tensor.sizes.empty() && tensor.sizes[0] == first;
+      if (same) tensor.sizes[0] = to;
+    }
+    if (same) into.push_back(with(text, spans, tensors));
+  }
+}
+
+bool trusts_sizes(const c10::FunctionSchema& schema) {
+  const auto within = [&](const char* word) { return schema.name().find(word) != std::string::npos; };
+  return within("backward") || within("_jvp") || within("_helper");
+}
+
 constexpr void (*kClasses[])(const std::string&, const std::vector<Span>&, Texts&) = {broadcast, lengths, limits, memory, dtypes};
+constexpr void (*kClassesWithSizes[])(const std::string&, const std::vector<Span>&, Texts&) = {first_lengths, limits, memory};
 
 }  // namespace
 
 std::vector<std::vector<std::string>> widened(const c10::FunctionSchema& schema, const std::vector<std::string>& texts) {
-  std::vector<Texts> classes(std::size(kClasses));
+  const bool trusting = trusts_sizes(schema);
+  std::vector<Texts> classes(trusting ? std::size(kClassesWithSizes) : std::size(kClasses));
   for (const auto& given : texts) {
     const auto text = with_names(schema, given);
     const auto spans = tensors_within(schema, text);
-    for (size_t c = 0; c < classes.size(); ++c) kClasses[c](text, spans, classes[c]);
+    for (size_t c = 0; c < classes.size(); ++c) (trusting ? kClassesWithSizes[c] : kClasses[c])(text, spans, classes[c]);
   }
   std::mt19937_64 random(std::hash<std::string>()(schema.name() + schema.overload_name()));
   for (auto& some : classes) std::shuffle(some.begin(), some.end(), random);
