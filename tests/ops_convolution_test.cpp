@@ -145,7 +145,6 @@ TEST_CASE("ops: what a convolution communicates", "[ops][convolution]") {
   check_free(conv, {3}, {{shard(0)}, r, r}, {"(S(0))"});
   check_free(conv, {3}, {r, {shard(0)}, {shard(0)}}, {"(S(1))"});
   check_free(conv, {3}, {{shard(1)}, {shard(1)}, r}, {"(P(sum))"});
-  check_free(conv, {3}, {{partial()}, r, r}, {"(P(sum))"});
   check_free({"points", {x, fractions({6, 3, 1, 1}, 1)}, convolution({{1, 1}, {0, 0}, {1, 1}}), kTolerance}, {3}, {{shard(2)}, r},
              {"(S(2))"});
   // Rows: a halo forward; backward the same halo, and one of gradients. The weight's and the bias's gradients are summed, in one.
