@@ -1,5 +1,6 @@
 // Layer, RMS and group normalization: the normalized dims are whole; gradients of weights sum over all the others.
 #include "ops/family.hpp"
+#include "src/rules/pending.hpp"
 
 namespace dtensor::rules {
 namespace {
@@ -153,14 +154,31 @@ class GroupNorm final : public Rule {
   RulePtr samples_ = family(group_forward, local_batch);
 };
 
+// A gradient that comes in as a pending sum is reduced: the weights that it is multiplied by may be infinite.
+class Gradient final : public Rule {
+ public:
+  explicit Gradient(RulePtr rule) : rule_(std::move(rule)) {}
+
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
+    auto result = rule_->candidates(call, mesh_dim);
+    reduce_whole(call, mesh_dim, result);
+    return result;
+  }
+  std::vector<OutputMeta> output_metas(const Call& call) const override { return rule_->output_metas(call); }
+  Lowering lower(const Call& call, const Resolution& resolution) const override { return rule_->lower(call, resolution); }
+
+ private:
+  RulePtr rule_;
+};
+
 const Register weight_normed("aten::_weight_norm_interface aten::_weight_norm_interface_backward", std::make_shared<WeightNorm>(),
                              "slices of the kept dim are independent");
 const Register layer("aten::native_layer_norm aten::_fused_rms_norm", family(forward),
                      "every position of the leading dims is normalized by itself");
-const Register layer_backward("aten::native_layer_norm_backward aten::_fused_rms_norm_backward", family(backward),
+const Register layer_backward("aten::native_layer_norm_backward aten::_fused_rms_norm_backward", std::make_shared<Gradient>(family(backward)),
                               "every position by itself; gradients of weights sum over positions");
 const Register group("aten::native_group_norm", std::make_shared<GroupNorm>(), "every sample is normalized by itself");
-const Register group_grad("aten::native_group_norm_backward", family(group_backward, local_batch),
+const Register group_grad("aten::native_group_norm_backward", std::make_shared<Gradient>(family(group_backward, local_batch)),
                           "every sample by itself; gradients of weights sum over samples");
 
 }  // namespace

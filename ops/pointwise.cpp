@@ -2,6 +2,7 @@
 #include "ops/pointwise.hpp"
 
 #include "ops/family.hpp"
+#include "src/rules/pending.hpp"
 
 #include <dtensor/compat.hpp>
 
@@ -197,6 +198,7 @@ class Product final : public Pointwise {
       }
       return false;
     });
+    reduce_whole(call, mesh_dim, result);
     return result;
   }
 };

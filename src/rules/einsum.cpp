@@ -2,6 +2,8 @@
 #include <dtensor/error.hpp>
 #include <dtensor/rules/rule.hpp>
 
+#include "src/rules/pending.hpp"
+
 #include <algorithm>
 #include <cctype>
 #include <map>
@@ -142,6 +144,7 @@ class Einsum final : public Rule {
     Candidates result;
     for (const auto& [label, size] : view.sizes) add_sharded(call, mesh_dim, view, label, result);
     add_partial(call, mesh_dim, result);
+    if (options_.multilinear) reduce_whole(call, mesh_dim, result);
     for (auto& candidate : result) {  // out= operands are laid out as what is written to them
       for (size_t i = view.operands; i < call.operands.size(); ++i) candidate.in[i] = candidate.out[i - view.operands];
     }
