@@ -213,3 +213,33 @@ TEST_CASE("batches: chunks, in an order that threads make", "[data]") {
     }
   }));
 }
+
+// A dataset that was made inside Spmd holds distributed tensors, and gives them.
+TEST_CASE("batches: of a dataset that holds distributed tensors", "[data]") {
+  struct Held : torch::data::datasets::Dataset<Held> {
+    at::Tensor images = torch::arange(60).view({10, 2, 3}).to(torch::kFloat), targets = torch::arange(10);
+    torch::data::Example<> get(size_t index) override { return {images[static_cast<int64_t>(index)] * 2, targets[static_cast<int64_t>(index)]}; }
+    c10::optional<size_t> size() const override { return 10; }
+  };
+  for (const size_t workers : {0, 2}) {
+    for (const auto* transport : {"threads", "gloo"}) {
+      CHECK_NOTHROW(on_mesh(
+          {3},
+          [&](const DeviceMesh& mesh) {
+            Spmd spmd(mesh);
+            auto loader = torch::data::make_data_loader<torch::data::samplers::SequentialSampler>(
+                Held().map(torch::data::transforms::Stack<>()), torch::data::DataLoaderOptions().batch_size(4).workers(workers));
+            int64_t from = 0;
+            for (auto& batch : batches(*loader, mesh, {shard(0)})) {
+              const NoSpmd plain;
+              const int64_t count = std::min<int64_t>(4, 10 - from);
+              cut(batch.data, torch::arange(from * 6, (from + count) * 6).view({count, 2, 3}).to(torch::kFloat) * 2, "data");
+              cut(batch.target, torch::arange(from, from + count), "target");
+              from += count;
+            }
+            require(from == 10, "test", "saw {} examples", from);
+          },
+          transport));
+    }
+  }
+}

@@ -64,7 +64,8 @@ void Parcel::tensor(at::Tensor& tensor) {
   }
 }
 
-void Parcel::pack(const at::Tensor& tensor) {
+// Leaves the tensor plain, as the others get it: all ranks lay out the same.
+void Parcel::pack(at::Tensor& tensor) {
   auto dtype = static_cast<int64_t>(tensor.defined() ? tensor.scalar_type() : at::ScalarType::Undefined);
   bytes(&dtype, sizeof dtype);
   if (!tensor.defined()) return;
@@ -75,7 +76,8 @@ void Parcel::pack(const at::Tensor& tensor) {
           is_dtensor(tensor) ? DTensor(tensor).layout().str() : "a sparse or quantized one");
   auto dims = length(static_cast<size_t>(tensor.dim()));
   for (size_t d = 0; d < dims; ++d) length(static_cast<size_t>(tensor.size(static_cast<int64_t>(d))));
-  tensors_.push_back((is_dtensor(tensor) ? DTensor(tensor).to_local() : tensor).detach().cpu().contiguous());
+  if (is_dtensor(tensor)) tensor = DTensor(tensor).to_local();
+  tensors_.push_back(tensor.detach().cpu().contiguous());
 }
 
 at::Tensor Parcel::unpack() {

@@ -29,7 +29,7 @@ class Parcel final : public PartVisitor {
   static Parcel receive(comm::Communicator& group);
 
  private:
-  void pack(const at::Tensor& tensor);
+  void pack(at::Tensor& tensor);
   at::Tensor unpack();
 
   bool received_ = false;
