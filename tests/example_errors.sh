@@ -58,5 +58,6 @@ refuse 1 'takes images' "$zoo" --model vit-debug --seq 32
 # As processes, each rank says it (dtensor-run may end the last ones first).
 launch=("$DTENSOR_BUILD/tools/dtensor-run" -n 2)
 refuse 1 'expected NAME=SIZE' "${launch[@]}" "$program" --mesh dp
+refuse 1 'addr2line -Cfpe' "${launch[@]}" "$program" --mesh dp=4 "${small[@]}"  # where it was thrown
 refuse 1 '/nonexistent/text' "${launch[@]}" "$program" --data /nonexistent/text
 refuse 2 'choose sizes whose product is 2' "${launch[@]}" "$program" --mesh dp=3 "${small[@]}"
