@@ -68,6 +68,7 @@ void add_place(c10::Error& error) {
   for (const auto after_call : addresses_in(stack_of(error))) {
     const auto address = after_call - 1;  // in the call
     Dl_info info{};
+    if (frames.size() == 8) break;
     if (!dladdr(reinterpret_cast<void*>(address), &info) || is_of_libraries(info.dli_fname)) continue;
     const auto name = info.dli_sname ? c10::demangle(info.dli_sname) + " in " : std::string();
     const auto in_file = address_in_file(address, info);
