@@ -182,8 +182,7 @@ Lowering mean_of_parts(const Call& call, const Resolution& resolution) {
   if (call.int_arg("reduction") != kMean || !any_cut(resolution)) return {};
   int64_t count = 1;
   for (const auto size : counted_sizes(call)) count *= size;
-  return [count, reduction = call.argument_index("reduction")](LocalCall& local) {
-    const auto dtype = local.arg(0).toTensor().scalar_type();
+  return [count, dtype = call.outputs[0].dtype, reduction = call.argument_index("reduction")](LocalCall& local) {
     for (int i = 0; i < reduction; ++i) {
       if (local.arg(i).isTensor() && local.arg(i).toTensor().defined()) local.arg(i) = widened(local.arg(i).toTensor());
     }

@@ -81,6 +81,12 @@ TEST_CASE("ops: pointwise losses", "[ops][loss]") {
              return Tensors{at::binary_cross_entropy_with_logits(in[0], in[1].detach(), {}, {}, r)};
            },
            1e-4});
+    check({fmt::format("operands of two dtypes {}", r),
+           {x, label.to(torch::kDouble)},
+           [r](const Tensors& in) {
+             return Tensors{at::binary_cross_entropy_with_logits(in[0], in[1].detach(), {}, {}, r)};
+           },
+           1e-4});
   }
 }
 

@@ -26,7 +26,7 @@ placements on 4 ranks and on 2x2. Integers that mean something (pivots, offsets,
 
 Each operator is examined in a process of its own. Where libtorch's own operator crashes on plain tensors, the sample is left out and
 named; a crash or a hang on DTensors counts as wrong. `--registry` does all this for every operator in the registry, with a rule or not, and
-says of each that takes no sample why; one without a reason is an error. The suite runs it with few cases (`tests/opcheck.sh`).
+says of each that takes no sample why; one without a reason is an error.
 
 It also runs the *raw* operator on the parts, to find placements that are legal although the rule moves data: these are *missed*. Counted
 are the simplest: not what another missed placement implies, nor what an in-place or out= form shares with its functional form.
@@ -36,7 +36,7 @@ build/tools/opcheck --all              # all rules; the last line is the count
 build/tools/opcheck mm                 # one operator: what happens under every combination of placements
 build/tools/opcheck --list             # the operators with a rule, and why each rule holds
 build/tools/opcheck --without-rule     # those that run on replicated operands
-build/tools/opcheck --registry         # every operator in libtorch's registry that can be sampled
+build/tools/opcheck --registry         # every operator in libtorch's registry, and why some take no sample
 build/tools/fuzz --seed 1 --programs 20000   # random programs of 5-40 operators against one device
 ```
 

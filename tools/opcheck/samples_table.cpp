@@ -238,7 +238,7 @@ cosh sinh: self=[5,3]
 acosh: self=[5,3]+
 native_dropout: input=[6,4] p=0.4 train=true
 native_dropout_backward: grad_output=[6,4] mask=[6,4]? scale=1.5
-dropout alpha_dropout feature_dropout: input=[6,4] p=0.4 train=true
+dropout alpha_dropout feature_dropout: input=[6,4] p=0.4 train=true | self=[6,4] p=0.4 train=true
 bernoulli: self=[6,4]u | self=[6,4]u p=0.3 | self=[6,4]u p=[6,4]u
 uniform exponential cauchy log_normal geometric random: self=[6,4]+ | self=[6,4]+ p=0.3 | self=[6,4]+ to=10 | self=[6,4]+ from=2 to=9
 multinomial: self=[5,6]+ num_samples=3 replacement=true

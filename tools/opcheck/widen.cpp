@@ -189,7 +189,7 @@ void first_lengths(const std::string& text, const std::vector<Span>& spans, Text
 
 bool trusts_sizes(const c10::FunctionSchema& schema) {
   const auto within = [&](const char* word) { return schema.name().find(word) != std::string::npos; };
-  return within("backward") || within("_jvp") || within("_helper");
+  return within("backward") || within("_jvp") || within("_helper") || within("_weight_norm");
 }
 
 constexpr void (*kClasses[])(const std::string&, const std::vector<Span>&, Texts&) = {broadcast, lengths, limits, memory, dtypes};
