@@ -107,7 +107,8 @@ Structure backward(const Call& call) {
   const Attention attention(call);
   Structure structure{operands(call, attention),
                       {attention.query, attention.key, attention.value},
-                      Placements(3, partial())};
+                      Placements(3, partial()),
+                      {kSums, {{0}}}};
   for (const auto& dims : structure.out) structure.strides.push_back(heads_inside(dims));
   return structure;
 }
@@ -171,6 +172,7 @@ Structure whole_where_tied(const Call& call, Structure structure) {
       for (auto& dim : dims) dim.letter = kWhole;
     }
   }
+  structure.keeps = {};
   return structure;
 }
 
@@ -192,7 +194,7 @@ Structure fused(const Call& call) {
 // Gradients of query, key and value, and of a bias where it is asked for.
 Structure fused_backward(const Call& call) {
   const Attention attention(call, false);
-  Structure structure{operands(call, attention), {attention.query, attention.key, attention.value}};
+  Structure structure{operands(call, attention), {attention.query, attention.key, attention.value}, {}, {kSums, {{0}}}};
   if (call.schema.returns().size() > 3) {
     const auto* bias = call.operand(call.argument_index("attn_bias"));
     structure.out.push_back(bias ? attention.dims(call, *bias) : Dims{});
@@ -209,13 +211,13 @@ const Register attention("aten::_scaled_dot_product_flash_attention_for_cpu", fa
                          "batch, heads and queries are independent");
 const Register gradient("aten::_scaled_dot_product_flash_attention_for_cpu_backward",
                         family(backward, backward_of_nothing),
-                        "batch and heads are independent; gradients of keys and values sum over queries");
+                        "linear in the incoming gradient; gradients of keys and values sum over queries");
 const Register kernels("aten::_scaled_dot_product_flash_attention aten::_scaled_dot_product_efficient_attention "
                        "aten::_scaled_dot_product_cudnn_attention",
                        family(fused, forward_of_nothing), "batch and heads are independent");
 const Register kernel_gradients("aten::_scaled_dot_product_flash_attention_backward aten::_scaled_dot_product_efficient_attention_backward "
                                 "aten::_scaled_dot_product_cudnn_attention_backward",
-                                family(fused_backward, backward_of_nothing), "batch and heads are independent");
+                                family(fused_backward, backward_of_nothing), "linear in the incoming gradient; batch and heads are independent");
 
 }  // namespace
 }  // namespace dtensor::rules

@@ -61,6 +61,7 @@ Structure structure(const Call& call) {
   if (is_backward(call)) {
     // Sums over the batch are needed for the gradient of the input in training, and so are not pending.
     result.lacking.assign(result.out.size(), trains(call) ? replicate() : partial());
+    result.keeps = {kSums, {{call.operand_index(0)}}};
     return result;
   }
   result.lacking.assign(result.out.size(), replicate());
@@ -316,7 +317,7 @@ const Register forward_rule(
     "aten::_batch_norm_no_update",
     std::make_shared<BatchNorm>(), "channels are independent; statistics of parts of a batch combine");
 const Register backward_rule("aten::native_batch_norm_backward aten::batch_norm_backward", std::make_shared<BatchNorm>(),
-                             "channels are independent, and sums over parts of a batch add up");
+                             "linear in the incoming gradient; channels are independent, and sums over parts of a batch add up");
 
 }  // namespace
 }  // namespace dtensor::rules

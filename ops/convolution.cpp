@@ -315,6 +315,9 @@ class ConvolutionRule final : public Rule {
       }
       all.push_back(std::move(candidate));
     }
+    for (const auto op : conv.is_backward() ? kSums : std::vector<ReduceOp>()) {
+      for (const auto part : {kInput, kWeight, kOutput}) add_partial(call, mesh_dim, conv, part, op, all);
+    }
     return all;
   }
 
@@ -343,6 +346,20 @@ class ConvolutionRule final : public Rule {
     if (!conv.regular) return {};
     return conv.is_backward() ? lower_backward(call, resolution, conv) : lower_forward(call, resolution, conv);
   }
+
+ private:
+  // Gradients are linear in each operand alone. A gradient does not depend on what it is the gradient of.
+  static void add_partial(const Call& call, int64_t mesh_dim, const Convolution& conv, Part part, ReduceOp op, Candidates& all) {
+    const int i = conv.operand[part];
+    if (i < 0 || !call.operands[i].placements()[mesh_dim].is_partial(op)) return;
+    Candidate candidate{Placements(call.operands.size(), replicate()), Placements(call.outputs.size(), partial(op))};
+    candidate.in[i] = partial(op);
+    if (conv.is_backward() && part != kOutput) {
+      candidate.out = Placements(3, replicate());
+      candidate.out[part == kInput ? kWeight : kInput] = partial(op);
+    }
+    all.push_back(std::move(candidate));
+  }
 };
 
 const Register convolution(
@@ -355,7 +372,7 @@ const Register convolution(
 const Register convolution_gradient(
     "aten::convolution_backward aten::convolution_backward_overrideable aten::_slow_conv2d_backward",
     std::make_shared<ConvolutionRule>(),
-    "gradients of what is whole add up over what is cut");
+    "linear in the incoming gradient; gradients of what is whole add up over what is cut");
 
 }  // namespace
 }  // namespace dtensor::rules

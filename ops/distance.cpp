@@ -5,8 +5,8 @@ namespace dtensor::rules {
 namespace {
 
 const Register distances("aten::_cdist_forward", einsum("...pm,...rm->...pr", {.whole = "m"}), "each pair of rows by itself");
-const Register gradient("aten::_cdist_backward", einsum("...pr,...pm,...rm,...pr->...pm", {.whole = "m"}),
-                        "a row's gradient sums over the rows that it was compared with");
+const Register gradient("aten::_cdist_backward", einsum("...pr,...pm,...rm,...pr->...pm", {.whole = "m", .linear = {0}}),
+                        "linear in the incoming gradient; a row's gradient sums over the rows that it was compared with");
 const Register euclidean("aten::_euclidean_dist", einsum("...pm,...rm->...pr", {.whole = "m"}), "each pair of rows by itself");
 
 // self x other along one dim, the other dims broadcast.

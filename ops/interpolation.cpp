@@ -76,7 +76,7 @@ Structure sample(const Call& call) {
 Structure sample_backward(const Call& call) {
   if (!makes_sense(call)) return senseless(call);
   Grid grid(call);
-  Structure structure{{grid.output, grid.input, grid.grid}, {grid.input, grid.grid}, Placements(2, partial())};
+  Structure structure{{grid.output, grid.input, grid.grid}, {grid.input, grid.grid}, Placements(2, partial()), {kSums, {{0}}}};
   if (!call.arg("output_mask").toBoolList()[0]) structure.undefined = {0};
   return structure;
 }
@@ -100,7 +100,7 @@ const Register interpolated(
 const Register sampled("aten::grid_sampler_2d aten::grid_sampler_3d aten::_grid_sampler_2d_cpu_fallback",
                        family(sample, samples), "linear in the input; a place may read any position");
 const Register sampled_gradient("aten::grid_sampler_2d_backward aten::grid_sampler_3d_backward", family(sample_backward, samples),
-                                "the input's gradient sums over places, the grid's over channels");
+                                "linear in the incoming gradient; the input's gradient sums over places, the grid's over channels");
 
 }  // namespace
 }  // namespace dtensor::rules

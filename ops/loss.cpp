@@ -123,6 +123,7 @@ Structure nll_backward(const Call& call) {
       structure.in.push_back(without_letters(operand.sizes()));
     }
   }
+  structure.keeps = {kSums, {{0}}};
   if (call.int_arg("reduction") != kMean) structure.unread = {call.operand_index(call.argument_index("total_weight"))};
   return structure;
 }
@@ -158,7 +159,7 @@ Structure pointwise_backward(const Call& call) {
   if (!at::isFloatingType(call.operand(call.argument_index("self"))->layout->dtype())) return senseless(call);
   Dims result;
   auto in = broadcast(call, from(0, call.operands.size()), result);
-  return {std::move(in), {result}};
+  return {std::move(in), {result}, {}, {kSums, {{0}}}};
 }
 
 bool any_cut(const Resolution& resolution) {
@@ -220,7 +221,7 @@ Structure rows_forward(const Call& call) {
 
 Structure rows_backward(const Call& call) {
   const auto& self = *call.operand(call.argument_index("self"));
-  Structure structure{{}, {row_dims(self, self.ndim())}};
+  Structure structure{{}, {row_dims(self, self.ndim())}, {}, {kSums, {{0}}}};
   for (const auto& operand : call.operands) {
     const bool weight = operand.argument == call.argument_index("weight");
     structure.in.push_back(weight ? without_letters(operand.sizes()) : row_dims(operand, self.ndim()));
@@ -246,11 +247,11 @@ Lowering mean_of_rows(const Call& call, const Resolution& resolution) {
 const Register nll("aten::nll_loss_forward aten::nll_loss2d_forward", family(nll_forward, nll_parts),
                    "a sample's loss is on the rank of its target's class and 0 on others; losses and weights of samples add up");
 const Register nll_grad("aten::nll_loss_backward aten::nll_loss2d_backward", family(nll_backward, nll_backward_parts),
-                        "samples and classes are independent given the total weight");
+                        "samples and classes are independent given the total weight; linear in the incoming gradient");
 const Register rows("aten::multi_margin_loss aten::multilabel_margin_loss_forward", family(rows_forward, mean_of_rows),
                     "rows are independent, and their losses add up");
 const Register rows_gradient("aten::multi_margin_loss_backward aten::multilabel_margin_loss_backward",
-                             family(rows_backward, mean_of_rows), "rows are independent");
+                             family(rows_backward, mean_of_rows), "rows are independent; linear in the incoming gradient");
 const Register sequences("aten::_ctc_loss aten::_ctc_loss_backward", replicated(), "alignments run along whole sequences of own lengths");
 const Register pointwise_loss(
     "aten::mse_loss aten::huber_loss aten::smooth_l1_loss aten::soft_margin_loss "
@@ -259,7 +260,7 @@ const Register pointwise_loss(
 const Register pointwise_grad(
     "aten::mse_loss_backward aten::huber_loss_backward aten::smooth_l1_loss_backward "
     "aten::soft_margin_loss_backward aten::binary_cross_entropy_backward",
-    family(pointwise_backward, mean_of_parts), "pointwise");
+    family(pointwise_backward, mean_of_parts), "pointwise; linear in the incoming gradient");
 
 }  // namespace
 }  // namespace dtensor::rules

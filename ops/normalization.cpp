@@ -1,6 +1,5 @@
 // Layer, RMS and group normalization: the normalized dims are whole; gradients of weights sum over all the others.
 #include "ops/family.hpp"
-#include "src/rules/pending.hpp"
 
 namespace dtensor::rules {
 namespace {
@@ -56,7 +55,7 @@ Structure backward(const Call& call) {
   std::vector<Dims> out(call.schema.returns().size(), norm.weight);
   out[0] = norm.data;
   const Placements sums(out.size(), partial());
-  Structure structure{operands(call, norm), std::move(out), sums};
+  Structure structure{operands(call, norm), std::move(out), sums, {kSums, {{0}}}};
   structure.undefined = masked_out(call);
   return structure;
 }
@@ -79,7 +78,7 @@ Structure group_backward(const Call& call) {
   auto data = without_letters(input.sizes());
   data[0].letter = 0;
   const Dims weight{{kWhole, call.int_arg("C")}};
-  Structure structure{{}, {data, weight, weight}, Placements(3, partial())};
+  Structure structure{{}, {data, weight, weight}, Placements(3, partial()), {kSums, {{0}}}};
   for (const auto& operand : call.operands) {
     const auto& name = call.schema.arguments()[operand.argument].name();
     auto dims = name == "weight" ? weight : lettered(operand.sizes(), 0);
@@ -113,7 +112,7 @@ Structure weight_norm(const Call& call) {
   auto scale = data;
   for (size_t d = 0; d < scale.size(); ++d) scale[d].size = static_cast<int64_t>(d) == dim ? scale[d].size : 1;
   if (call.operands.size() == 2) return {{data, scale}, {data, scale}, {}, {}};
-  return {{data, data, scale, scale}, {data, scale}};
+  return {{data, data, scale, scale}, {data, scale}, {}, {kSums, {{0}}}};
 }
 
 class WeightNorm final : public Rule {
@@ -154,32 +153,15 @@ class GroupNorm final : public Rule {
   RulePtr samples_ = family(group_forward, local_batch);
 };
 
-// A gradient that comes in as a pending sum is reduced: the weights that it is multiplied by may be infinite.
-class Gradient final : public Rule {
- public:
-  explicit Gradient(RulePtr rule) : rule_(std::move(rule)) {}
-
-  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
-    auto result = rule_->candidates(call, mesh_dim);
-    reduce_whole(call, mesh_dim, result);
-    return result;
-  }
-  std::vector<OutputMeta> output_metas(const Call& call) const override { return rule_->output_metas(call); }
-  Lowering lower(const Call& call, const Resolution& resolution) const override { return rule_->lower(call, resolution); }
-
- private:
-  RulePtr rule_;
-};
-
 const Register weight_normed("aten::_weight_norm_interface aten::_weight_norm_interface_backward", std::make_shared<WeightNorm>(),
                              "slices of the kept dim are independent");
 const Register layer("aten::native_layer_norm aten::_fused_rms_norm", family(forward),
                      "every position of the leading dims is normalized by itself");
-const Register layer_backward("aten::native_layer_norm_backward aten::_fused_rms_norm_backward", std::make_shared<Gradient>(family(backward)),
-                              "every position by itself; gradients of weights sum over positions");
+const Register layer_backward("aten::native_layer_norm_backward aten::_fused_rms_norm_backward", family(backward),
+                              "linear in the incoming gradient; gradients of weights sum over positions");
 const Register group("aten::native_group_norm", std::make_shared<GroupNorm>(), "every sample is normalized by itself");
-const Register group_grad("aten::native_group_norm_backward", std::make_shared<Gradient>(family(group_backward, local_batch)),
-                          "every sample by itself; gradients of weights sum over samples");
+const Register group_grad("aten::native_group_norm_backward", family(group_backward, local_batch),
+                          "linear in the incoming gradient; gradients of weights sum over samples");
 
 }  // namespace
 }  // namespace dtensor::rules

@@ -184,23 +184,28 @@ class AddNumber final : public Pointwise {
   }
 };
 
-// A pending sum times tensors: these must hold whole numbers, as a mask does.
+// A pending sum times a tensor: but in a backward pass, that must hold whole numbers, as a mask does. Over a tensor it may be zero.
 class Product final : public Pointwise {
  public:
-  explicit Product(std::vector<std::vector<int>> together) : Pointwise({kSums, std::move(together)}) {}
+  enum class By { factor, divisor };
+  Product(By by, std::vector<std::vector<int>> together) : Pointwise({kSums, std::move(together)}), by_(by) {}
 
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     auto result = Pointwise::candidates(call, mesh_dim);
+    if (in_backward() && !(by_ == By::divisor && is_whole(call.operands[0]))) return result;
     std::erase_if(result, [&](const Candidate& candidate) {
       if (!candidate.out[0].is_partial()) return false;
       for (size_t i = 0; i < call.operands.size(); ++i) {
-        if (!candidate.in[i].is_partial() && !is_whole(call.operands[i])) return true;
+        if (!candidate.in[i].is_partial() && (by_ == By::divisor || !is_whole(call.operands[i]))) return true;
       }
       return false;
     });
     reduce_whole(call, mesh_dim, result);
     return result;
   }
+
+ private:
+  By by_;
 };
 
 // self / number
@@ -234,8 +239,10 @@ const Register additive("aten::add.Tensor aten::sub.Tensor aten::add_.Tensor ate
 const Register reversed("aten::rsub.Tensor", pointwise(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}}),
                         "f(a + a', b + b') = f(a, b) + f(a', b')");
 const Register reversed_number("aten::rsub.Scalar", pointwise({{ReduceOp::avg}, {{0}}}), "an average of c - a's is c - their average");
-const Register bilinear("aten::mul.Tensor aten::mul_.Tensor", std::make_shared<Product>(std::vector<std::vector<int>>{{0}, {1}}),
-                        "(a + a') b = a b + a' b, where b is whole numbers or a mask");
+const Register bilinear("aten::mul.Tensor aten::mul_.Tensor", std::make_shared<Product>(Product::By::factor, std::vector<std::vector<int>>{{0}, {1}}),
+                        "(a + a') b = a b + a' b, where b is finite");
+const Register divided("aten::div.Tensor aten::div_.Tensor", std::make_shared<Product>(Product::By::divisor, std::vector<std::vector<int>>{{0}}),
+                       "(a + a') / b = a / b + a' / b, where b is not zero");
 const Register linear("aten::mul.Scalar aten::mul_.Scalar aten::real aten::imag aten::conj_physical aten::_conj_physical",
                       kLinear, "f(a + a') = f(a) + f(a')");
 const Register quotient("aten::div.Scalar aten::div_.Scalar", std::make_shared<QuotientByNumber>(),
@@ -277,15 +284,14 @@ const Register minimum("aten::minimum aten::min.other aten::clamp_max.Tensor",
                        pointwise(KeepsPartial{{ReduceOp::min}, {{0, 1}}} | KeepsPartial{kExtremes, {{0}, {1}}}),
                        "min(min, min) = min; increasing in each operand");
 
-const Register gelu_backward("aten::gelu_backward", std::make_shared<GeluBackward>(), "linear in the incoming gradient; slopes are finite");
+const Register gelu_backward("aten::gelu_backward", std::make_shared<GeluBackward>(), "linear in the incoming gradient");
 const Register backward(
     "aten::silu_backward aten::threshold_backward aten::tanh_backward "
     "aten::sigmoid_backward aten::leaky_relu_backward aten::hardtanh_backward aten::hardswish_backward "
     "aten::hardsigmoid_backward aten::elu_backward aten::softplus_backward aten::softshrink_backward "
-    "aten::hardshrink_backward aten::mish_backward aten::log_sigmoid_backward",
-    kLinear, "linear in the incoming gradient; slopes are finite");
-const Register dropped("aten::native_dropout_backward aten::_masked_scale", std::make_shared<Product>(std::vector<std::vector<int>>{{0}}),
-                       "linear in the incoming gradient; a mask is no factor that is infinite");
+    "aten::hardshrink_backward aten::mish_backward aten::logit_backward aten::native_dropout_backward aten::rrelu_with_noise_backward "
+    "aten::log_sigmoid_backward aten::_prelu_kernel_backward aten::_masked_scale",
+    kLinear, "linear in the incoming gradient");
 
 const Register plain(
     "aten::abs aten::absolute aten::acos aten::angle aten::asin aten::atanh aten::atan2 aten::add aten::sub "
@@ -310,7 +316,7 @@ const Register plain(
     "aten::special_shifted_chebyshev_polynomial_w aten::special_spherical_bessel_j0 aten::__ilshift__ aten::__irshift__ "
     "aten::xlogy aten::leaky_relu aten::elu aten::softplus "
     "aten::__and__ aten::__or__ aten::__xor__ aten::__lshift__ aten::__rshift__ aten::float_power "
-    "aten::_prelu_kernel aten::_prelu_kernel_backward aten::logit_backward aten::rrelu_with_noise_backward aten::ldexp aten::true_divide",
+    "aten::_prelu_kernel aten::ldexp aten::true_divide",
     kPlain, "each element depends on the elements at its position only");
 
 }  // namespace

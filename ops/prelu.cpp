@@ -22,11 +22,11 @@ Structure forward(const Call& call) {
 
 Structure backward(const Call& call) {
   const auto [data, channels] = dims_of(call);
-  return {{data, data, channels}, {data, channels}, Placements(2, partial())};
+  return {{data, data, channels}, {data, channels}, Placements(2, partial()), {kSums, {{0}}}};
 }
 
 const Register prelu("aten::prelu", family(forward), "pointwise; a channel's weight lies with the channel");
-const Register gradient("aten::prelu_backward", family(backward), "pointwise; the weight's gradient sums over all else");
+const Register gradient("aten::prelu_backward", family(backward), "linear in the incoming gradient; the weight's sums over all else");
 
 }  // namespace
 }  // namespace dtensor::rules

@@ -111,9 +111,8 @@ const Named kOfSums{
                       at::hardswish_backward(g, x), at::hardsigmoid_backward(g, x), at::softplus_backward(g, x, 1, 20), at::softshrink_backward(g, x, 0.5),
                       at::hardshrink_backward(g, x, 0.5), at::leaky_relu_backward(g, x, 0.1, false), at::leaky_relu_backward(g, x, kInf, false),
                       at::elu_backward(g, 1, 1, 1, false, x), at::mish_backward(g, x), at::sigmoid_backward(g, x.sigmoid()),
-                      at::tanh_backward(g, x.tanh()), at::logit_backward(g, in[2].to(g.dtype())), at::native_dropout_backward(g, in[2].gt(0), 2),
-                      at::native_dropout_backward(g, in[2].gt(0), kInf), at::_softmax_backward_data(g, in[2].softmax(1, g.scalar_type()), 1, g.scalar_type()),
-                      at::mse_loss_backward(g, x, torch::zeros({2, 3}), at::Reduction::None)};
+                      at::tanh_backward(g, x.tanh()), at::native_dropout_backward(g, in[2].gt(0), 2),
+                      at::native_dropout_backward(g, in[2].gt(0), kInf), at::_softmax_backward_data(g, in[2].softmax(1, g.scalar_type()), 1, g.scalar_type())};
      }},
     {"half", [](const Tensors& in) { return Tensors{(in[0] * 1e5).to(at::kHalf), (in[0] * 1e5).sum(at::kHalf)}; }},
     {"moves", [](const Tensors& in) { return Tensors{in[0].t(), in[0].sum(0), in[0].cumsum(1), torch::where(in[2].gt(0), in[0], in[0] * 2), in[0].masked_fill(in[2].gt(0), kInf),

@@ -8,6 +8,7 @@
 namespace dtensor::dispatch {
 
 constexpr uint64_t kRecording = 1;
+constexpr uint64_t kBackward = 2;  // a backward pass runs on this thread: not in `region`, but in keys
 
 // The address of the mesh's identity (0: none), and kRecording.
 extern DTENSOR_FAST_THREAD_LOCAL uint64_t region;

@@ -144,7 +144,7 @@ class Einsum final : public Rule {
     Candidates result;
     for (const auto& [label, size] : view.sizes) add_sharded(call, mesh_dim, view, label, result);
     add_partial(call, mesh_dim, result);
-    if (options_.multilinear) reduce_whole(call, mesh_dim, result);
+    if (options_.multilinear && !in_backward()) reduce_whole(call, mesh_dim, result);
     for (auto& candidate : result) {  // out= operands are laid out as what is written to them
       for (size_t i = view.operands; i < call.operands.size(); ++i) candidate.in[i] = candidate.out[i - view.operands];
     }
@@ -263,7 +263,7 @@ class Einsum final : public Rule {
            static_cast<std::ptrdiff_t>(i);
   }
 
-  // Partial in, Partial out: one factor of every summand, for each choice of factors. The others must hold whole numbers: a float may be
+  // Partial in, Partial out: one factor of every summand, for each choice of factors. But in a backward pass the others must hold whole numbers: a float may be
   // infinite, and its product with a part that is zero, or has another sign than the sum, is not a part of the product.
   void add_partial(const Call& call, int64_t mesh_dim, Candidates& result) const {
     if (!options_.multilinear && options_.linear.empty()) return;
@@ -297,7 +297,7 @@ class Einsum final : public Rule {
       std::vector<Placements> next;
       for (const auto& choice : choices) {
         for (const auto i : members) {
-          const bool whole = std::all_of(members.begin(), members.end(), [&](size_t other) { return other == i || holds_whole(call, other); });
+          const bool whole = in_backward() || std::all_of(members.begin(), members.end(), [&](size_t other) { return other == i || holds_whole(call, other); });
           if (!whole) continue;
           next.push_back(choice);
           next.back()[i] = partial(op);
