@@ -1,5 +1,6 @@
 // Operators on DTensors against one device: dispatch, Spmd, counted communication.
 #include "dispatch_support.hpp"
+#include "op_check.hpp"
 
 #include <sstream>
 #include <thread>
@@ -442,20 +443,20 @@ TEST_CASE("dispatch: outside of Spmd a backward makes tensors of its own", "[dis
 }
 
 TEST_CASE("dispatch: inference mode", "[dispatch]") {
-  REQUIRE_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
-    const Spmd spmd(mesh);
+  REQUIRE_NOTHROW(on_mesh({2}, [](const dt::DeviceMesh& mesh) {
+    const dt::Spmd spmd(mesh);
     torch::nn::Linear layer(4, 6);
     const auto input = at::arange(24.0).view({2, 3, 4});
-    const auto x = distribute_tensor(input, mesh, {shard(1)}).tensor();
-    const auto weight = full_tensor(layer->weight.detach()), bias = full_tensor(layer->bias.detach());
+    const auto x = dt::distribute_tensor(input, mesh, {dt::shard(1)}).tensor();
+    const auto weight = dt::full_tensor(layer->weight.detach()), bias = dt::full_tensor(layer->bias.detach());
     const c10::InferenceMode inference;
     const auto y = layer(x);
-    require(y.is_inference() && !y.requires_grad(), "test", "tracked");
-    require(full_tensor(y).allclose(at::linear(input, weight, bias)), "test", "the output differs");
-    require(full_tensor(x.transpose(0, 1).reshape({3, 8})).equal(input.transpose(0, 1).reshape({3, 8})), "test", "the view differs");
-    require(full_tensor(at::softmax(y.matmul(layer->weight), -1)).sizes() == input.sizes(), "test", "other sizes");
+    dt::require(y.is_inference() && !y.requires_grad(), "test", "tracked");
+    dt::require(dt::full_tensor(y).allclose(at::linear(input, weight, bias)), "test", "the output differs");
+    dt::require(dt::full_tensor(x.transpose(0, 1).reshape({3, 8})).equal(input.transpose(0, 1).reshape({3, 8})), "test", "the view differs");
+    dt::require(dt::full_tensor(at::softmax(y.matmul(layer->weight), -1)).sizes() == input.sizes(), "test", "other sizes");
     auto written = y.clone();
     written.add_(1).select(1, 0).zero_();
-    require(full_tensor(written).select(1, 0).abs().max().item<float>() == 0, "test", "not written");
+    dt::require(dt::full_tensor(written).select(1, 0).abs().max().item<float>() == 0, "test", "not written");
   }));
 }

@@ -9,7 +9,7 @@ using namespace dtensor::test;
 namespace {
 
 template <class Call>
-std::string error_of(Call&& call) {
+std::string text_thrown_by(Call&& call) {
   try {
     call();
   } catch (const c10::Error& error) {
@@ -18,7 +18,7 @@ std::string error_of(Call&& call) {
   return "nothing was thrown";
 }
 
-int count(const std::string& text, const std::string& part) {
+int occurrences(const std::string& text, const std::string& part) {
   int n = 0;
   for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
   return n;
@@ -43,17 +43,17 @@ TEST_CASE("error texts: a rank is named once, also where an error quotes another
         const auto mesh = line(world);
         const auto name = fmt::format("(rank {})", world.rank());
         const auto once = [&](const std::string& text) {
-          dt::require(count(text, name) == 1 && text.ends_with(name), "test", "not once, at the end: {}!", text);
+          dt::require(occurrences(text, name) == 1 && text.ends_with(name), "test", "not once, at the end: {}!", text);
         };
-        const auto inner = error_of([] { dt::fail("inner", "no"); });
+        const auto inner = text_thrown_by([] { dt::fail("inner", "no"); });
         once(inner);
-        once(error_of([&] { dt::fail("outer", "{}; got {}", inner, 3); }));
-        once(error_of([&] { dt::fail("outermost", "'{}'", error_of([&] { dt::fail("outer", "{}", inner); })); }));
+        once(text_thrown_by([&] { dt::fail("outer", "{}; got {}", inner, 3); }));
+        once(text_thrown_by([&] { dt::fail("outermost", "'{}'", text_thrown_by([&] { dt::fail("outer", "{}", inner); })); }));
         dt::Spmd spmd(mesh);
         torch::nn::Linear linear(4, 4);
-        once(error_of([&] { dt::parallelize_module(*linear, mesh, {{"*", {{"tp", dt::shard(1)}}}}); }));
+        once(text_thrown_by([&] { dt::parallelize_module(*linear, mesh, {{"*", {{"tp", dt::shard(1)}}}}); }));
         const auto other = world.rank() == 0 ? "rank 1 failed: no (rank 1)" : "rank 0 failed: no (rank 0)";
-        dt::require(error_of([&] { dt::fail("outer", "{}", other); }).find(other) != std::string::npos, "test", "another rank was taken out");
+        dt::require(text_thrown_by([&] { dt::fail("outer", "{}", other); }).find(other) != std::string::npos, "test", "another rank was taken out");
       }, transport));
     }
   }
@@ -65,15 +65,15 @@ TEST_CASE("error texts: an empty range is said to be empty", "[errors]") {
     const auto says_so = [](const std::string& text, const std::string& words) {
       dt::require(text.find("-1") == std::string::npos && text.find(words) != std::string::npos, "test", "no '{}' in: {}", words, text);
     };
-    says_so(error_of([&] { dt::distribute_tensor(torch::ones({}), mesh, {dt::shard(0)}); }), "no dims to cut");
+    says_so(text_thrown_by([&] { dt::distribute_tensor(torch::ones({}), mesh, {dt::shard(0)}); }), "no dims to cut");
     dt::Spmd spmd(mesh);
     const auto rows = dt::distribute_tensor(torch::ones({0, 3}), mesh, {dt::shard(0)});
     const auto index = torch::zeros({2}, torch::kLong);
-    says_so(error_of([&] { torch::embedding(rows, index); }), "empty");
+    says_so(text_thrown_by([&] { torch::embedding(rows, index); }), "empty");
   }));
   on_ranks(1, [](dt::World& world) {
     const auto alone = world.transport().connect("alone", {0});
-    const auto text = error_of([&] { alone->send(torch::ones({1}), 0); });
+    const auto text = text_thrown_by([&] { alone->send(torch::ones({1}), 0); });
     CHECK(text.find("has one rank, and so no peers") != std::string::npos);
   });
 }
@@ -82,7 +82,7 @@ TEST_CASE("error texts: on request an error says where in the program it was thr
   for (const auto* transport : {"threads", "gloo"}) {
     for (const int ranks : {1, 2}) {
       const auto text_of = [&](void (*call)()) {
-        return error_of([&] {
+        return text_thrown_by([&] {
           on_ranks(ranks, [&](dt::World& world) {
             if (world.rank() + 1 == world.size()) call();
           }, transport);
@@ -93,7 +93,7 @@ TEST_CASE("error texts: on request an error says where in the program it was thr
       for (auto* call : {refused_by_libtorch, refused_by_us}) {
         const auto text = text_of(call);
         INFO(text);
-        CHECK(count(text, "thrown at ") == 1);
+        CHECK(occurrences(text, "thrown at ") == 1);
         CHECK(text.find("addr2line -Cfpe ") != std::string::npos);
         CHECK(text.find("libtorch_cpu") == std::string::npos);
         CHECK(text.find("libdtensor") == std::string::npos);
