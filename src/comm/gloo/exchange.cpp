@@ -98,7 +98,11 @@ void Exchange::open(int self, Peer& peer) {
   const bool message = call_.kind == Collective::recv;
   bool agrees = envelope.bytes == peer.in.size && envelope.call.dtype == call_.dtype;
   if (!message) agrees = agrees && envelope.expected == peer.out.size && envelope.call.agrees_with(call_);
-  if (!agrees) throw Broken{divergence(self, call_, peer.rank, envelope.call)};
+  if (!agrees) {
+    const auto why = divergence(self, call_, peer.rank, envelope.call);
+    if (!message) link_.leave(why);  // this rank is about to drop what it sends to the others, who would wait for it until the deadline
+    throw Broken{why};
+  }
   if (fits(peer.in) && peer.in.size > 0) std::memcpy(peer.in.data, peer.inbox.get() + sizeof envelope, peer.in.size);
 }
 
