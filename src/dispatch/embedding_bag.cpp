@@ -87,8 +87,25 @@ Results embedding_bag_padded(c10::DispatchKeySet keys, const at::Tensor& weight,
                                                          include_last_offset, padding);
 }
 
+// libtorch's own, where the forward pass left out the bag of each index, makes it in a tensor that it resizes.
+void embedding_bag_backward(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
+  const auto begin = stack->size() - op.schema().arguments().size();
+  const auto argument = [&](size_t i) -> c10::IValue& { return (*stack)[begin + i]; };
+  const auto gradient = argument(0).toTensor(), indices = argument(1).toTensor(), offsets = argument(2).toTensor();
+  const auto distributed = is_dtensor(gradient) ? gradient : is_dtensor(indices) ? indices : offsets;
+  if (is_dtensor(distributed) && indices.dim() == 1 && indices.numel() > 0 && argument(3).toTensor().numel() == 0) {
+    const auto begins = numbers(offsets);
+    const auto bags = static_cast<int64_t>(begins.size());
+    const auto dtype = indices.scalar_type() == offsets.scalar_type() ? indices.scalar_type() : at::kLong;
+    const auto make = [&] { return at::tensor(bags_of(begins, bags, indices.numel()), at::kLong).to(distributed.device(), dtype); };
+    if (make_bags(begins, bags, indices.numel())) argument(3) = beside(distributed, plain(make));
+  }
+  op.redispatchBoxed(below(keys), stack);
+}
+
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, library) {
   library.impl("embedding_bag", TORCH_FN(embedding_bag));
+  library.impl("_embedding_bag_backward", torch::CppFunction::makeFromBoxedFunction<&embedding_bag_backward>());
   library.impl("embedding_bag.padding_idx", TORCH_FN(embedding_bag_padded));
 }
 

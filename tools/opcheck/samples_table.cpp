@@ -178,7 +178,7 @@ scatter: self=[6,4] dim=0 index=[5,4]p src=[5,4] | self=[6,4] dim=0 index=[3,4]<
 scatter_add: self=[6,4] dim=0 index=[5,4]<6 src=[5,4] | self=[6,4] dim=1 index=[6,3]<4 src=[6,3]
 scatter_reduce: self=[6,4] dim=0 index=[5,4]<6 src=[5,4] reduce=sum | self=[6,4] dim=1 index=[6,3]<4 src=[6,3] reduce=amax | self=[6,4] dim=1 index=[6,3]<4 src=[6,3] reduce=mean include_self=false | self=[6,4] dim=0 index=[5,4]<6 src=[5,4] reduce=prod
 masked_fill: self=[6,4] mask=[6,4]? value=1.5 | self=[6,4] mask=[4]? value=0 | self=[6,4] mask=[6,4]? value=[]
-masked_scatter: self=[6,4] mask=[6,4]? source=[24] | self=[6,4] mask=[4]? source=[6,4]
+masked_scatter: self=[6,4] mask=[6,4]? source=[24] | self=[6,4] mask=[4]? source=[6,4] | self=[4] mask=[6,4]? source=[24] | self=[6,1] mask=[6,4]? source=[24]
 masked_scatter_backward: grad_output=[6,4] mask=[6,4]? sizes=[24]
 masked_select: self=[6,4] mask=[6,4]?
 masked_select_backward: grad=[24] input=[6,4] mask=[6,4]?
@@ -329,7 +329,7 @@ linalg_solve_ex linalg_solve _linalg_solve_ex: A=[5,4,4]d B=[5,4,3]
 linalg_solve_triangular: self=[5,4,4]l B=[5,4,3] upper=false
 triangular_solve: self=[5,4,3] A=[5,4,4]l upper=false
 linalg_lu linalg_lu_factor linalg_lu_factor_ex _lu_with_info: A=[5,4,4]d | self=[5,4,4]d
-linalg_qr qr geqrf: A=[5,4,3] | self=[5,4,3]
+linalg_qr qr geqrf: A=[5,4,3] | self=[5,4,3] | A=[5,3,4] | self=[5,3,4]
 linalg_householder_product orgqr: input=[5,4,3] tau=[5,3]u | self=[5,4,3] input2=[5,3]u
 ormqr: self=[4,3] input2=[3] input3=[4,2]
 linalg_svd _linalg_svd svd: A=[5,4,3] full_matrices=false | self=[5,4,3]
