@@ -20,7 +20,7 @@ std::mutex lending;
 
 constexpr std::string_view kCut = "a distributed tensor that is cut or pending has no memory with all of its elements; got {}; expected a "
                                   "replicated one, or a mesh of one rank; hint: full_tensor() gathers it, to_local() is this rank's part, "
-                                  "item() reads a number, and what is made under dt::NoSpmd is plain";
+                                  "dt::save of <dtensor/checkpoint/torch_files.hpp> writes it to a file, item() reads a number, and what is made under dt::NoSpmd is plain";
 constexpr std::string_view kOtherwise = "this rank's elements of a distributed tensor are a copy, or lie in another order than the tensor is "
                                         "said to have; got {}; hint: clone() it first";
 
