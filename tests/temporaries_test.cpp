@@ -29,8 +29,8 @@ void require_whole(bool condition, const char* what) { dtensor::require(conditio
 
 TEST_CASE("temporaries: an accumulator is cut once, in place and out of place alike", "[temporaries]") {
   on_ranks_of([](const DeviceMesh& mesh) {
-    const Spmd spmd(mesh);
     const auto plain = counting({6, 4});
+    const Spmd spmd(mesh);
     const auto x = cut(plain, mesh);
     auto state = torch::zeros({6, 4}, torch::kDouble), sum = torch::zeros({6, 4}, torch::kDouble);
     const auto handle = state;
@@ -52,6 +52,7 @@ TEST_CASE("temporaries: an accumulator is cut once, in place and out of place al
 
 TEST_CASE("temporaries: a state that is part of a graph", "[temporaries]") {
   on_ranks_of([](const DeviceMesh& mesh) {
+    const auto plain = counting({6, 4}), square = counting({4, 4});
     const Spmd spmd(mesh);
     const auto train = [](const at::Tensor& x, const at::Tensor& weight) {
       auto state = torch::zeros({6, 4}, torch::kDouble);
@@ -60,7 +61,6 @@ TEST_CASE("temporaries: a state that is part of a graph", "[temporaries]") {
       return weight.grad();
     };
     at::Tensor expected;
-    const auto plain = counting({6, 4}), square = counting({4, 4});
     {
       const NoSpmd outside;
       expected = train(plain, square.clone().requires_grad_());
@@ -74,8 +74,8 @@ TEST_CASE("temporaries: a state that is part of a graph", "[temporaries]") {
 
 TEST_CASE("temporaries: views, parameters, what a user laid out and destinations of copies stay whole", "[temporaries]") {
   on_ranks_of([](const DeviceMesh& mesh) {
-    const Spmd spmd(mesh);
     const auto plain = counting({6, 4});
+    const Spmd spmd(mesh);
     const auto x = cut(plain, mesh);
     auto base = torch::ones({6, 4}, torch::kDouble);
     auto view = base.narrow(1, 0, 4), other = base.detach();
@@ -146,11 +146,11 @@ TEST_CASE("temporaries: work that every rank does whole is counted, with the byt
     auto wanted = zeros({6, 4}, mesh, {replicate()}, torch::kDouble).tensor();
     ReplicationDebugMode whole;
     for (int i = 0; i < 2; ++i) wanted += x;
-    wanted.addcmul_(x, x);
+    wanted.addcmul_(x, x);  // cheaper on parts, with what is written brought back
     auto state = torch::zeros({6, 4}, torch::kDouble);
     state += x;
     (x + 1).sum().item<double>();
-    require_whole(whole.count() == 3 && whole.bytes() == 2 * 192 + 2 * 192, "three calls");
+    require_whole(whole.count() == 2 && whole.bytes() == 2 * 192, "two calls");
     require_whole(whole.lines().begin()->first.op == "aten::add_.Tensor" && whole.lines().begin()->second.count == 2, "by operator");
     require_whole(whole.str().find("f64[6, 4] (S(0))") != std::string::npos, "with the operands");
     whole.reset();
