@@ -1,6 +1,7 @@
 // Trains a convolutional network on handwritten digits, data parallel over all ranks. digits_one_device.cpp is the same on one device.
 #include "digits_cnn.hpp"
 
+#include <dtensor/checkpoint/torch_files.hpp>
 #include <dtensor/data/batches.hpp>
 #include <dtensor/dtensor.hpp>
 #include <fmt/format.h>
@@ -44,5 +45,6 @@ int main(int argc, char** argv) {
     }
     if (world.rank() == 0) fmt::print("epoch {} right {} of {}\n", epoch, right, *test.size());
   }
+  dt::save(model, "digits.pt");
   });
 }

@@ -34,4 +34,5 @@ int main(int argc, char** argv) {
     for (auto& batch : *test_loader) right += model->forward(batch.data.to(dtype)).argmax(1).eq(batch.target).sum().item<int64_t>();
     fmt::print("epoch {} right {} of {}\n", epoch, right, *test.size());
   }
+  torch::save(model, "digits.pt");
 }
