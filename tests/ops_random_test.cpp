@@ -172,6 +172,8 @@ Drawing anew(std::string name, std::function<at::Tensor(const at::Tensor&)> draw
   return {std::move(name), [draw = std::move(draw)](auto& t) { return Tensors{draw(t)}; }};
 }
 
+const c10::optional<at::Generator> kRanks;  // none is given: the rank's own
+
 const std::vector<Drawing> kDrawings{
     into("uniform_", [](auto& t) { t.uniform_(-1, 2); }),
     into("normal_", [](auto& t) { t.normal_(1, 2); }),
@@ -188,8 +190,8 @@ const std::vector<Drawing> kDrawings{
     into("bernoulli_ of a middle dim", [](auto& t) { t.bernoulli_(t.slice(0, 0, 1).slice(2, 1, 2).clone()); }),
     into("bernoulli_ of an expanded number", [](auto& t) { t.bernoulli_(t.select(0, 0).select(0, 0).select(0, 0).clone().expand(t.sizes())); }),
     into("bernoulli_ of a transpose", [](auto& t) { t.bernoulli_(t.transpose(0, 1).contiguous().transpose(0, 1)); }),
-    into("bernoulli out", [](auto& t) { at::Tensor out = t; at::bernoulli_out(out, t.clone()); }),
-    into("normal out", [](auto& t) { at::Tensor out = t; at::normal_out(out, t.clone(), 2.0); }),
+    into("bernoulli out", [](auto& t) { at::Tensor out = t; at::bernoulli_out(out, t.clone(), kRanks); }),
+    into("normal out", [](auto& t) { at::Tensor out = t; at::normal_out(out, t.clone(), 2.0, kRanks); }),
     into("normal of deviations out", [](auto& t) { at::Tensor out = t; at::normal_out(out, 0.5, t.clone()); }),
     into("normal of both out", [](auto& t) { at::Tensor out = t; at::normal_out(out, t.clone(), t.select(0, 0).clone()); }),
     into("rand out", [](auto& t) { at::Tensor out = t; at::rand_out(out, t.sizes()); }),
