@@ -45,8 +45,10 @@ std::vector<uintptr_t> addresses_in(const std::string& stack) {
   return addresses;
 }
 
-bool is_of_libraries(std::string_view file) {
-  file.remove_prefix(file.rfind('/') + 1);  // of npos: 0
+std::string_view name_of(std::string_view file) { return file.substr(file.rfind('/') + 1); }  // of npos: 0
+
+bool is_of_libraries(std::string_view path) {
+  const auto file = name_of(path);
   for (const auto* name : {"libtorch", "libc10", "libdtensor", "libc.", "libm.", "libstdc++", "libgcc", "libgomp", "libpthread", "ld-linux"}) {
     if (file.starts_with(name)) return true;
   }
@@ -72,7 +74,7 @@ void add_place(c10::Error& error) {
     if (!dladdr(reinterpret_cast<void*>(address), &info) || is_of_libraries(info.dli_fname)) continue;
     const auto name = info.dli_sname ? c10::demangle(info.dli_sname) + " in " : std::string();
     const auto in_file = address_in_file(address, info);
-    frames.push_back(fmt::format("{}{}+{:#x}", name, info.dli_fname, in_file));
+    frames.push_back(fmt::format("{}{}+{:#x}", name, name_of(info.dli_fname), in_file));
     if (hint.empty()) hint = fmt::format("addr2line -Cfpe {}", info.dli_fname);
     if (hint.find(info.dli_fname) != std::string::npos) hint += fmt::format(" {:#x}", in_file);
   }
