@@ -11,9 +11,9 @@ using namespace dt::test;
 
 namespace {
 
-constexpr int kSteps = 4;
+constexpr int kRounds = 4;
 
-at::Tensor wave(std::vector<int64_t> sizes, double pace) {
+at::Tensor waves(std::vector<int64_t> sizes, double pace) {
   return torch::arange(c10::multiply_integers(sizes), torch::kDouble).mul(pace).sin().reshape(sizes);
 }
 
@@ -30,8 +30,8 @@ void near(const torch::Tensor& got, const torch::Tensor& expected, const std::st
 // A file of torch::jit, of a module with a loop, a branch on the sizes and a submodule.
 std::string scripted() {
   torch::jit::Module inner("inner");
-  inner.register_parameter("weight", wave({6, 5}, 0.3), /*is_buffer=*/false);
-  inner.register_buffer("shift", wave({6}, 0.7));
+  inner.register_parameter("weight", waves({6, 5}, 0.3), /*is_buffer=*/false);
+  inner.register_buffer("shift", waves({6}, 0.7));
   inner.define("def forward(self, x):\n    return torch.relu(torch.linear(x, self.weight)) + self.shift\n");
   torch::jit::Module outer("outer");
   outer.register_parameter("scale", torch::ones({1}, torch::kDouble) * 1.5, /*is_buffer=*/false);
@@ -63,8 +63,8 @@ struct Answers {
 // The profiling executor changes the program with the calls: so several.
 Answers answers(torch::jit::Module module, const Place& place) {
   Answers all;
-  for (int i = 0; i < kSteps; ++i) {
-    const auto x = place(wave({8, 5}, 0.21 + 0.1 * i)).requires_grad_();
+  for (int i = 0; i < kRounds; ++i) {
+    const auto x = place(waves({8, 5}, 0.21 + 0.1 * i)).requires_grad_();
     for (const auto& p : module.parameters()) p.mutable_grad() = torch::Tensor();
     const auto y = module.forward({x, 3}).toTensor();
     y.square().sum().backward();
@@ -133,8 +133,8 @@ Classifier transfer(const Load& load, const Place& place, const std::function<vo
   model->fc->to(torch::kDouble);
   lay_out(*model);
   torch::optim::SGD optimizer(model->fc->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-  for (int step = 0; step < kSteps; ++step) {
-    const auto x = place(wave({6, 2, 5, 5}, 0.11 + 0.01 * step)), y = place(torch::arange(6).add(step).remainder(3));
+  for (int step = 0; step < kRounds; ++step) {
+    const auto x = place(waves({6, 2, 5, 5}, 0.11 + 0.01 * step)), y = place(torch::arange(6).add(step).remainder(3));
     optimizer.zero_grad();
     torch::nn::functional::cross_entropy(model(x), y).backward();
     optimizer.step();
@@ -208,8 +208,8 @@ Classifier by_hand(const std::optional<dt::DeviceMesh>& mesh) {
   Classifier model(3);
   model->eval();  // so that batch norm is no sum over the batch
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01));
-  for (int step = 0; step < kSteps; ++step) {
-    auto x = wave({12, 2, 5, 5}, 0.11 + 0.01 * step), y = torch::arange(12).add(step).remainder(3);
+  for (int step = 0; step < kRounds; ++step) {
+    auto x = waves({12, 2, 5, 5}, 0.11 + 0.01 * step), y = torch::arange(12).add(step).remainder(3);
     if (mesh) x = x.chunk(mesh->size())[mesh->coordinate(0)], y = y.chunk(mesh->size())[mesh->coordinate(0)];
     optimizer.zero_grad();
     torch::nn::functional::cross_entropy(model(x), y).backward();
