@@ -88,7 +88,7 @@ const Named kOfSums{
     {"numbers", [](const Tensors& in) {
        return Tensors{in[0] * kInf,     in[0] / kInf,     in[0] * 0.0,      in[0] / 0.0,          in[0] / 0,   in[0] * -kInf,
                       in[0] * 1e-310,   in[0] * 2,        in[0] / 4,        in[0].add(in[0], kInf), in[0] + kInf, kInf - in[0],
-                      in[0].rsub(in[1]), in[0].lerp(in[0], kInf), in[0].clone().mul_(kInf), in[0].clone().div_(0.0)};
+                      torch::rsub(in[0], in[1]), in[0].lerp(in[0], kInf), in[0].clone().mul_(kInf), in[0].clone().div_(0.0)};
      }},
     {"numbers again", [](const Tensors& in) { return Tensors{in[0] * 0.5, in[0] * 1.5, in[0] * kInf, in[0] / 2.0, in[0] / 0.0}; }},
     {"addcmul", [](const Tensors& in) { return Tensors{in[1].addcmul(in[0], in[1]), in[0].addcdiv(in[0], in[1]), in[0].lerp(in[0] * 2, in[1])}; }},
