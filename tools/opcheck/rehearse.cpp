@@ -20,10 +20,12 @@ std::string with_length(const std::string& text, const std::string& length, cons
   return std::regex_replace(text, std::regex("(^|[^0-9.])" + length + "(?![0-9.])"), "$01" + instead);
 }
 
-// The text, and with each length as `instead`.
-std::set<std::string> with_lengths(const std::string& text, const std::string& instead) {
+// The text with each length in turn as `instead`.
+std::set<std::string> with_lengths(const Operator& op, const std::string& text, const std::string& instead) {
+  static const std::set<std::string> no_others{"native_channel_shuffle", "unfold_backward"};  // which divide by it, on one device too
   static const std::regex number("[0-9.]+");
   std::set<std::string> all;
+  if (no_others.count(op.base)) return all;
   for (auto it = std::sregex_iterator(text.begin(), text.end(), number); it != std::sregex_iterator(); ++it) {
     const auto length = it->str();
     if (length.find('.') == std::string::npos && std::stoll(length) > 1) all.insert(with_length(text, length, instead));
@@ -79,8 +81,8 @@ Rehearsals rehearse_all(const std::vector<Operator>& operators, const std::funct
     for (const auto& text : own.empty() ? general_texts() : own) {
       rehearse(op, text, false);
       if (own.empty()) continue;
-      for (const auto& short_one : with_lengths(text, "1")) rehearse(op, short_one, false);
-      for (const auto& empty : with_lengths(text, "0")) rehearse(op, empty, true);  // there is no first position
+      for (const auto& short_one : with_lengths(op, text, "1")) rehearse(op, short_one, false);
+      for (const auto& empty : with_lengths(op, text, "0")) rehearse(op, empty, true);  // there is no first position
     }
     found.operators += found.taken + found.refused > before;
   }
