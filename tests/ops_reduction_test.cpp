@@ -8,7 +8,7 @@ using namespace dtensor::test;
 
 namespace {
 
-Function one(std::function<at::Tensor(const at::Tensor&)> f) {
+Function single(std::function<at::Tensor(const at::Tensor&)> f) {
   return [f = std::move(f)](const Tensors& in) { return Tensors{f(in[0])}; };
 }
 
@@ -18,44 +18,44 @@ using Dims = std::vector<int64_t>;
 
 TEST_CASE("ops: reductions", "[ops][reduction]") {
   const auto x = whole_numbers({5, 3, 4});
-  check({"sum", {x}, one([](auto& t) { return t.sum(); })});
-  check({"sum dim", {x}, one([](auto& t) { return t.sum(Dims{0}); })});
-  check({"sum dims keepdim", {x}, one([](auto& t) { return t.sum(Dims{0, -1}, true); })});
-  check({"sum dtype", {x}, one([](auto& t) { return t.sum(Dims{1}, false, torch::kDouble); })});
-  check({"mean", {x}, one([](auto& t) { return t.mean(); }), 1e-6});
-  check({"mean dim", {x}, one([](auto& t) { return t.mean(Dims{0}, true); }), 1e-6});
-  check({"mean dims", {x}, one([](auto& t) { return t.mean(Dims{-1, 0}); }), 1e-6});
-  check({"prod", {x / 4}, one([](auto& t) { return t.prod(1); }), 1e-5, false});
-  check({"prod all", {fractions({5, 2})}, one([](auto& t) { return t.prod(); }), 1e-5, false});
-  check({"nansum", {x}, one([](auto& t) { return torch::nansum(t, Dims{0}); })});
-  check({"amax", {fractions({5, 3})}, one([](auto& t) { return t.amax(Dims{0}); })});
-  check({"amin", {fractions({5, 3})}, one([](auto& t) { return t.amin(Dims{0, 1}, true); })});
-  check({"max all", {fractions({5, 3})}, one([](auto& t) { return t.max(); })});
-  check({"min all", {fractions({5, 3})}, one([](auto& t) { return t.min(); })});
-  check({"amax of integers", {whole_numbers({5, 3}).to(torch::kLong)}, one([](auto& t) { return t.amax(Dims{0}); })});
+  check({"sum", {x}, single([](auto& t) { return t.sum(); })});
+  check({"sum dim", {x}, single([](auto& t) { return t.sum(Dims{0}); })});
+  check({"sum dims keepdim", {x}, single([](auto& t) { return t.sum(Dims{0, -1}, true); })});
+  check({"sum dtype", {x}, single([](auto& t) { return t.sum(Dims{1}, false, torch::kDouble); })});
+  check({"mean", {x}, single([](auto& t) { return t.mean(); }), 1e-6});
+  check({"mean dim", {x}, single([](auto& t) { return t.mean(Dims{0}, true); }), 1e-6});
+  check({"mean dims", {x}, single([](auto& t) { return t.mean(Dims{-1, 0}); }), 1e-6});
+  check({"prod", {x / 4}, single([](auto& t) { return t.prod(1); }), 1e-5, false});
+  check({"prod all", {fractions({5, 2})}, single([](auto& t) { return t.prod(); }), 1e-5, false});
+  check({"nansum", {x}, single([](auto& t) { return torch::nansum(t, Dims{0}); })});
+  check({"amax", {fractions({5, 3})}, single([](auto& t) { return t.amax(Dims{0}); })});
+  check({"amin", {fractions({5, 3})}, single([](auto& t) { return t.amin(Dims{0, 1}, true); })});
+  check({"max all", {fractions({5, 3})}, single([](auto& t) { return t.max(); })});
+  check({"min all", {fractions({5, 3})}, single([](auto& t) { return t.min(); })});
+  check({"amax of integers", {whole_numbers({5, 3}).to(torch::kLong)}, single([](auto& t) { return t.amax(Dims{0}); })});
   // Cut in parts some of which are empty: the maximum of nothing is the smallest number there is, and arithmetic would wrap around.
   const auto few = torch::tensor({5, 3}, torch::kLong);
-  check({"amax of integers, less a number", {few}, one([](auto& t) { return t.amax() - torch::ones({}, torch::kLong) * 7; })});
-  check({"amin of integers, negated", {few}, one([](auto& t) { return t.amin().neg(); })});
+  check({"amax of integers, less a number", {few}, single([](auto& t) { return t.amax() - torch::ones({}, torch::kLong) * 7; })});
+  check({"amin of integers, negated", {few}, single([](auto& t) { return t.amin().neg(); })});
   check({"a function of a maximum that has no value for -infinity", {fractions({3, 2})},
-         one([](auto& t) { return torch::special_i1(t.amax(Dims{1})); }), 1e-6, false});
-  check({"log of a minimum", {fractions({5, 3}).abs() + 1}, one([](auto& t) { return t.amin(Dims{0}).log(); }), 1e-6, false});
-  check({"rsqrt of a minimum", {fractions({5, 3}).abs() + 1}, one([](auto& t) { return t.amin(Dims{0}).rsqrt(); }), 1e-6, false});
+         single([](auto& t) { return torch::special_i1(t.amax(Dims{1})); }), 1e-6, false});
+  check({"log of a minimum", {fractions({5, 3}).abs() + 1}, single([](auto& t) { return t.amin(Dims{0}).log(); }), 1e-6, false});
+  check({"rsqrt of a minimum", {fractions({5, 3}).abs() + 1}, single([](auto& t) { return t.amin(Dims{0}).rsqrt(); }), 1e-6, false});
   check({"matmul into a tensor", {fractions({5, 3}), fractions({3, 4})}, [](const Tensors& in) {
            torch::NoGradGuard no_grad;
            auto out = torch::empty({5, 4});
            return Tensors{at::matmul_out(out, in[0].detach(), in[1].detach())};
          }, 1e-5, false});
-  check({"var", {x}, one([](auto& t) { return t.var(Dims{1}, true); }), 1e-5});
-  check({"std all", {x}, one([](auto& t) { return t.std(); }), 1e-5});
-  check({"logsumexp", {x}, one([](auto& t) { return t.logsumexp(Dims{1}); }), 1e-5});
-  check({"cumsum", {x}, one([](auto& t) { return t.cumsum(1); })});
-  check({"argmax", {fractions({5, 3})}, one([](auto& t) { return t.argmax(0); })});
-  check({"argmin all", {fractions({5, 3})}, one([](auto& t) { return t.argmin(); })});
-  check({"any", {x > 7}, one([](auto& t) { return t.any(); })});
-  check({"any dim", {x > 7}, one([](auto& t) { return t.any(0); })});
-  check({"all dim", {x > -8}, one([](auto& t) { return t.all(2, true); })});
-  check({"count_nonzero", {x}, one([](auto& t) { return torch::count_nonzero(t, Dims{0}); }), 0, false, true});
+  check({"var", {x}, single([](auto& t) { return t.var(Dims{1}, true); }), 1e-5});
+  check({"std all", {x}, single([](auto& t) { return t.std(); }), 1e-5});
+  check({"logsumexp", {x}, single([](auto& t) { return t.logsumexp(Dims{1}); }), 1e-5});
+  check({"cumsum", {x}, single([](auto& t) { return t.cumsum(1); })});
+  check({"argmax", {fractions({5, 3})}, single([](auto& t) { return t.argmax(0); })});
+  check({"argmin all", {fractions({5, 3})}, single([](auto& t) { return t.argmin(); })});
+  check({"any", {x > 7}, single([](auto& t) { return t.any(); })});
+  check({"any dim", {x > 7}, single([](auto& t) { return t.any(0); })});
+  check({"all dim", {x > -8}, single([](auto& t) { return t.all(2, true); })});
+  check({"count_nonzero", {x}, single([](auto& t) { return torch::count_nonzero(t, Dims{0}); }), 0, false, true});
   check({"max dim", {fractions({5, 3})}, [](const Tensors& in) {
            auto [values, indices] = in[0].max(0);
            return Tensors{values, indices};
@@ -141,15 +141,15 @@ TEST_CASE("ops: norms", "[ops][reduction]") {
   const double infinity = std::numeric_limits<double>::infinity();
   for (const double p : {0.0, 1.0, 2.0, 3.0, infinity, -infinity}) {
     const bool smooth = p == 1 || p == 2 || p == 3;
-    check({fmt::format("norm {}", p), {x}, one([p](auto& t) { return t.norm(p); }), 1e-5, smooth});
+    check({fmt::format("norm {}", p), {x}, single([p](auto& t) { return t.norm(p); }), 1e-5, smooth});
     check({fmt::format("norm {} of a dim", p),
            {x},
-           one([p](auto& t) { return t.norm(p, Dims{0}, true); }),
+           single([p](auto& t) { return t.norm(p, Dims{0}, true); }),
            1e-5,
            smooth});
     check({fmt::format("vector_norm {}", p),
            {x},
-           one([p](auto& t) { return torch::linalg_vector_norm(t, p); }),
+           single([p](auto& t) { return torch::linalg_vector_norm(t, p); }),
            1e-5,
            smooth});
   }
@@ -158,10 +158,10 @@ TEST_CASE("ops: norms", "[ops][reduction]") {
 TEST_CASE("ops: softmax", "[ops][softmax]") {
   const auto x = fractions({5, 3, 4});
   for (const int64_t dim : {0, 1, -1}) {
-    check({fmt::format("softmax {}", dim), {x}, one([dim](auto& t) { return t.softmax(dim); }), 1e-6});
-    check({fmt::format("log_softmax {}", dim), {x}, one([dim](auto& t) { return t.log_softmax(dim); }), 1e-6});
+    check({fmt::format("softmax {}", dim), {x}, single([dim](auto& t) { return t.softmax(dim); }), 1e-6});
+    check({fmt::format("log_softmax {}", dim), {x}, single([dim](auto& t) { return t.log_softmax(dim); }), 1e-6});
   }
-  check({"softmax of a number", {x[0][0][0].clone()}, one([](auto& t) { return t.softmax(0); })});
+  check({"softmax of a number", {x[0][0][0].clone()}, single([](auto& t) { return t.softmax(0); })});
 }
 
 TEST_CASE("ops: order and triangles", "[ops][sort]") {
@@ -174,32 +174,32 @@ TEST_CASE("ops: order and triangles", "[ops][sort]") {
            auto [values, indices] = in[0].topk(2, 0);
            return Tensors{values, indices};
          }});
-  check({"argsort", {x}, one([](auto& t) { return t.argsort(int64_t{1}); })});
-  check({"tril", {fractions({3, 5, 4})}, one([](auto& t) { return t.tril(1); })});
-  check({"triu", {x}, one([](auto& t) { return t.triu(); })});
+  check({"argsort", {x}, single([](auto& t) { return t.argsort(int64_t{1}); })});
+  check({"tril", {fractions({3, 5, 4})}, single([](auto& t) { return t.tril(1); })});
+  check({"triu", {x}, single([](auto& t) { return t.triu(); })});
 }
 
 TEST_CASE("ops: reductions over gloo", "[ops][reduction]") {
   const auto x = whole_numbers({5, 3});
-  check_over("gloo", {"sum", {x}, one([](auto& t) { return t.sum(Dims{0}); })});
-  check_over("gloo", {"amax", {fractions({5, 3})}, one([](auto& t) { return t.amax(Dims{0}); })});
-  check_over("gloo", {"any", {x > 7}, one([](auto& t) { return t.any(0); })});
-  check_over("gloo", {"norm", {x}, one([](auto& t) { return t.norm(); }), 1e-6});
+  check_over("gloo", {"sum", {x}, single([](auto& t) { return t.sum(Dims{0}); })});
+  check_over("gloo", {"amax", {fractions({5, 3})}, single([](auto& t) { return t.amax(Dims{0}); })});
+  check_over("gloo", {"any", {x > 7}, single([](auto& t) { return t.any(0); })});
+  check_over("gloo", {"norm", {x}, single([](auto& t) { return t.norm(); }), 1e-6});
 }
 
 TEST_CASE("ops: reductions that need no communication", "[ops][reduction]") {
   const auto x = whole_numbers({6, 5});
-  check_free({"sum over a cut dim", {x}, one([](auto& t) { return t.sum(Dims{0}); })}, {3}, {{shard(0)}}, {"(P(sum))"});
-  check_free({"sum of sums", {x}, one([](auto& t) { return t.sum(); })}, {3}, {{partial()}}, {"(P(sum))"});
-  check_free({"mean of uneven parts", {x}, one([](auto& t) { return t.mean(); }), 1e-6}, {4}, {{shard(1)}},
+  check_free({"sum over a cut dim", {x}, single([](auto& t) { return t.sum(Dims{0}); })}, {3}, {{shard(0)}}, {"(P(sum))"});
+  check_free({"sum of sums", {x}, single([](auto& t) { return t.sum(); })}, {3}, {{partial()}}, {"(P(sum))"});
+  check_free({"mean of uneven parts", {x}, single([](auto& t) { return t.mean(); }), 1e-6}, {4}, {{shard(1)}},
              {"(P(sum))"});
-  check_free({"sum beside a cut", {x}, one([](auto& t) { return t.sum(Dims{0}); })}, {3}, {{shard(1)}}, {"(S(0))"});
-  check_free({"keepdim", {x}, one([](auto& t) { return t.sum(Dims{0}, true); })}, {3}, {{shard(1)}}, {"(S(1))"});
-  check_free({"largest of empty parts", {whole_numbers({2, 2})}, one([](auto& t) { return t.amax(Dims{0}); })}, {3},
+  check_free({"sum beside a cut", {x}, single([](auto& t) { return t.sum(Dims{0}); })}, {3}, {{shard(1)}}, {"(S(0))"});
+  check_free({"keepdim", {x}, single([](auto& t) { return t.sum(Dims{0}, true); })}, {3}, {{shard(1)}}, {"(S(1))"});
+  check_free({"largest of empty parts", {whole_numbers({2, 2})}, single([](auto& t) { return t.amax(Dims{0}); })}, {3},
              {{shard(0)}}, {"(P(max))"});
-  check_free({"norm", {x}, one([](auto& t) { return t.norm(); }), 1e-6}, {2, 2}, {{shard(0), shard(1)}},
+  check_free({"norm", {x}, single([](auto& t) { return t.norm(); }), 1e-6}, {2, 2}, {{shard(0), shard(1)}},
              {"(P(norm2), P(norm2))"});
-  check_free({"softmax beside a cut", {x}, one([](auto& t) { return t.softmax(1); }), 1e-6}, {4}, {{shard(0)}},
+  check_free({"softmax beside a cut", {x}, single([](auto& t) { return t.softmax(1); }), 1e-6}, {4}, {{shard(0)}},
              {"(S(0))"});
   check_free({"norm of norms",
               {x, x + 1},
@@ -258,8 +258,8 @@ TEST_CASE("ops: quantiles and their gradients", "[ops][reduction]") {
   check({"a nanquantile of all", {different({3, 4}), median}, of(c10::nullopt, false, "linear", true)});
   check({"quantiles of a dim from the end", {different({5, 7, 3}), q}, of(-2, false, "linear", false)});
   check({"quantiles of the last dim", {different({5, 7, 3}), q}, of(-1, true, "linear", false)});
-  check({"quantile of a number", {different({5, 7})}, one([](auto& t) { return torch::quantile(t, 0.25, 1); })});
-  check_over("gloo", {"nanquantile of a number", {different({5, 7})}, one([](auto& t) { return torch::nanquantile(t, 0.4, 0, true); })});
+  check({"quantile of a number", {different({5, 7})}, single([](auto& t) { return torch::quantile(t, 0.25, 1); })});
+  check_over("gloo", {"nanquantile of a number", {different({5, 7})}, single([](auto& t) { return torch::nanquantile(t, 0.4, 0, true); })});
   CHECK_NOTHROW(on_mesh({2}, [&](const DeviceMesh& mesh) {
     const auto words = [](const at::Tensor& x, double fraction, int64_t dim) -> std::string {
       try {

@@ -15,10 +15,10 @@ bool same_with_nan(const at::Tensor& got, const at::Tensor& expected) {
   return got.sizes() == expected.sizes() && got.eq(expected).logical_or(got.ne(got).logical_and(expected.ne(expected))).all().item<bool>();
 }
 
-using Named = std::vector<std::pair<std::string, Function>>;
+using NamedFunctions = std::vector<std::pair<std::string, Function>>;
 
 // Each function of operands that lie so gives one device's numbers, also infinities and NaN.
-void check_values(const Named& functions, const Tensors& plain, const DeviceMesh& mesh, const Tensors& placed, const std::string& where) {
+void check_values(const NamedFunctions& functions, const Tensors& plain, const DeviceMesh& mesh, const Tensors& placed, const std::string& where) {
   Spmd spmd(mesh);
   for (const auto& [name, run] : functions) {
     Tensors expected;
@@ -37,7 +37,7 @@ void check_values(const Named& functions, const Tensors& plain, const DeviceMesh
 }
 
 // Of a pending maximum (in[0]), a pending minimum (in[1]), and a whole operand (in[2]).
-const Named kOfExtremes{
+const NamedFunctions kOfExtremes{
     {"max - min", [](const Tensors& in) { return Tensors{in[0] - in[1], in[1] - in[0], in[0] + in[1], in[0] - in[0], in[0] * in[1]}; }},
     {"max + operand", [](const Tensors& in) { return Tensors{in[0] + in[2], in[2] + in[0], in[1] + in[2], in[2] - in[1]}; }},
     {"max + number", [](const Tensors& in) { return Tensors{in[0] + kInf, in[0] - kInf, in[1] - kInf, in[0] + 1, in[1].add(2, kInf)}; }},
@@ -82,7 +82,7 @@ TEST_CASE("ops: the maximum of a part without elements is never NaN", "[ops][pen
 namespace {
 
 // Of a pending sum (in[0], [2, 3]), whole operands of its shape with infinities and zeros (in[1]) and of whole numbers (in[2]).
-const Named kOfSums{
+const NamedFunctions kOfSums{
     {"mul", [](const Tensors& in) { return Tensors{in[0] * in[1], in[1] * in[0], in[0].clone().mul_(in[1]), in[0] * in[2], in[0] * in[2].gt(0)}; }},
     {"div", [](const Tensors& in) { return Tensors{in[0] / in[1], in[0] / in[2], in[0].clone().div_(in[1]), in[0].div(in[1], "trunc")}; }},
     {"numbers", [](const Tensors& in) {
@@ -93,10 +93,14 @@ const Named kOfSums{
     {"numbers again", [](const Tensors& in) { return Tensors{in[0] * 0.5, in[0] * 1.5, in[0] * kInf, in[0] / 2.0, in[0] / 0.0}; }},
     {"addcmul", [](const Tensors& in) { return Tensors{in[1].addcmul(in[0], in[1]), in[0].addcdiv(in[0], in[1]), in[0].lerp(in[0] * 2, in[1])}; }},
     {"_foreach", [](const Tensors& in) {
-       auto results = at::_foreach_mul({in[0], in[0]}, {in[1], in[1]});
-       for (const auto& more : {at::_foreach_div({in[0], in[0]}, {in[1], in[1]}), at::_foreach_mul({in[0], in[0]}, {kInf, 2.0}), at::_foreach_div({in[0], in[0]}, 0.0),
-                                at::_foreach_div({in[0], in[0]}, {2.0, 0.0}), at::_foreach_addcmul({in[0]}, {in[0]}, {in[1]}, 1), at::_foreach_mul({in[0]}, 3.0)})
+       const Tensors sums{in[0], in[0]}, values{in[1], in[1]};
+       const std::vector<at::Scalar> numbers{kInf, 2.0}, divisors{2.0, 0.0};
+       auto results = at::_foreach_mul(sums, values);
+       for (const auto& more :
+            std::vector<Tensors>{at::_foreach_div(sums, values), at::_foreach_div(sums, 0.0), at::_foreach_addcmul(sums, sums, values, 1), at::_foreach_mul(sums, 3.0),
+                                 at::_foreach_mul(sums, numbers), at::_foreach_div(sums, divisors)}) {
          results.insert(results.end(), more.begin(), more.end());
+       }
        return results;
      }},
     {"products", [](const Tensors& in) {
