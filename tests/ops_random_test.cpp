@@ -147,8 +147,8 @@ TEST_CASE("random: an operator that cannot be drawn in parts says that it is dra
 namespace {
 
 // How a tensor lies in memory: a view of a row-major one, plain or distributed.
-using View = std::function<at::Tensor(const at::Tensor&)>;
-const std::vector<std::pair<std::string, View>> kViews{
+using Order = std::function<at::Tensor(const at::Tensor&)>;
+const std::vector<std::pair<std::string, Order>> kOrders{
     {"row-major", [](auto& t) { return t; }},
     {"transposed", [](auto& t) { return t.transpose(0, 2); }},
     {"permuted", [](auto& t) { return t.permute({1, 2, 0}); }},
@@ -235,7 +235,7 @@ Tensors drawn(const Drawing& drawing, const at::Tensor& t) {
   return results;
 }
 
-void check_memory(const Drawing& drawing, const View& view, const at::Tensor& x, const DeviceMesh& mesh, const Placements& placements,
+void check_memory(const Drawing& drawing, const Order& view, const at::Tensor& x, const DeviceMesh& mesh, const Placements& placements,
                   const std::string& what) {
   const auto plain = drawn(drawing, view(x.clone()));
   Spmd spmd(mesh);
@@ -259,7 +259,7 @@ TEST_CASE("random: in the order of one device's memory, however a tensor lies", 
           std::vector<Placements> layouts{{replicate()}, {shard(0)}, {shard(1)}, {shard(2)}, {partial()}, {strided_shard(2, 2)}, {flat(x.numel() / mesh.size() + 3, 2)}};
           if (mesh.ndim() > 1) layouts = {{shard(0), shard(1)}, {shard(2), shard(2)}, {shard(1), partial()}, {flat(x.numel() / 2 + 3, 2), shard(0)}};
           for (const auto& drawing : kDrawings) {
-            for (const auto& [name, view] : kViews) {
+            for (const auto& [name, view] : kOrders) {
               if (drawing.in_place && name.find("expanded") == 0) continue;  // which libtorch refuses
               for (const auto& placements : layouts) check_memory(drawing, view, x, mesh, placements, drawing.name + " of what is " + name);
             }
