@@ -9,6 +9,7 @@
 
 #include <fstream>
 #include <map>
+#include <set>
 
 #include <unistd.h>
 
@@ -90,8 +91,15 @@ Totals report(const std::vector<Json>& results, bool missed) {
 // Why operators took no sample, a line for each reason; returns how many have none.
 int64_t report_unsampled(const std::vector<Operator>& operators, const std::vector<Json>& results, bool names) {
   std::map<std::string, std::vector<std::string>> reasons;
+  std::set<std::string> sampled;
+  for (const auto& result : results) {
+    if (result.value("samples", 0) > 0) sampled.insert(result["name"].get<std::string>());
+  }
   for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i].value("samples", -1) == 0) reasons[why_unsampled(operators[i])].push_back(operators[i].name);
+    if (results[i].value("samples", -1) != 0) continue;
+    auto reason = why_unsampled(operators[i]);
+    if (reason.empty() && sampled.count(functional_form(operators[i]))) reason = "libtorch's own out= form does not do what its functional form does";
+    reasons[reason].push_back(operators[i].name);
   }
   int64_t count = 0;
   for (const auto& [reason, some] : reasons) count += static_cast<int64_t>(some.size());

@@ -1,5 +1,7 @@
 #include "tools/opcheck/operators.hpp"
 
+#include "src/dispatch/op_info.hpp"
+
 #include <algorithm>
 #include <set>
 #include <map>
@@ -57,6 +59,13 @@ bool is_of_libtorch_itself(const Operator& op) {
 }
 
 bool asks_exact_bits(const Operator& op) { return is_random(op) || op.base == "hash_tensor"; }
+
+std::string functional_form(const Operator& op) {
+  const auto& functional = dispatch::info_of(op.handle).functional;
+  if (!functional) return {};
+  const auto& schema = functional->schema();
+  return schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
+}
 
 std::vector<int> written_arguments(const c10::FunctionSchema& schema) {
   std::vector<int> written;

@@ -33,6 +33,8 @@ bool is_uninitialized(const Operator& op);
 bool is_of_libtorch_itself(const Operator& op);  // its tests' and its transforms', on tensors that nobody else has
 bool asks_exact_bits(const Operator& op);        // whose result another rounding changes altogether
 
+std::string functional_form(const Operator& op);  // the name of what an out= form is a form of; empty where there is none
+
 // Arguments that the operator writes, in place or as out=.
 std::vector<int> written_arguments(const c10::FunctionSchema& schema);
 std::vector<int> out_arguments(const c10::FunctionSchema& schema);
