@@ -368,7 +368,7 @@ _fused_adagrad: self={[5,3];[4]} grads={[5,3];[4]} state_sums={[5,3]+;[4]+} stat
 _thnn_fused_lstm_cell _thnn_fused_gru_cell: *=-
 _thnn_differentiable_lstm_cell_backward: *=-
 # -- what would not be a fair question
-_reshape_from_tensor _rowwise_prune _convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo: *=-
+_sobol_engine_draw _sobol_engine_ff _sobol_engine_initialize_state _sobol_engine_scramble _reshape_from_tensor _rowwise_prune _convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo: *=-
 is_set_to set_data data _version output_nr is_leaf retain_grad requires_grad _backward record_stream: *=-
 _debug_has_internal_overlap _has_same_storage_numel _efficientzerotensor _print to_dense_backward to_mkldnn: *=-
 )";
