@@ -68,7 +68,7 @@ void cut(const at::Tensor& tensor, const at::Tensor& expected, const char* what)
 
 }  // namespace
 
-TEST_CASE("batches: tensors, pairs, tuples, vectors", "[data]") {
+TEST_CASE("batches: tensors pairs tuples vectors", "[data]") {
   using torch::data::Example;
   using torch::data::TensorExample;
   check_batches<at::Tensor>(rows, [](auto& batch, auto from, auto count) { cut(batch, rows(from, count), "tensor"); });
@@ -189,7 +189,7 @@ struct Reader : torch::data::datasets::ChunkDataReader<torch::data::Example<>> {
 
 }  // namespace
 
-TEST_CASE("batches: chunks, in an order that threads make", "[data]") {
+TEST_CASE("batches: chunks in an order that threads make", "[data]") {
   using torch::data::samplers::RandomSampler;
   CHECK_NOTHROW(on_mesh({3}, [](const DeviceMesh& mesh) {
     Spmd spmd(mesh);

@@ -38,7 +38,7 @@ struct Variable {  // of the environment
 
 }  // namespace
 
-TEST_CASE("error texts: a rank is named once, also where an error quotes another", "[errors]") {
+TEST_CASE("error texts: a rank is named once also where an error quotes another", "[errors]") {
   for (const auto* transport : {"threads", "gloo"}) {
     for (const int ranks : {2, 3}) {
       REQUIRE_NOTHROW(on_ranks(ranks, [](dt::World& world) {

@@ -49,7 +49,7 @@ DTensor sum_of(const DeviceMesh& mesh, double value) { return from_local(torch::
 
 }  // namespace
 
-TEST_CASE("an operator that fails on one rank ends the calls of all, who are told", "[errors][comm]") {
+TEST_CASE("an operator that fails on one rank ends the calls of all who are told", "[errors][comm]") {
   on_all([](World& world) {
     const auto mesh = line(world);
     const int odd = world.size() - 1;

@@ -102,7 +102,7 @@ TEST_CASE("functional collectives: gather and scatter along any dim with any len
   });
 }
 
-TEST_CASE("functional collectives: rows to ranks, a root's tensor, rings, messages", "[collectives]") {
+TEST_CASE("functional collectives: rows to ranks a root's tensor rings messages", "[collectives]") {
   on_every_transport([](World& world, const DeviceMesh& mesh) {
     const int n = world.size(), r = world.rank();
     Lengths send, recv;
@@ -143,7 +143,7 @@ TEST_CASE("functional collectives: rows to ranks, a root's tensor, rings, messag
   });
 }
 
-TEST_CASE("functional collectives: a mesh of two dims, under way, inside Spmd", "[collectives]") {
+TEST_CASE("functional collectives: a mesh of two dims under way inside Spmd", "[collectives]") {
   for (const std::string transport : {"threads", "gloo"}) {
     CHECK_NOTHROW(on_ranks(
         4,

@@ -292,7 +292,7 @@ std::string plain_log(const Snippet& snippet) {
 
 }  // namespace
 
-TEST_CASE("identity: on one rank memory, text and files are those of a plain program", "[identity]") {
+TEST_CASE("identity: on one rank memory text and files are those of a plain program", "[identity]") {
   for (const auto& snippet : kSnippets) {
     std::string plain, on_mesh;
     on_ranks(1, [&](dt::World&) { plain = plain_log(snippet); });

@@ -73,7 +73,7 @@ TEST_CASE("init: torch::nn::init on cut parameters gives the bits of one device"
       {2}, [](const DeviceMesh& mesh) { check_on(kInitializers[10], mesh, false); }, "shm"));
 }
 
-TEST_CASE("init: what is written to a parameter outside Spmd is compared between ranks, each time", "[init]") {
+TEST_CASE("init: what is written to a parameter outside Spmd is compared between ranks each time", "[init]") {
   CHECK_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto parameter = distribute_tensor(torch::zeros({4, 2}), mesh, {shard(0)}).tensor().detach().requires_grad_();
     const auto refuses = [&](const at::Tensor& value, const char* text) {

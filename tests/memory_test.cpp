@@ -80,7 +80,7 @@ TEST_CASE("memory: a tensor that is cut or pending says what to do instead", "[m
   });
 }
 
-TEST_CASE("memory: a copied view is not written by pointer, since its base would not see it", "[memory]") {
+TEST_CASE("memory: a copied view is not written by pointer since its base would not see it", "[memory]") {
   every_transport([](dt::World& world) {
     const auto mesh = line(world);
     auto x = dt::distribute_tensor(torch::ones({6, 2}), mesh, {dt::shard(0)});
@@ -130,7 +130,7 @@ TEST_CASE("memory: what was lent is not what a tensor has after it was replaced"
   });
 }
 
-TEST_CASE("printing: the values of the whole tensor with its layout, on every rank", "[memory][printing]") {
+TEST_CASE("printing: the values of the whole tensor with its layout on every rank", "[memory][printing]") {
   every_transport([](dt::World& world) {
     const auto mesh = line(world);
     dt::Spmd spmd(mesh);

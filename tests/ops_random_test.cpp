@@ -249,7 +249,7 @@ void check_memory(const Drawing& drawing, const Order& view, const at::Tensor& x
 
 }  // namespace
 
-TEST_CASE("random: in the order of one device's memory, however a tensor lies", "[ops][random]") {
+TEST_CASE("random: in the order of one device's memory however a tensor lies", "[ops][random]") {
   for (const auto& sizes : std::vector<std::vector<int64_t>>{{5, 4, 6}, {14, 9, 16}}) {
     const auto x = (whole_numbers(sizes) + 8) / 16;
     for (const auto& meshes : std::vector<std::vector<int64_t>>{{2}, {3}, {4}, {2, 2}}) {

@@ -130,7 +130,7 @@ TEST_CASE("plans: what has no pair stays whole", "[parallel]") {
   REQUIRE(cuts_of([] { return std::make_shared<Module>(); }, automatic).empty());
 }
 
-TEST_CASE("plans: an automatic plan that cuts nothing says so, once and why", "[parallel]") {
+TEST_CASE("plans: an automatic plan that cuts nothing says so once and why", "[parallel]") {
   const auto said_of = [](const std::function<std::shared_ptr<Holder>()>& make) {
     return stderr_of([&] {
       on_mesh({2}, [&](const DeviceMesh& mesh) {

@@ -62,7 +62,7 @@ Tensors run(const Layer& layer, const Kind& kind, const std::function<at::Tensor
 
 }  // namespace
 
-TEST_CASE("recurrent: default states on a cut batch gather nothing, forward and backward", "[recurrent]") {
+TEST_CASE("recurrent: default states on a cut batch gather nothing forward and backward", "[recurrent]") {
   for (const auto& layer : kLayers) {
     for (const auto& kind : kKinds) {
       INFO(layer.name << ", " << kind.name);
@@ -87,7 +87,7 @@ TEST_CASE("recurrent: default states on a cut batch gather nothing, forward and 
   }
 }
 
-TEST_CASE("recurrent: a cell's default state, and a state that is learnt", "[recurrent]") {
+TEST_CASE("recurrent: a cell's default state and a state that is learnt", "[recurrent]") {
   const auto train = [](const std::function<at::Tensor(const at::Tensor&)>& place) {
     torch::manual_seed(3);
     nn::GRUCell cell(6, 5);
@@ -149,7 +149,7 @@ Tensors packed(const std::function<at::Tensor(const at::Tensor&)>& place, bool s
 
 }  // namespace
 
-TEST_CASE("recurrent: packed sequences of cut batches, forward and backward", "[recurrent]") {
+TEST_CASE("recurrent: packed sequences of cut batches forward and backward", "[recurrent]") {
   for (const bool sorted : {true, false}) {
     for (const bool batch_first : {true, false}) {
       for (const bool lstm : {true, false}) {

@@ -27,7 +27,7 @@ void require_whole(bool condition, const char* what) { dtensor::require(conditio
 
 }  // namespace
 
-TEST_CASE("temporaries: an accumulator is cut once, in place and out of place alike", "[temporaries]") {
+TEST_CASE("temporaries: an accumulator is cut once in place and out of place alike", "[temporaries]") {
   on_ranks_of([](const DeviceMesh& mesh) {
     const auto plain = counting({6, 4});
     const Spmd spmd(mesh);
@@ -72,7 +72,7 @@ TEST_CASE("temporaries: a state that is part of a graph", "[temporaries]") {
   });
 }
 
-TEST_CASE("temporaries: views, parameters, what a user laid out and destinations of copies stay whole", "[temporaries]") {
+TEST_CASE("temporaries: views parameters what a user laid out and destinations of copies stay whole", "[temporaries]") {
   on_ranks_of([](const DeviceMesh& mesh) {
     const auto plain = counting({6, 4});
     const Spmd spmd(mesh);
@@ -139,7 +139,7 @@ TEST_CASE("temporaries: explain says that the written tensor is cut", "[temporar
   });
 }
 
-TEST_CASE("temporaries: work that every rank does whole is counted, with the bytes", "[temporaries]") {
+TEST_CASE("temporaries: work that every rank does whole is counted with the bytes", "[temporaries]") {
   on_ranks_of([](const DeviceMesh& mesh) {
     const Spmd spmd(mesh);
     const auto x = cut(counting({6, 4}), mesh);
@@ -162,7 +162,7 @@ TEST_CASE("temporaries: work that every rank does whole is counted, with the byt
   });
 }
 
-TEST_CASE("temporaries: large work that every rank does whole is told once, by one rank", "[temporaries]") {
+TEST_CASE("temporaries: large work that every rank does whole is told once by one rank", "[temporaries]") {
   const auto add = [](int64_t rows) {
     CHECK_NOTHROW(on_mesh({3}, [&](const DeviceMesh& mesh) {
       auto wanted = zeros({rows, 64}, mesh, {replicate()}, torch::kDouble).tensor();

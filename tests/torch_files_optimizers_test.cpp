@@ -151,7 +151,7 @@ dt::DeviceMesh grid() { return dt::init_device_mesh(torch::kCPU, {2, 2}, {"dp", 
 
 }  // namespace
 
-TEST_CASE("files: training goes on from an optimizer's file, on any mesh", "[files][optim]") {
+TEST_CASE("files: training goes on from an optimizer's file on any mesh", "[files][optim]") {
   for (const auto& kind : kinds()) {
     for (const auto* transport : {"threads", "shm"}) {
       CAPTURE(kind.name, transport);

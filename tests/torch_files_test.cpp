@@ -7,7 +7,7 @@
 namespace dt = dtensor;
 using namespace dt::test;
 
-TEST_CASE("files: a module's file is torch::save's, byte for byte", "[files]") {
+TEST_CASE("files: a module's file is torch::save's byte for byte", "[files]") {
   ManyKinds plain(3);
   const auto expected = plain_bytes(plain);
   for (const auto& way : ways()) {
@@ -124,7 +124,7 @@ struct Other : torch::nn::Module {
 
 }  // namespace
 
-TEST_CASE("files: what does not fit is listed, on every rank, and nothing changes", "[files]") {
+TEST_CASE("files: what does not fit is listed on every rank and nothing changes", "[files]") {
   const Folder folder;
   torch::save(std::make_shared<Other>(), folder / "other.pt");
   std::ofstream(folder / "text.pt") << "no archive";
