@@ -31,7 +31,8 @@ TEST_CASE("shared tensors: of another rank", "[shared]") {
           const auto mesh = line(world);
           const Spmd spmd(mesh);
           const auto x = torch::ones({2, 3});
-          if (world.rank() == 0) made = torch::ones({2, 3}), model = torch::nn::Linear(3, 4);
+          const torch::nn::Linear own(3, 4);  // all ranks draw
+          if (world.rank() == 0) made = torch::ones({2, 3}), model = own;
           world.barrier();
           if (world.rank() == 1) {
             refuses([&] { torch::add(x, made); }, kTold);
