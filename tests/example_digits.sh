@@ -9,9 +9,9 @@ cd "$TMPDIR"  # for digits.pt
 
 # compare TOLERANCE: the losses of one device and of the mesh.
 compare() {
-  paste <(grep ^step "$TMPDIR/one") <(grep ^step "$TMPDIR/mesh") | awk -v tolerance="$1" '
+  paste <(grep ^step "$TMPDIR/one") <(grep ^step "$TMPDIR/mesh") | awk -v tolerance="$1" -v ranks=$ranks -v dtype="$dtype" '
     {d = ($4 - $8) / $4; if (d < 0) d = -d; if (d > worst) worst = d}
-    END {print NR, "steps, relative difference", worst; exit !(NR == 96 && worst < tolerance)}'
+    END {print ranks, "ranks", dtype, NR, "steps, relative difference", worst + 0; exit !(NR == 96 && worst + 0 < tolerance)}'
 }
 
 for dtype in "" --double; do
@@ -20,7 +20,7 @@ for dtype in "" --double; do
   for ranks in 1 2 3 4; do
     # shellcheck disable=SC2086
     timeout 300 "$program" $dtype --ranks $ranks >"$TMPDIR/mesh"
-    echo "$ranks threads $dtype: $(compare "$([ -n "$dtype" ] && echo 1e-10 || echo 1e-3)")"
+    compare "$([ -n "$dtype" ] && echo 1e-10 || echo 1e-3)"
     # shellcheck disable=SC2086
     timeout 300 "$DTENSOR_BUILD/tools/dtensor-run" -n $ranks "$program" $dtype >"$TMPDIR/processes"
     diff "$TMPDIR/mesh" "$TMPDIR/processes"
