@@ -38,7 +38,7 @@ std::string scripted() {
   outer.register_module("inner", inner);
   outer.define(R"(
 def forward(self, x, times: int):
-    y = self.inner(x)
+    y = self.inner.forward(x)
     for i in range(times):
         y = y * self.scale + float(i)
     if y.size(0) > 2:
