@@ -228,15 +228,13 @@ struct Normal final : Rule {
 struct Dropout final : Rule {
   Candidates candidates(const Call& call, int64_t mesh_dim) const override { return cut_alike(call, mesh_dim, 2); }
 
-  // The mask is row-major on CPUs, and the output lies as a product with it.
+  // The mask is dense in the input's order, and the output lies as a product with it.
   std::vector<OutputMeta> output_metas(const Call& call) const override {
     const auto& input = *call.operands[0].layout;
     const Sizes sizes(input.sizes());
-    const OutputMeta mask{sizes, dtensor::contiguous_strides(sizes), at::kBool};
-    if (draws_whole(call) || !call.bool_arg("train", true)) {
-      const auto strides = at::infer_dense_strides(input.sizes(), input.strides());
-      return {{sizes, Sizes(strides.begin(), strides.end()), input.dtype()}, mask};
-    }
+    const auto dense = at::infer_dense_strides(input.sizes(), input.strides());
+    const OutputMeta mask{sizes, Sizes(dense.begin(), dense.end()), at::kBool};
+    if (draws_whole(call) || !call.bool_arg("train", true)) return {{sizes, mask.strides, input.dtype()}, mask};
     at::TensorIteratorConfig config;
     config.check_all_same_dtype(false).add_owned_output(at::Tensor());
     for (const auto& strides : {Sizes(input.strides()), mask.strides}) {
