@@ -4,6 +4,7 @@
 #include <dtensor/collectives/pending.hpp>
 #include <dtensor/device_mesh.hpp>
 #include <dtensor/error.hpp>
+#include <dtensor/tensor.hpp>
 
 #include <ATen/ops/cat.h>
 
@@ -56,6 +57,7 @@ inline Lengths chunks(int64_t length, int64_t ranks) {
 inline void check_alike(const char* op, const TensorVector& list) {
   require(!list.empty(), op, "the list of tensors is empty");
   for (const auto& tensor : list) {
+    require(!tensor.defined() || !is_dtensor(tensor), op, "expected plain tensors; got a distributed one; hint: pass to_local()");
     require(tensor.defined() && tensor.scalar_type() == list[0].scalar_type() && tensor.device() == list[0].device(), op,
             "the tensors of a list have one dtype and device; hint: one call for each dtype");
   }
