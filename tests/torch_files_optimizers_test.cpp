@@ -59,8 +59,6 @@ std::vector<Kind> kinds() {
           kind<o::Adagrad>("Adagrad", o::AdagradOptions(0.1).lr_decay(0.1)),
           kind<o::RMSprop>("RMSprop", o::RMSpropOptions(0.01).momentum(0.9).centered(true)),
           lone<o::LBFGS>("LBFGS", o::LBFGSOptions(0.1).max_iter(3).history_size(4), 1e-9, 0, 5),
-          lone<o::LBFGS>("LBFGS with a line search", o::LBFGSOptions(0.5).max_iter(3).history_size(5).line_search_fn("strong_wolfe"), 1e-9,
-                         0, 5),
           kind<dt::optim::Lamb>("Lamb", dt::optim::LambOptions(0.05), 1e-12),
           kind<dt::optim::Adam8bit>("Adam8bit", dt::optim::Adam8bitOptions(0.01).min_size(8).block_size(4)),
           lone<dt::optim::Muon>("Muon", dt::optim::MuonOptions(0.1), 0, 0, 1)};

@@ -53,7 +53,9 @@ def forward(self, x, times: int):
 torch::jit::Module read(const std::string& file) {
   dt::NoSpmd plain;
   std::istringstream in(file);
-  return torch::jit::load(in);
+  auto module = torch::jit::load(in);
+  for (const auto& parameter : module.parameters()) parameter.set_requires_grad(true);
+  return module;
 }
 
 struct Answers {

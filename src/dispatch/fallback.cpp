@@ -170,6 +170,7 @@ void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, Key& ke
     const auto recorder = Recorder::current()->shared_from_this();  // another thread may end its region meanwhile
     return recorder->record(op, info, stack, begin);
   }
+  if (distributed && draw_out_form(info, stack, begin)) return;
   auto decision = decide(op, info, c10::ArrayRef<c10::IValue>(stack).slice(begin));
   info.decided = true;
   run_general(op, stack, begin, *decision);

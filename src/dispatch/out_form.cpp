@@ -117,6 +117,17 @@ bool draw_into(const OpInfo& info, const std::vector<at::Tensor>& outs, const St
 
 }  // namespace
 
+bool draw_out_form(const OpInfo& info, Stack& stack, size_t begin) {
+  if (info.in_place || info.written.size() != 1) return false;
+  const auto draw = kDrawInto.find(info.name);
+  if (draw == kDrawInto.end()) return false;
+  const auto out = stack.back();
+  if (!draw->second(out.toTensor(), Stack(stack.begin() + static_cast<int64_t>(begin), stack.end() - 1))) return false;
+  stack.resize(begin);
+  stack.push_back(out);
+  return true;
+}
+
 void run_out_form(const OpInfo& info, Stack& stack, size_t begin) {
   const auto& arguments = info.schema->arguments();
   const auto first = std::find_if(arguments.begin(), arguments.end(), [](const c10::Argument& argument) { return argument.is_out(); });

@@ -16,4 +16,8 @@ inline bool has_functional(const OpInfo& info) { return info.functional.has_valu
 // unless `out` is empty: then it becomes the result.
 void run_out_form(const OpInfo& info, Stack& stack, size_t begin);
 
+// The same of a random operator without a known functional form, which fills an `out` of the right sizes in the order of its memory.
+// Returns whether the operator is one.
+bool draw_out_form(const OpInfo& info, Stack& stack, size_t begin);
+
 }  // namespace dtensor::dispatch
