@@ -22,6 +22,12 @@ at::Tensor whole_part(const at::Tensor& tensor) {
 bool change_metadata(const c10::OperatorHandle& op, Stack& stack, size_t begin) {
   const auto self = stack[begin].toTensor();
   if (!as_dtensor(self)) return false;
+  // What draws into `out` begins so.
+  const bool resizes = op.schema().name() == "aten::resize_";
+  if (resizes && stack[begin + 2].isNone() && self.sizes() == c10::IntArrayRef(stack[begin + 1].toIntVector())) {
+    stack.resize(begin + 1);
+    return true;
+  }
   Stack local(stack.begin() + static_cast<int64_t>(begin), stack.end());
   for (auto& value : local) {
     if (!value.isTensor()) continue;
