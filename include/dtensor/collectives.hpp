@@ -145,7 +145,7 @@ inline PendingTensors start_reduce_scatter(const TensorVector& list, const Devic
         TensorVector results;
         for (size_t i = 0; i < gradients.size(); ++i) {
           const auto whole = start_all_gather(TensorVector{gradients[i]}, mesh, {along.dim, lengths[i]}).wait()[0];
-          results.push_back(op == ReduceOp::avg ? whole / ranks : whole);
+          results.push_back(op == ReduceOp::avg ? whole.div(ranks) : whole);
         }
         return results;
       });

@@ -4,6 +4,7 @@
 #include <dtensor/data/feed.hpp>
 
 #include <torch/data/dataloader.h>
+#include <torch/data/example.h>
 
 #include <initializer_list>
 #include <iterator>
