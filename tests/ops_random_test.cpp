@@ -222,7 +222,7 @@ const std::vector<Drawing> kDrawings{
     anew("feature_alpha_dropout", [](auto& t) { return torch::feature_alpha_dropout(t, 0.4, true); }),
     anew("rrelu", [](auto& t) { return torch::rrelu(t - 0.5, 0.1, 0.3, true); }),
     {"rrelu_with_noise", [](auto& t) {
-       const auto noise = torch::zeros_like(t, at::MemoryFormat::Contiguous);
+       auto noise = torch::zeros_like(t, at::MemoryFormat::Contiguous);
        const auto output = at::rrelu_with_noise(t - 0.5, noise, 0.1, 0.3, true);
        return Tensors{output, noise};
      }}};
