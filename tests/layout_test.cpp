@@ -175,7 +175,7 @@ TEST_CASE("placements that do not fit say why", "[layout]") {
       says("S(2) does not fit a tensor of shape [8, 6] on mesh dimension \"tp\" of size 2: shard dim 2 is out of "
            "range for 2 dimensions; expected -2 to 1"));
   REQUIRE_THROWS_WITH(layout(mesh, {shard(-3), replicate()}, {8, 6}), says("shard dim -3"));
-  REQUIRE_THROWS_WITH(layout(mesh, {shard(0), replicate()}, {}), says("out of range for 0 dimensions"));
+  REQUIRE_THROWS_WITH(layout(mesh, {shard(0), replicate()}, {}), says("got shard dim 0 of a single number, which has no dims to cut"));
   REQUIRE_THROWS_WITH(layout(mesh, {shard(65536), replicate()}, {4}), says("out of range for 1 dimensions"));
   REQUIRE_THROWS_WITH(layout(mesh, {shard(-65536), replicate()}, {4}), says("out of range for 1 dimensions"));
   REQUIRE_THROWS_WITH(layout(mesh, {shard(0)}, {8}), says("got 1 placements (S(0)); expected 2"));

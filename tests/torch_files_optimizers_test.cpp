@@ -59,6 +59,7 @@ std::vector<Kind> kinds() {
           kind<o::Adagrad>("Adagrad", o::AdagradOptions(0.1).lr_decay(0.1)),
           kind<o::RMSprop>("RMSprop", o::RMSpropOptions(0.01).momentum(0.9).centered(true)),
           lone<o::LBFGS>("LBFGS", o::LBFGSOptions(0.1).max_iter(3).history_size(4), 1e-9, 0, 5),
+          lone<o::LBFGS>("LBFGS with a line search", o::LBFGSOptions(0.5).max_iter(3).history_size(2).line_search_fn("strong_wolfe"), 1e-9, 0, 5),
           kind<dt::optim::Lamb>("Lamb", dt::optim::LambOptions(0.05), 1e-12),
           kind<dt::optim::Adam8bit>("Adam8bit", dt::optim::Adam8bitOptions(0.01).min_size(8).block_size(4)),
           lone<dt::optim::Muon>("Muon", dt::optim::MuonOptions(0.1), 0, 0, 1)};
@@ -196,4 +197,30 @@ TEST_CASE("files: training goes on from an optimizer's file on any mesh", "[file
       CHECK_NOTHROW(same(alone.wholes(), on_grid, kind.tolerance, "resumed on one device"));
     }
   }
+}
+
+// torch::save throws for it: "Cannot access storage of UndefinedTensorImpl".
+TEST_CASE("files: LBFGS is saved before its history is full", "[files][optim]") {
+  const auto kind = lone<torch::optim::LBFGS>("LBFGS", torch::optim::LBFGSOptions(0.1).max_iter(3), 1e-9, 0, 5);  // a history of 100
+  const Folder folder;
+  Training whole(kind), again(kind);
+  whole.go(0, kHalf);
+  CHECK_THROWS_WITH(whole.save_plainly(folder / "plain"), Catch::Contains("UndefinedTensorImpl"));
+  whole.save(folder / "plain");
+  whole.go(kHalf, kSteps);
+  again.load(folder / "plain");
+  again.go(kHalf, kSteps);
+  CHECK_NOTHROW(same(again.wholes(), whole.wholes(), 0, "one device"));
+  REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) {
+    dt::Spmd spmd(line(world));
+    Training t(kind, line(world), {{s1}, {s0}, {s0}, {r}, {s0}}), resumed(kind, line(world), {});
+    t.load(folder / "plain");
+    t.go(kHalf, kHalf + 1);
+    t.save(folder / "mesh");
+    t.go(kHalf + 1, kSteps);
+    same(t.wholes(), whole.wholes(), kind.tolerance, "from one device");
+    resumed.load(folder / "mesh");
+    resumed.go(kHalf + 1, kSteps);
+    same(resumed.wholes(), t.wholes(), kind.tolerance, "from a mesh");
+  }));
 }

@@ -52,6 +52,18 @@ std::vector<at::Tensor*> tensors_of(LBFGSParamState& state) {
   return all;
 }
 
+// libtorch cannot write the room that LBFGS has for numbers of a history that is not full yet ("Cannot access storage of
+// UndefinedTensorImpl"). Each of these is written before it is read, so that any number will do.
+void fill_history(const torch::optim::Optimizer& optimizer) {
+  for (const auto& [key, state] : optimizer.state()) {
+    auto* lbfgs = dynamic_cast<LBFGSParamState*>(state.get());
+    if (!lbfgs || !lbfgs->al()) continue;
+    for (auto& number : *lbfgs->al()) {
+      if (!number.defined()) number = at::zeros({}, lbfgs->H_diag().scalar_type());
+    }
+  }
+}
+
 // The tensors of a state of libtorch's, those that it has. Throws for a state of another type.
 std::vector<at::Tensor*> tensors_of(OptimizerParamState& state) {
   std::vector<at::Tensor*> all;
@@ -185,6 +197,7 @@ void save_optimizer(const torch::optim::Optimizer& optimizer, const std::string&
   at::NoGradGuard no_grad;
   const auto parameters = parameters_of(optimizer);
   const Ranks ranks("save", parameters);
+  fill_history(optimizer);
   torch::serialize::OutputArchive archive;
   if (saves_itself(optimizer, parameters)) {
     optimizer.save(archive);

@@ -197,6 +197,13 @@ bool may_be_empty(const Layout& layout) {
   return false;
 }
 
+// Whether the result has other sizes than what it is written to in place. Kernels refuse that of whole tensors, and may not see it in a part.
+bool outgrows(const OpInfo& info, const rules::Call& call, const rules::Rule& rule) {
+  if (!info.in_place || info.makes_results || call.operands.empty() || call.operands[0].argument != 0) return false;
+  const auto sizes = rule.output_sizes(call);
+  return !sizes.empty() && c10::IntArrayRef(sizes[0]) != call.operands[0].sizes();
+}
+
 struct Ahead {
   bool rehearsed = false;
   bool sure = false;  // call.outputs have the dtypes of one device, too
@@ -236,7 +243,10 @@ rules::Lowering nothing_to_compute(const Decision& decision, const rules::Call& 
   const auto& outputs = decision.outputs;
   const bool empty = std::all_of(outputs.begin(), outputs.end(), [](const auto& like) { return like && has_no_part(*like->layout()); });
   if (!sure || !decision.outputs_known || !decision.open.empty() || !info.written.empty() || outputs.empty() || !empty) return {};
-  return [outputs, device = call.mesh.device_type()](rules::LocalCall& local) {
+  const auto beside = std::find_if(call.operands.begin(), call.operands.end(), [](const auto& operand) { return operand.element < 0; });
+  if (beside == call.operands.end()) return {};
+  return [outputs, argument = beside->argument](rules::LocalCall& local) {
+    const auto device = local.arg(argument).toTensor().device();  // a shard may lie on the host
     std::vector<c10::IValue> results;
     for (const auto& like : outputs) {
       results.emplace_back(at::empty(like->layout()->local_sizes(), at::TensorOptions(like->layout()->dtype()).device(device)));
@@ -283,7 +293,8 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
     warn_once(info, "is drawn whole on every rank from gathered operands: how much it takes of the one stream depends on their values");
   }
   // What kernels refuse, as dtypes, is refused on every rank, and before anything is moved.
-  if (!ahead.rehearsed && (moves || empty || decision->lowering || !decision->write_backs.empty())) rehearse(op, call);
+  const bool may_hide = moves || empty || decision->lowering || !decision->write_backs.empty() || (rule && outgrows(info, call, *rule));
+  if (!ahead.rehearsed && may_hide) rehearse(op, call);
   if (rule && !decision->lowering) decision->lowering = nothing_to_compute(*decision, call, resolution, ahead.sure);
   decision->casts = call.schema.name() == "aten::_to_copy" && decision->outputs.size() == 1;
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);

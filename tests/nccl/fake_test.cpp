@@ -93,8 +93,14 @@ TEST_CASE("nccl stand-in: works let go of their tensors", "[comm][nccl]") {
   CHECK(first_error(run_gpus(2, [&](World& world) {
     auto all = connect_all(world);
     const auto x = on_gpu(at::ones({8}));
+    std::atomic<bool> may_go = false;
+    current_fake_stream().add([&] {
+      while (!may_go) std::this_thread::yield();
+    });
     auto waited = all->all_reduce(x, ReduceOp::sum);
-    require(x.use_count() == 2, "test", "the input is kept alive");
+    const auto kept = x.use_count();  // the watchdog lets go of what is done, so that nothing may be yet
+    may_go = true;
+    require(kept == 2, "test", "the input is kept alive");
     waited.work->wait();
     require(x.use_count() == 1, "test", "a wait lets go");
     all->all_reduce(x, ReduceOp::sum);  // dropped
