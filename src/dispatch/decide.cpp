@@ -197,11 +197,15 @@ bool may_be_empty(const Layout& layout) {
   return false;
 }
 
-// Whether the result has other sizes than what it is written to in place. Kernels refuse that of whole tensors, and may not see it in a part.
-bool outgrows(const OpInfo& info, const rules::Call& call, const rules::Rule& rule) {
-  if (!info.in_place || info.makes_results || call.operands.empty() || call.operands[0].argument != 0) return false;
+// Throws where the result has other sizes than what it is written to in place. Kernels refuse that of whole tensors, and may not see it in a
+// part; addbmm_ resizes.
+void check_in_place_sizes(const c10::OperatorHandle& op, const OpInfo& info, const rules::Call& call, const rules::Rule& rule) {
+  if (!info.in_place || info.makes_results || call.operands.empty() || call.operands[0].argument != 0) return;
   const auto sizes = rule.output_sizes(call);
-  return !sizes.empty() && c10::IntArrayRef(sizes[0]) != call.operands[0].sizes();
+  if (sizes.empty() || c10::IntArrayRef(sizes[0]) == call.operands[0].sizes()) return;
+  rehearse(op, call);
+  fail(info.name, "would resize a distributed tensor in place to [{}]; got {}; hint: use the out-of-place form and assign the result",
+       fmt::join(sizes[0], ", "), describe(call));
 }
 
 struct Ahead {
@@ -274,6 +278,7 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
 
   const auto* rule = info.rule;
   const auto ahead = look_ahead(op, info, call, rule);
+  if (rule) check_in_place_sizes(op, info, call, *rule);
   if (!trace && !info.rule && !call.operands.empty() && info.name != "aten::_local_scalar_dense") {
     warn_once(info, "has no sharding rule and runs on replicated operands");
   }
@@ -293,8 +298,7 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
     warn_once(info, "is drawn whole on every rank from gathered operands: how much it takes of the one stream depends on their values");
   }
   // What kernels refuse, as dtypes, is refused on every rank, and before anything is moved.
-  const bool may_hide = moves || empty || decision->lowering || !decision->write_backs.empty() || (rule && outgrows(info, call, *rule));
-  if (!ahead.rehearsed && may_hide) rehearse(op, call);
+  if (!ahead.rehearsed && (moves || empty || decision->lowering || !decision->write_backs.empty())) rehearse(op, call);
   if (rule && !decision->lowering) decision->lowering = nothing_to_compute(*decision, call, resolution, ahead.sure);
   decision->casts = call.schema.name() == "aten::_to_copy" && decision->outputs.size() == 1;
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);

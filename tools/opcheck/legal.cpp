@@ -85,17 +85,6 @@ std::vector<at::Tensor> effects(const Operator& op, const Stack& results, const 
   return tensors;
 }
 
-// Whether out= tensors did not have the size that the operator gave them.
-bool resized(const Operator& op, const Stack& now, const Stack& before) {
-  for (const auto i : written_arguments(op.schema())) {
-    const auto after = tensors_in({now[i]}), was = tensors_in({before[i]});
-    for (size_t k = 0; k < after.size(); ++k) {
-      if (after[k].sizes() != was[k].sizes()) return true;
-    }
-  }
-  return false;
-}
-
 // Per result its possible placements on `ranks` ranks; empty when the raw operator refuses.
 std::vector<Names> on_ranks(const Operator& op, const Sample& sample, const Case& placements, int64_t ranks) {
   const auto tensors = tensors_in(sample.arguments);
@@ -108,7 +97,7 @@ std::vector<Names> on_ranks(const Operator& op, const Sample& sample, const Case
     const auto arguments = with_tensors(sample.arguments, locals);
     auto stack = arguments;
     op.handle.callBoxed(&stack);
-    if (resized(op, arguments, with_tensors(sample.arguments, originals))) return {};
+    if (resized(op.schema(), arguments, with_tensors(sample.arguments, originals))) return {};
     const auto found = effects(op, stack, arguments);
     by_result.resize(found.size());
     for (size_t k = 0; k < found.size(); ++k) by_result[k].push_back(found[k]);

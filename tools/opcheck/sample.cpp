@@ -117,6 +117,11 @@ bool wrote_expanded(const Stack& before, const Stack& after) {
   return false;
 }
 
+// Some in-place forms resize what they write where it should broadcast. Distributed tensors refuse that.
+bool resizes_in_place(const Operator& op, const Sample& sample) {
+  return !is_out_form(op.schema()) && resized(op.schema(), sample.after, sample.arguments);
+}
+
 std::optional<Sample> make(const Operator& op, const std::string& text, at::ScalarType dtype, uint64_t seed = 0) {
   Sample sample;
   sample.text = text;
@@ -132,7 +137,7 @@ std::optional<Sample> make(const Operator& op, const std::string& text, at::Scal
       result.resolve_neg();   // some dtypes have no negative
       result.equal(result);  // some tensors are of libtorch's own transforms, and are not to be looked at
     }
-    if (wrote_expanded(sample.arguments, sample.after)) return {};
+    if (wrote_expanded(sample.arguments, sample.after) || resizes_in_place(op, sample)) return {};
     Stack after;
     const auto again = called(op, sample.arguments, after, 0x4a);
     sample.undetermined = differences(tensors_in(sample.results, true), tensors_in(again, true));
@@ -197,6 +202,16 @@ std::vector<at::Tensor> tensors_in(c10::ArrayRef<c10::IValue> values, bool undef
     }
   }
   return found;
+}
+
+bool resized(const c10::FunctionSchema& schema, const Stack& now, const Stack& before) {
+  for (const auto i : written_arguments(schema)) {
+    const auto after = tensors_in({now[i]}), was = tensors_in({before[i]});
+    for (size_t k = 0; k < after.size(); ++k) {
+      if (after[k].sizes() != was[k].sizes()) return true;
+    }
+  }
+  return false;
 }
 
 std::optional<Sample> drawn_again(const Operator& op, const Sample& sample) { return make(op, sample.text, sample.dtype, 1000); }

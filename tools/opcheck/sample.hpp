@@ -71,4 +71,7 @@ Stack deep_copy(const Stack& values);
 // The tensors among some values, lists flattened; undefined ones included where `undefined`.
 std::vector<at::Tensor> tensors_in(c10::ArrayRef<c10::IValue> values, bool undefined = false);
 
+// Whether what an operator writes had another size before.
+bool resized(const c10::FunctionSchema& schema, const Stack& now, const Stack& before);
+
 }  // namespace dtensor::opcheck
