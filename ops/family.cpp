@@ -134,7 +134,7 @@ class Family final : public Rule {
       Sizes sizes;
       for (const auto& dim : dims) sizes.push_back(dim.size);
       auto strides = structure.strides.empty() ? contiguous_strides(sizes) : structure.strides[all.size()];
-      all.push_back({std::move(sizes), std::move(strides), call.operands[0].layout->dtype(), true});
+      all.push_back({std::move(sizes), std::move(strides), structure.dtype.value_or(call.operands[0].layout->dtype()), true});
     }
     for (const int i : structure.undefined) all[i].defined = false;
     for (const int i : structure.open) all[i].open = true;

@@ -36,8 +36,10 @@ struct Structure {
   KeepsPartial keeps = {};
   std::vector<int> unread = {};  // operands whose values do not matter: they stay as they are
   std::vector<int> shapes = {};  // operands of which only the sizes matter: pending ones stay so
-  // Of outputs that libtorch does not describe: strides where they are not row-major, and which are undefined or not known in all.
+  // Of outputs that libtorch does not describe: strides where they are not row-major, the dtype where it is not the first operand's, and which
+  // are undefined or not known in all.
   std::vector<Sizes> strides = {};
+  std::optional<at::ScalarType> dtype = {};
   std::vector<int> undefined = {};
   std::vector<int> open = {};  // see OutputMeta
   // Each element is treated alike: where all operands but single numbers are flat in one way, outputs are too, or `lacking`.

@@ -151,6 +151,7 @@ Structure pointwise_forward(const Call& call) {
   const bool reduced = call.int_arg("reduction") != kNone;
   Structure structure{std::move(in), {reduced ? Dims() : result}, {partial()}, {}};
   if (!reduced) structure.strides = {pointwise_meta(call).strides};
+  if (call.schema.name() == "aten::binary_cross_entropy_with_logits") structure.dtype = call.operands[1].layout->dtype();  // it begins with 1 - target
   return structure;
 }
 

@@ -205,7 +205,7 @@ TEST_CASE("files: LBFGS is saved before its history is full", "[files][optim]") 
   const Folder folder;
   Training whole(kind), again(kind);
   whole.go(0, kHalf);
-  CHECK_THROWS_WITH(whole.save_plainly(folder / "plain"), Catch::Contains("UndefinedTensorImpl"));
+  CHECK_THROWS(whole.save_plainly(folder / "plain"));
   whole.save(folder / "plain");
   whole.go(kHalf, kSteps);
   again.load(folder / "plain");

@@ -3,6 +3,7 @@
 #include "src/dispatch/decide.hpp"
 
 #include <dtensor/error.hpp>
+#include <dtensor/tensor.hpp>
 
 #include <fmt/ranges.h>
 
@@ -69,6 +70,17 @@ bool bernoulli_into(const at::Tensor& out, const Stack& inputs) {
   return true;
 }
 
+// Not Partial: parts of a mean would be added to what is drawn in another order than one device's.
+at::Tensor reduced(const at::Tensor& tensor) {
+  if (!is_dtensor(tensor)) return tensor;
+  const DTensor known(tensor);
+  Placements placements(known.placements().begin(), known.placements().end());
+  for (auto& placement : placements) {
+    if (placement.is_partial()) placement = replicate();
+  }
+  return known.redistribute(placements);
+}
+
 bool normal_into(const at::Tensor& out, const Stack& inputs) {
   const auto &mean = inputs[0], &std = inputs[1];
   const auto sizes = !std.isTensor()    ? mean.toTensor().sizes().vec()
@@ -77,7 +89,7 @@ bool normal_into(const at::Tensor& out, const Stack& inputs) {
   if (out.sizes() != c10::IntArrayRef(sizes)) return false;
   out.normal_(0, std.isTensor() ? 1 : std.toDouble(), generator_in(inputs));
   if (std.isTensor()) out.mul_(std.toTensor());
-  mean.isTensor() ? out.add_(mean.toTensor()) : out.add_(mean.toDouble());
+  mean.isTensor() ? out.add_(reduced(mean.toTensor())) : out.add_(mean.toDouble());
   return true;
 }
 

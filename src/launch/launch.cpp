@@ -9,6 +9,7 @@
 #include "src/launch/memory.hpp"
 #include "src/launch/place.hpp"
 #include "src/launch/single_threaded.hpp"
+#include "src/launch/unfused.hpp"
 
 #include <algorithm>
 #include <charconv>
@@ -45,6 +46,7 @@ void run_rank(std::unique_ptr<comm::Transport> transport, comm::Milliseconds dea
   comm::Transport& reach = *transport;
   World world(std::move(transport));
   World::Use use(world);
+  if (world.size() > 1) detail::run_scripts_unfused();
   try {
     body(world);
   } catch (...) {
