@@ -8,6 +8,9 @@
 #include <fmt/ranges.h>
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/ops/rand_like.h>
+#include <ATen/ops/randint_like.h>
+#include <ATen/ops/randn_like.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -107,7 +110,47 @@ bool randint_into(const at::Tensor& out, const Stack& inputs) {
   return has_sizes(out, inputs[high + 1]) && (out.random_(high ? inputs[0].toInt() : 0, inputs[high].toInt(), generator_in(inputs)), true);
 }
 
+// What is drawn in the order of the first operand's memory, and copied. Of the dtype of `out`. The last input is a memory format, or none.
+using DrawLike = at::Tensor (*)(const at::Tensor& self, const Stack& inputs, const at::TensorOptions& options, c10::optional<at::MemoryFormat> format);
+
+template <DrawLike draw>
+bool like_into(const at::Tensor& out, const Stack& inputs) {
+  const auto& self = inputs[0].toTensor();
+  if (out.sizes() != self.sizes()) return false;
+  const auto& last = inputs.back();
+  const auto format = last.isInt() ? c10::optional<at::MemoryFormat>(static_cast<at::MemoryFormat>(last.toInt())) : c10::nullopt;
+  out.copy_(draw(self, inputs, out.scalar_type(), format));
+  return true;
+}
+
+at::Tensor draw_rand(const at::Tensor& self, const Stack&, const at::TensorOptions& options, c10::optional<at::MemoryFormat> format) {
+  return at::rand_like(self, options, format);
+}
+
+at::Tensor draw_randn(const at::Tensor& self, const Stack&, const at::TensorOptions& options, c10::optional<at::MemoryFormat> format) {
+  return at::randn_like(self, options, format);
+}
+
+// self, [low,] high
+at::Tensor draw_randint(const at::Tensor& self, const Stack& inputs, const at::TensorOptions& options, c10::optional<at::MemoryFormat> format) {
+  const bool ranged = inputs.size() > 3;
+  return at::randint_like(self, ranged ? inputs[1].toInt() : 0, inputs[ranged ? 2 : 1].toInt(), options, format);
+}
+
+// self, mean, std: of self only sizes, strides and dtype count
+bool normal_like_into(const at::Tensor& out, const Stack& inputs) {
+  const auto& self = inputs[0].toTensor();
+  if (out.sizes() != self.sizes()) return false;
+  out.copy_(self.clone().normal_(inputs[1].toDouble(), inputs[2].toDouble(), generator_in(inputs)));
+  return true;
+}
+
 const std::unordered_map<std::string, DrawInto> kDrawInto{
+    {"aten::rand_like.out", like_into<draw_rand>},
+    {"aten::randn_like.out", like_into<draw_randn>},
+    {"aten::randint_like.out", like_into<draw_randint>},
+    {"aten::randint_like.low_dtype_out", like_into<draw_randint>},
+    {"aten::normal.out", normal_like_into},
     {"aten::bernoulli.out", bernoulli_into},
     {"aten::normal.Tensor_float_out", normal_into},
     {"aten::normal.float_Tensor_out", normal_into},
