@@ -18,6 +18,9 @@ struct Reshaped {
   // The local order must be row-major for a view. Local strides may differ from the global ones, and whether they allow a view must be
   // decided alike on every rank: a part of length one would be contiguous in any order.
   bool strict;
+  // The sizes of the whole source, and the strides of the whole result: an empty part has the strides of the whole, which are judged by its
+  // sizes, so that this rank decides as those do that have elements.
+  Sizes source_sizes, result_strides;
 
   bool is_alias(const at::Tensor& source) const { return !copies && is_in_order(source); }
   at::Tensor alias(const at::Tensor& source) const {
@@ -33,11 +36,14 @@ struct Reshaped {
   }
 
  private:
-  bool is_in_order(const at::Tensor& source) const { return detail::part_in_row_major_order(source, strict); }
+  bool is_in_order(const at::Tensor& source) const {
+    if (detail::part_in_row_major_order(source, strict)) return true;
+    return source.numel() == 0 && detail::in_row_major_order(source_sizes, source.strides());
+  }
 
-  // An empty part, in the order that the other ranks' parts then are in: row-major in memory of their own, else to be found wanting again.
+  // An empty part, in the order that the other ranks' parts then are in: row-major in memory of their own, else as the whole.
   at::Tensor without_elements(const at::Tensor& source, bool apart) const {
-    return apart ? alias(source) : detail::alias(source, sizes, Sizes(sizes.size(), 0), source.storage_offset());
+    return apart ? alias(source) : detail::alias(source, sizes, result_strides, source.storage_offset());
   }
 };
 

@@ -41,7 +41,7 @@ class ReshapeRule : public Rule {
 
  protected:
   Lowering reshaped(const Call& call, const Resolution& resolution, bool strict) const {
-    return Reshaped{local_output_sizes(call, resolution, 0), copies_, strict};
+    return Reshaped{local_output_sizes(call, resolution, 0), copies_, strict, Sizes(call.operands[0].sizes()), call.outputs[0].strides};
   }
 
  private:

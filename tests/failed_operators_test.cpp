@@ -115,6 +115,19 @@ TEST_CASE("an operator that fails on all ranks alike is over when it is caught",
   });
 }
 
+TEST_CASE("an operator that fails on all ranks of a smaller mesh does not concern a larger one", "[errors][comm]") {
+  on_all([](World& world) {
+    const auto all = line(world);
+    const auto some = DeviceMesh(torch::kCPU, {0, 1}, {2}, {"pair"});
+    if (world.rank() < 2) {
+      const auto singular = distribute_tensor(torch::zeros({3, 3}), some, {replicate()});
+      require(!words_of([&] { torch::linalg_inv(singular); }).empty(), "test", "nothing was thrown");
+      same(sum_of(some, 1.5), torch::full({4}, 3.0), "a sum on the smaller mesh");
+    }
+    same(sum_of(all, 1.5), torch::full({4}, 1.5 * world.size()), "a sum on the larger mesh");
+  }, {3, 4});
+}
+
 TEST_CASE("an operator that fails in one row of a mesh ends what goes over the rows", "[errors][comm]") {
   std::atomic<int> went_on{0};
   on_all([&](World&) {

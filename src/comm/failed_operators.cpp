@@ -8,13 +8,31 @@
 
 namespace dtensor::comm {
 
-void FailedOperators::add(std::string_view op, std::string_view call, std::string_view reason) {
-  constexpr uint64_t kMost = 0xffff, kHash = (uint64_t{1} << 48) - 1;
+static constexpr uint64_t kMost = 0xffff, kHash = (uint64_t{1} << 48) - 1;
+
+void FailedOperators::add(const std::vector<int>& ranks, std::string_view op, std::string_view call, std::string_view reason) {
+  auto ordered = ranks;
+  std::sort(ordered.begin(), ordered.end());
   std::lock_guard lock(mutex_);
-  const uint64_t before = summary_.load(std::memory_order_relaxed);
-  const uint64_t count = std::min((before >> 48) + 1, kMost);
-  summary_.store(count << 48 | (hash_text(call, before) & kHash), std::memory_order_relaxed);
+  const auto same = std::find_if(failed_.begin(), failed_.end(), [&](const Failed& failed) { return failed.ranks == ordered; });
+  auto& failed = same == failed_.end() ? failed_.emplace_back(Failed{std::move(ordered), 0}) : *same;
+  const uint64_t count = std::min((failed.summary >> 48) + 1, kMost);
+  failed.summary = count << 48 | (hash_text(call, failed.summary) & kHash);
+  any_.store(true, std::memory_order_relaxed);
   reason_ = fmt::format("{} failed on this rank and not alike on all, so that the ranks are out of step: {}", op, reason);
+}
+
+uint64_t FailedOperators::summary(const std::vector<int>& group) const {
+  if (!any_.load(std::memory_order_relaxed)) [[likely]] return 0;
+  std::lock_guard lock(mutex_);
+  uint64_t count = 0, hash = 0;
+  for (const auto& failed : failed_) {
+    const auto took_part = [&](int rank) { return std::binary_search(failed.ranks.begin(), failed.ranks.end(), rank); };
+    if (!std::all_of(group.begin(), group.end(), took_part)) continue;
+    count += failed.summary >> 48;
+    hash += failed.summary & kHash;  // a sum: ranks may have met their meshes in other orders
+  }
+  return std::min(count, kMost) << 48 | (hash & kHash);
 }
 
 std::string FailedOperators::reason() const {

@@ -1,5 +1,6 @@
 // Operators that failed on this rank, so that ranks which are out of step since then find out before they mix their data. Every call says
-// which they were. Where all ranks of a group say the same, each of them failed there and all go on; a rank that failed alone has ended the job.
+// which they were, of those that all ranks of its group took part in. Where all say the same, each of them failed there and all go on; a rank
+// that failed alone has ended the job.
 #pragma once
 
 #include <atomic>
@@ -7,23 +8,32 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace dtensor::comm {
 
 class FailedOperators {
  public:
-  // `op`, called as `call` says on every rank alike, failed on this one for `reason`.
-  void add(std::string_view op, std::string_view call, std::string_view reason);
+  // `op`, called as `call` says on each of `ranks` alike, failed on this one for `reason`.
+  void add(const std::vector<int>& ranks, std::string_view op, std::string_view call, std::string_view reason);
 
-  // What ranks compare: how many there were, in the upper 16 bits, and a hash of them all in their order. 0: none.
-  uint64_t summary() const { return summary_.load(std::memory_order_relaxed); }
+  // What the ranks of a group compare: of the operators that all of them were to run, how many failed, in the upper 16 bits, and a hash of
+  // them in their order. 0: none.
+  uint64_t summary(const std::vector<int>& group) const;
 
   // Of the last one: why this rank is out of step.
   std::string reason() const;
 
  private:
-  std::atomic<uint64_t> summary_{0};
+  // Of the operators that these ranks were to run.
+  struct Failed {
+    std::vector<int> ranks;  // in order
+    uint64_t summary;
+  };
+
+  std::atomic<bool> any_{false};
   mutable std::mutex mutex_;
+  std::vector<Failed> failed_;
   std::string reason_;
 };
 

@@ -33,10 +33,10 @@ inline at::Tensor memory_of(const at::Tensor& tensor) {
 
 // Whether the elements lie in row-major order without gaps. Says the same on every rank whose part of a tensor was made in the same
 // way: a dim of length one (or none) does not excuse another order, as it does for is_contiguous.
-inline bool in_row_major_order(const at::Tensor& tensor) {
+inline bool in_row_major_order(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   int64_t expected = 1, inner = 0;
-  for (int64_t d = tensor.dim() - 1; d >= 0; --d) {
-    const auto size = tensor.size(d), stride = tensor.stride(d);
+  for (size_t d = sizes.size(); d-- > 0;) {
+    const auto size = sizes[d], stride = strides[d];
     if (size > 1 ? stride != expected : stride < expected) return false;
     if (stride < inner) return false;
     inner = stride;
@@ -44,6 +44,8 @@ inline bool in_row_major_order(const at::Tensor& tensor) {
   }
   return true;
 }
+
+inline bool in_row_major_order(const at::Tensor& tensor) { return in_row_major_order(tensor.sizes(), tensor.strides()); }
 
 inline bool in_row_major_order(const Layout& whole) { return whole.strides() == c10::IntArrayRef(dtensor::contiguous_strides(whole.sizes())); }
 

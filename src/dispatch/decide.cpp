@@ -233,6 +233,29 @@ bool has_no_part(const Layout& layout) {
   return c10::multiply_integers(layout.local_sizes()) == 0 && c10::multiply_integers(layout.sizes()) > 0;
 }
 
+// Whether ranks may have parts of other lengths than each other.
+bool is_uneven(const Layout& layout) {
+  for (int64_t d = 0; d < layout.ndim(); ++d) {
+    int64_t parts = 1;
+    for (int64_t m = 0; m < layout.mesh().ndim(); ++m) {
+      const auto& p = layout.placements()[m];
+      if (!p.is_shard(d)) continue;
+      if (p.shares) return true;
+      parts *= layout.mesh().size(m) * p.split * p.unit;
+    }
+    if (layout.sizes()[d] % parts != 0) return true;
+  }
+  return false;
+}
+
+// A dim of length one has any place in the order of memory. Where that is the length of some ranks' parts only, a pointwise operator would
+// leave them in another order than others: so all lie in the order that is reported.
+bool may_part_orders(const Decision& decision, const rules::Rule* rule) {
+  const auto* entry = rule ? rules::find_entry(*decision.info->schema) : nullptr;
+  if (!entry || std::string_view(entry->family) != "pointwise" || decision.info->is_view || !decision.info->makes_results) return false;
+  return std::any_of(decision.outputs.begin(), decision.outputs.end(), [](const auto& like) { return like && is_uneven(*like->layout()); });
+}
+
 // A rank that has no part of any result has nothing to compute, and need not ask whether the kernel takes empty operands beside others
 // that broadcast. Empty: this rank, or this operator, is not of that kind.
 rules::Lowering nothing_to_compute(const Decision& decision, const rules::Call& call, const rules::Resolution& resolution, bool sure) {
@@ -300,6 +323,7 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   // What kernels refuse, as dtypes, is refused on every rank, and before anything is moved.
   if (!ahead.rehearsed && (moves || empty || decision->lowering || !decision->write_backs.empty())) rehearse(op, call);
   if (rule && !decision->lowering) decision->lowering = nothing_to_compute(*decision, call, resolution, ahead.sure);
+  if (!decision->lowering && may_part_orders(*decision, rule)) decision->lowering = [](rules::LocalCall& local) { local.call(); };
   decision->casts = call.schema.name() == "aten::_to_copy" && decision->outputs.size() == 1;
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
   decision->once = !Spmd::current() && (in_backward() || initializes(info, call)) && has_plain_operand(call);

@@ -36,7 +36,7 @@ void note_failure(const Decision& decision) noexcept try {
 
 void note_failure(const DeviceMesh& mesh, std::string_view function, std::string_view call) noexcept try {
   auto* compares = mesh.size() > 1 ? dynamic_cast<comm::ComparesFailures*>(&mesh.world().transport()) : nullptr;
-  if (compares) compares->failed_operators().add(function, call, text_of_current_exception());
+  if (compares) compares->failed_operators().add(mesh.ranks(), function, call, text_of_current_exception());
 } catch (...) {
 }
 

@@ -37,8 +37,11 @@ Op anew(std::string name, Anew run, Tame tame = hardly_jumps) {
   return with_args(std::move(name), rounds, floating, seeded, [=](T x, const Ints& a) { return run(x, generator_of(a)); }, std::move(tame));
 }
 
-Op by_default(std::string name, std::function<at::Tensor(T)> run) {
-  return with_args(std::move(name), rounds, floating, seeded, [=](T x, const Ints& a) { return from_default({x}, a, [&] { return run(x); }); },
+// Of a tensor without elements native_dropout returns that tensor itself.
+bool with_elements(const at::Tensor& x) { return floating(x) && x.numel() > 0; }
+
+Op by_default(std::string name, std::function<at::Tensor(T)> run, Accepts accepts = floating) {
+  return with_args(std::move(name), rounds, std::move(accepts), seeded, [=](T x, const Ints& a) { return from_default({x}, a, [&] { return run(x); }); },
                    hardly_jumps);
 }
 
@@ -78,8 +81,8 @@ void add_random(std::vector<Op>& ops) {
       anew("normal of deviations", [](T x, at::Generator g) { return at::normal(0.0, x.detach().sigmoid(), g); }),
       anew("poisson", [](T x, at::Generator g) { return at::poisson(x.detach().sigmoid() * 4, g); }),
       anew("rrelu", [](T x, at::Generator g) { return at::rrelu(x, 0.1, 0.3, true, g); }, apart_from({0})),
-      by_default("native_dropout", [](T x) { return std::get<0>(at::native_dropout(x, 0.4, true)); }),
-      by_default("native_dropout's mask", [](T x) { return std::get<1>(at::native_dropout(x, 0.4, true)); }),
+      by_default("native_dropout", [](T x) { return std::get<0>(at::native_dropout(x, 0.4, true)); }, with_elements),
+      by_default("native_dropout's mask", [](T x) { return std::get<1>(at::native_dropout(x, 0.4, true)); }, with_elements),
       by_default("dropout", [](T x) { return at::dropout(x, 0.4, true); }),
       by_default("randn_like", [](T x) { return at::randn_like(x); }),
       by_default("rand_like of a transpose", [](T x) { return at::rand_like(x.dim() > 1 ? x.transpose(0, -1) : x); }),

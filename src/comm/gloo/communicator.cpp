@@ -149,7 +149,7 @@ CallInfo GlooCommunicator::describe(const Call& call, const at::Tensor& input, u
   info.tag = call.tag;
   info.sequence = call.sequence;
   info.counts_hash = counts_hash;
-  info.failures = link_->failed_operators().summary();
+  info.failures = link_->failed_operators().summary(ranks());
   describe_purpose(info);
   if (input.defined()) {
     require_cpu(call.kind, input, transport);

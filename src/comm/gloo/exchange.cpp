@@ -94,7 +94,7 @@ void Exchange::finish(int self, const Deadline& end) {
 void Exchange::open(int self, Peer& peer) {
   Envelope envelope;
   std::memcpy(&envelope, peer.inbox.get(), sizeof envelope);
-  if (envelope.call.failures != call_.failures) throw Broken{link_.explain_out_of_step(peer.rank, envelope.call.failures)};
+  if (envelope.call.failures != call_.failures) throw Broken{link_.explain_out_of_step(peer.rank, call_.failures, envelope.call.failures)};
   const bool message = call_.kind == Collective::recv;
   bool agrees = envelope.bytes == peer.in.size && envelope.call.dtype == call_.dtype;
   if (!message) agrees = agrees && envelope.expected == peer.out.size && envelope.call.agrees_with(call_);

@@ -140,8 +140,8 @@ std::string Link::explain(int rank, const std::string& text) {
   return fmt::format("the connection to rank {} broke: {}", rank, text);
 }
 
-std::string Link::explain_out_of_step(int rank, uint64_t summary) {
-  if (is_out_of_step(failed_.summary(), summary)) leave(failed_.reason());
+std::string Link::explain_out_of_step(int rank, uint64_t mine, uint64_t theirs) {
+  if (is_out_of_step(mine, theirs)) leave(failed_.reason());
   if (auto why = membership_->failure(kExplanationPatience)) return *why;
   return fmt::format("this rank and rank {} are out of step: an operator failed on one of them only", rank);
 }

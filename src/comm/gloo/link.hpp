@@ -94,8 +94,8 @@ class Link {
   std::string explain(int rank, const std::string& text);
 
   FailedOperators& failed_operators() { return failed_; }
-  // The same, where the operators that failed on `rank`, of this `summary`, are not those of this rank. Who is out of step tells all.
-  std::string explain_out_of_step(int rank, uint64_t summary);
+  // The same, where the operators that failed on `rank` are not those of this rank, by their summaries. Who is out of step tells all.
+  std::string explain_out_of_step(int rank, uint64_t mine, uint64_t theirs);
 
  private:
   struct Waiter {

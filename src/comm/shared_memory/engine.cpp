@@ -152,7 +152,7 @@ void Engine::check_agreement(Queue& queue, Operation& operation) {
     if (who == channel.self() || !channel.has_posted(who, operation.base)) continue;
     const Slot theirs = channel.slot(who, operation.base);
     if (theirs.call->failures != operation.call().failures) {
-      return fail_all(queue, link_->explain_out_of_step(queue.ranks[who], theirs.call->failures));
+      return fail_all(queue, link_->explain_out_of_step(queue.ranks[who], operation.call().failures, theirs.call->failures));
     }
     if (theirs.call->agrees_with(operation.call()) && operation.agrees(channel, who, theirs)) continue;
     return fail_all(queue, divergence(rank_, operation.call(), queue.ranks[who], *theirs.call));

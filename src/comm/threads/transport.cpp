@@ -115,7 +115,7 @@ class ThreadsCommunicator final : public Communicator {
     entry.info.root = call.root;
     entry.info.tag = call.tag;
     entry.info.sequence = call.sequence;
-    entry.info.failures = failed_->summary();
+    entry.info.failures = failed_->summary(ranks());
     if (entry.info.failures != 0) [[unlikely]] entry.failed = failed_->reason();
     describe_purpose(entry.info);
     if (sized.defined()) {
