@@ -165,6 +165,9 @@ RulePtr index_write(KeepsPartial (*keeps)(const Call&)) {
       const bool runs_along = operand.ndim() == self.ndim() && operand.argument != call.argument_index("index");
       in.push_back(runs_along ? lettered(operand.sizes()) : without_letters(operand.sizes()));
       if (runs_along && self.ndim() > 0) in.back()[dim].letter = kWhole;
+      for (int64_t d = 0; runs_along && d < self.ndim(); ++d) {
+        if (operand.sizes()[d] != self.sizes()[d]) in.back()[d].letter = kWhole;  // source broadcasts
+      }
     }
     return written_along(dim, std::move(in), keeps(call));
   };

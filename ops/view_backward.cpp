@@ -22,15 +22,25 @@ DimMap undo_dropping(int64_t grad_ndim, int64_t ndim, c10::ArrayRef<int64_t> dro
   return map;
 }
 
+// A gradient of length one is written to all of a longer dim: that is not cut.
+Maps without_broadcast(const Call& call, DimMap map) {
+  for (size_t d = 0; d < map.size(); ++d) {
+    auto& image = map[d];
+    const auto length = image.dim < 0 ? 1 : image.slices() ? image.end - image.begin : call.outputs[0].sizes[image.dim];
+    if (length != 1 && call.operands[0].sizes()[d] == 1) image = {};
+  }
+  return {std::move(map)};
+}
+
 Maps select_backward(const Call& call) {
   const auto ndim = whole_ndim(call);
-  return {undo_dropping(call.operands[0].ndim(), ndim, {wrap_dim(call.int_arg("dim"), ndim)})};
+  return without_broadcast(call, undo_dropping(call.operands[0].ndim(), ndim, {wrap_dim(call.int_arg("dim"), ndim)}));
 }
 
 Maps diagonal_backward(const Call& call) {
   const auto ndim = whole_ndim(call);
-  return {undo_dropping(call.operands[0].ndim(), ndim,
-                        {wrap_dim(call.int_arg("dim1"), ndim), wrap_dim(call.int_arg("dim2"), ndim)})};
+  return without_broadcast(call, undo_dropping(call.operands[0].ndim(), ndim,
+                                               {wrap_dim(call.int_arg("dim1"), ndim), wrap_dim(call.int_arg("dim2"), ndim)}));
 }
 
 Maps unfold_backward(const Call& call) {
@@ -51,7 +61,7 @@ Maps slice_backward(const Call& call) {
   const auto begin = bound(call.int_arg("start"), length);
   map[dim] = {dim, length, begin, std::max(begin, bound(call.int_arg("end"), length)), true};
   if (call.int_arg("step") != 1) map[dim].dim = -1;
-  return {map};
+  return without_broadcast(call, std::move(map));
 }
 
 std::vector<Sizes> input_sizes(const Call& call) {

@@ -142,6 +142,7 @@ class Einsum final : public Rule {
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     const auto view = look(call);
     Candidates result;
+    if (!fits(call, view)) return result;
     for (const auto& [label, size] : view.sizes) add_sharded(call, mesh_dim, view, label, result);
     add_partial(call, mesh_dim, result);
     if (options_.multilinear && !in_backward()) reduce_whole(call, mesh_dim, result);
@@ -214,6 +215,20 @@ class Einsum final : public Rule {
       view.out.push_back(labels_of(term, static_cast<int64_t>(term.letters.size()) + (term.ellipsis ? ellipsis : 0)));
     }
     return view;
+  }
+
+  // False: operands broadcast in a way that the notation does not say, and some output has other dims than its letters, or one of length one
+  // in place of a letter's.
+  static bool fits(const Call& call, const View& view) {
+    for (size_t i = 0; i < call.outputs.size() && i < view.out.size(); ++i) {
+      const auto& sizes = call.outputs[i].sizes;
+      const auto& labels = view.out[i];
+      if (sizes.size() != labels.size()) return false;
+      for (size_t d = 0; d < sizes.size(); ++d) {
+        if (labels[d] != kNone && sizes[d] == 1 && view.sizes.at(labels[d]) != 1) return false;
+      }
+    }
+    return true;
   }
 
   // Ways to cut the label that operands have now, and the plain one.

@@ -94,7 +94,9 @@ void broadcast(const std::string& text, const std::vector<Span>& spans, Texts& i
     first.front() = last.back() = 1;
     std::set<std::vector<int64_t>> shapes{{sizes.begin() + 1, sizes.end()}, first, last, {}, {1}, std::vector<int64_t>(sizes.size(), 1)};
     shapes.erase(sizes);
+    const bool square = spans[i].tensor.has('d') || spans[i].tensor.has('l');  // LAPACK does not look
     for (const auto& shape : shapes) {
+      if (square && shape.size() > 1 && shape.back() != shape[shape.size() - 2]) continue;
       auto tensors = tensors_of(spans);
       tensors[i].sizes = shape;
       into.push_back(with(text, spans, tensors));
