@@ -193,3 +193,19 @@ TEST_CASE("bad calls: what depends on values is no fault of shapes", "[errors]")
     require(full_tensor(at::histc(placed(x, mesh, {shard(0)}), 4)).equal(at::histc(x, 4)), "test", "histogram differs");
   }));
 }
+
+TEST_CASE("bad calls: what would resize a tensor in place is refused", "[errors]") {
+  for (const auto* transport : {"threads", "gloo"}) {
+    CHECK_NOTHROW(on_mesh({4}, [](const DeviceMesh& mesh) {
+      for (const auto& sizes : std::vector<std::vector<int64_t>>{{1, 3}, {6, 1}, {3}, {}}) {
+        for (const auto& placement : {replicate(), partial()}) {
+          for (const auto& cut : {replicate(), shard(1)}) {
+            const auto self = placed(f(sizes), mesh, {placement}), left = placed(f({5, 6, 4}), mesh, {cut});
+            const auto words = words_of([&] { self.clone().addbmm_(left, placed(f({5, 4, 3}), mesh, {replicate()})); });
+            require(words.find("would resize a distributed tensor in place to [6, 3]") != std::string::npos, "test", "got '{}'", words);
+          }
+        }
+      }
+    }, transport));
+  }
+}

@@ -23,6 +23,8 @@ TEST_CASE("ops: products of empty parts with a term that broadcasts", "[ops][emp
   check({"addmv along an empty part", {f({1}), f({6, 5}), f({5})}, [](const Tensors& t) { return Tensors{at::addmv(t[0], t[1], t[2])}; }, kSums});
   for (const auto& added : {f({}), f({1, 1}), f({5, 1}), f({3}), f({1, 3})}) {
     check({"addmm", {added, matrix, f({6, 3}, 1)}, [](const Tensors& t) { return Tensors{at::addmm(t[0], t[1], t[2], 2, 3)}; }, kSums});
+  }
+  for (const auto& added : {f({}), f({1, 3})}) {
     check({"addr", {added, f({5}, 1), f({3}, 2)}, [](const Tensors& t) { return Tensors{at::addr(t[0], t[1], t[2], 2, 3)}; }, kSums});
     check({"addbmm", {added, f({2, 5, 4}), f({2, 4, 3}, 1)}, [](const Tensors& t) { return Tensors{at::addbmm(t[0], t[1], t[2])}; }, kSums});
     check({"baddbmm", {added, f({2, 5, 4}), f({2, 4, 3}, 1)}, [](const Tensors& t) { return Tensors{at::baddbmm(t[0], t[1], t[2])}; }, kSums});
