@@ -6,8 +6,10 @@
 
 #include "src/core/alias.hpp"
 
+#include <ATen/TensorUtils.h>
 #include <ATen/ops/reshape.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace dtensor::rules {
@@ -18,9 +20,6 @@ struct Reshaped {
   // The local order must be row-major for a view. Local strides may differ from the global ones, and whether they allow a view must be
   // decided alike on every rank: a part of length one would be contiguous in any order.
   bool strict;
-  // The sizes of the whole source, and the strides of the whole result: an empty part has the strides of the whole, which are judged by its
-  // sizes, so that this rank decides as those do that have elements.
-  Sizes source_sizes, result_strides;
 
   bool is_alias(const at::Tensor& source) const { return !copies && is_in_order(source); }
   at::Tensor alias(const at::Tensor& source) const {
@@ -37,13 +36,19 @@ struct Reshaped {
 
  private:
   bool is_in_order(const at::Tensor& source) const {
-    if (detail::part_in_row_major_order(source, strict)) return true;
-    return source.numel() == 0 && detail::in_row_major_order(source_sizes, source.strides());
+    return detail::part_in_row_major_order(source, strict) || (source.numel() == 0 && detail::in_row_major_order(filled(source.sizes()), source.strides()));
   }
 
-  // An empty part, in the order that the other ranks' parts then are in: row-major in memory of their own, else as the whole.
+  // An empty part, in the order of one that is as long as one where this is empty: so this rank decides as those that have elements.
   at::Tensor without_elements(const at::Tensor& source, bool apart) const {
-    return apart ? alias(source) : detail::alias(source, sizes, result_strides, source.storage_offset());
+    const auto strides = apart ? c10::nullopt : at::detail::computeStride(filled(source.sizes()), source.strides(), filled(sizes));
+    return strides ? detail::alias(source, sizes, *strides, source.storage_offset()) : alias(source);
+  }
+
+  static Sizes filled(c10::IntArrayRef sizes) {
+    Sizes filled(sizes);
+    std::replace(filled.begin(), filled.end(), 0, 1);
+    return filled;
   }
 };
 

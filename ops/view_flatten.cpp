@@ -41,7 +41,7 @@ class ReshapeRule : public Rule {
 
  protected:
   Lowering reshaped(const Call& call, const Resolution& resolution, bool strict) const {
-    return Reshaped{local_output_sizes(call, resolution, 0), copies_, strict, Sizes(call.operands[0].sizes()), call.outputs[0].strides};
+    return Reshaped{local_output_sizes(call, resolution, 0), copies_, strict};
   }
 
  private:
@@ -66,8 +66,8 @@ class ReshapeRule : public Rule {
   bool copies_;
 };
 
-// Operators that add or drop dims of length 1 do so on the parts as they are, except where a part is empty (its cut may have
-// another dim's name in the output) and where a dim to drop is no longer, or not yet, of length 1.
+// Operators that add or drop dims of length 1 do so on the parts as they are, except where a part is empty and its cut has another dim's name
+// in the output, and where a dim to drop is no longer, or not yet, of length 1.
 class LengthOneRule : public ReshapeRule {
  public:
   LengthOneRule(bool drops, bool copies) : ReshapeRule(copies), drops_(drops) {}
@@ -75,6 +75,7 @@ class LengthOneRule : public ReshapeRule {
   Lowering lower(const Call& call, const Resolution& resolution) const override {
     if (resolution.in[0]->is_flat()) return flat_view(call, resolution);
     const auto global = call.operands[0].sizes(), local = resolution.in[0]->local_sizes();
+    if (!drops_ && added(call, local) == local_output_sizes(call, resolution, 0)) return {};
     for (size_t d = 0; d < global.size(); ++d) {
       const bool other = drops_ && (global[d] == 1) != (local[d] == 1);
       if (local[d] == 0 || other) return reshaped(call, resolution, false);  // always a view
@@ -83,6 +84,13 @@ class LengthOneRule : public ReshapeRule {
   }
 
  private:
+  // `local` with the new dim.
+  static Sizes added(const Call& call, c10::IntArrayRef local) {
+    Sizes sizes(local);
+    sizes.insert(sizes.begin() + wrap_dim(call.int_arg("dim"), static_cast<int64_t>(local.size()) + 1), 1);
+    return sizes;
+  }
+
   bool drops_;
 };
 
