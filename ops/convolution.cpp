@@ -41,7 +41,9 @@ struct Convolution {
     const bool depthwise = call.schema.name().find("depthwise") != std::string::npos;
     groups = call.has("groups") ? call.int_arg("groups") : depthwise ? input[1] : 1;
     for (int64_t i = 0; i < spatial; ++i) windows.push_back({weight.sizes()[2 + i], stride[i], padding[i], dilation[i]});
-    regular = regular && fits(call);
+    // Some kernels go by `kernel_size` where the weight has other windows.
+    const bool same = !call.has("kernel_size") || c10::IntArrayRef(ints("kernel_size", 1)) == weight.sizes().slice(2);
+    regular = regular && same && fits(call);
   }
 
   static Part part_of(std::string_view argument) {
@@ -87,6 +89,7 @@ struct Convolution {
       if (!transposed && length_of(call, i) + 2 * w.padding < w.dilation * (w.kernel - 1) + 1) return false;
     }
     const auto input = sizes(kInput), weight = sizes(kWeight);
+    if (input[1] == 0) return false;  // of no channels some of libtorch's forms make none
     if (groups < 1 || weight[0] % groups != 0 || input[1] != (transposed ? weight[0] : weight[1] * groups)) return false;
     const auto output = output_sizes(call);
     if (operand[kBias] >= 0 && sizes(kBias) != c10::IntArrayRef(output[1])) return false;

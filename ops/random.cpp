@@ -224,8 +224,11 @@ struct Normal final : Rule {
   }
 };
 
-// native_dropout(input, p, train) -> (output, mask), as ATen does: a mask of bools, then mask and scale.
+// native_dropout(input, p, train) -> (output, mask), as ATen does: a mask of bools, then mask and scale. Of no elements ATen makes a mask
+// that is as the input.
 struct Dropout final : Rule {
+  static bool draws_nothing(const Call& call) { return c10::multiply_integers(call.operands[0].sizes()) == 0; }
+
   Candidates candidates(const Call& call, int64_t mesh_dim) const override { return cut_alike(call, mesh_dim, 2); }
 
   // The mask is dense in the input's order, and the output lies as a product with it.
@@ -233,7 +236,7 @@ struct Dropout final : Rule {
     const auto& input = *call.operands[0].layout;
     const Sizes sizes(input.sizes());
     const auto dense = at::infer_dense_strides(input.sizes(), input.strides());
-    const OutputMeta mask{sizes, Sizes(dense.begin(), dense.end()), at::kBool};
+    const OutputMeta mask{sizes, Sizes(dense.begin(), dense.end()), draws_nothing(call) ? input.dtype() : at::kBool};
     if (draws_whole(call) || !call.bool_arg("train", true)) return {{sizes, mask.strides, input.dtype()}, mask};
     at::TensorIteratorConfig config;
     config.check_all_same_dtype(false).add_owned_output(at::Tensor());
@@ -245,7 +248,7 @@ struct Dropout final : Rule {
   }
 
   Lowering lower(const Call& call, const Resolution& resolution) const override {
-    if (!call.bool_arg("train", true)) return {};
+    if (!call.bool_arg("train", true) || draws_nothing(call)) return {};
     const double keep = 1 - call.arg("p").toDouble();
     return [layout = drawn_layout(call, resolution, draws_whole(call) ? 0 : 1), keep](LocalCall& local) {
       const auto input = local.arg(0).toTensor();

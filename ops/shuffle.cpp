@@ -42,7 +42,7 @@ Structure pixel_shuffle(const Call& call) {
 Structure pixel_unshuffle(const Call& call) {
   const auto r = call.int_arg("downscale_factor");
   const auto sizes = call.operands[0].sizes();
-  if (r < 1 || sizes.size() < 3) return senseless(call);
+  if (r < 1 || sizes.size() < 3 || is_empty(sizes)) return senseless(call);  // the kernel returns what is empty as it is
   Sizes packed(sizes.begin(), sizes.end());
   packed[packed.size() - 3] *= r * r;
   packed[packed.size() - 2] /= r;

@@ -1,5 +1,6 @@
 // Views that map dims to dims: permuting, selecting, slicing, expanding, and those that change nothing.
 #include "ops/view_dims.hpp"
+#include "ops/view_strided.hpp"
 
 #include <dtensor/error.hpp>
 
@@ -217,52 +218,6 @@ const Register as_dtype("aten::view.dtype aten::view_copy.dtype", rule(view_dtyp
                         "bits are read anew; elements that join or part must be together");
 
 // -- as_strided --------------------------------------------------------------------------------------------------------------
-
-int64_t reach(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
-  int64_t last = 0;
-  for (size_t d = 0; d < sizes.size(); ++d) last += sizes[d] == 0 ? 0 : (sizes[d] - 1) * strides[d];
-  return last;
-}
-
-class AsStridedRule : public Rule {
- public:
-  // Whole operands; elements only move.
-  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
-    const auto& now = call.operands[0].placements()[mesh_dim];
-    if (!now.is_partial()) return {};
-    return {{Placements(call.operands.size(), now), {now}}};
-  }
-
-  // So that lower() sees, and refuses, sizes that libtorch's own kernel refuses.
-  std::vector<Sizes> output_sizes(const Call& call) const override {
-    const auto size = call.ints_arg("size");
-    return {Sizes(size.begin(), size.end())};
-  }
-
-  Lowering lower(const Call& call, const Resolution& resolution) const override {
-    const auto size = call.ints_arg("size"), stride = call.ints_arg("stride");
-    const auto offset = call.ints_arg("storage_offset");
-    const auto& layout = resolution.in[0];
-    const bool empty = c10::multiply_integers(size) == 0;  // reads nothing, wherever
-    const int64_t last = reach(size, stride), most = reach(layout->sizes(), layout->strides());
-    const int offset_argument = call.argument_index("storage_offset");
-    return [layout, empty, last, most, offset, offset_argument](LocalCall& local) {
-      // An offset counts from the start of the memory, in which a view does not lie at the start.
-      const int64_t start = offset.empty() || empty ? 0 : offset[0] - local.originals[0].toTensor().storage_offset();
-      require(empty || (start >= 0 && start + last <= most), "as_strided",
-              "would read outside of a distributed tensor's own elements; got elements at distances {} to {} from the first; "
-              "expected 0 to {}; hint: take the view of the tensor that has all of the elements",
-              start, start + last, most);
-      const auto source = local.arg(0).toTensor();
-      if (source.strides() != layout->strides()) {
-        auto same = at::empty_strided(layout->sizes(), layout->strides(), source.options());
-        local.arg(0) = same.copy_(source);
-      }
-      local.arg(offset_argument) = start + local.arg(0).toTensor().storage_offset();
-      local.call();
-    };
-  }
-};
 
 const Register strided("aten::as_strided aten::as_strided_copy aten::as_strided_scatter", std::make_shared<AsStridedRule>(),
                        "strides address the memory of the whole tensor: replicated, laid out as one device would");

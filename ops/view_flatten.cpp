@@ -2,6 +2,9 @@
 #include "ops/reshaped.hpp"
 #include "ops/view_dims.hpp"
 #include "ops/view_reshape.hpp"
+#include "ops/view_strided.hpp"
+
+#include <ATen/TensorUtils.h>
 
 namespace dtensor::rules {
 
@@ -94,12 +97,41 @@ class LengthOneRule : public ReshapeRule {
   bool drops_;
 };
 
+// _reshape_alias comes with the strides that reshape has found, and takes others as as_strided does.
+class ReshapeAliasRule final : public ReshapeRule {
+ public:
+  using ReshapeRule::ReshapeRule;
+
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override {
+    return reshapes(call) ? ReshapeRule::candidates(call, mesh_dim) : strided_.candidates(call, mesh_dim);
+  }
+
+  Lowering lower(const Call& call, const Resolution& resolution) const override {
+    return reshapes(call) ? ReshapeRule::lower(call, resolution) : strided_.lower(call, resolution);
+  }
+
+ private:
+  static bool reshapes(const Call& call) {
+    const auto& layout = *call.operands[0].layout;
+    const auto size = call.ints_arg("size"), stride = call.ints_arg("stride");
+    const auto count = c10::multiply_integers(size);
+    if (size.size() != stride.size() || count != c10::multiply_integers(layout.sizes())) return false;
+    const auto found = at::detail::computeStride(layout.sizes(), layout.strides(), at::DimVector(size.begin(), size.end()));
+    bool same = found.has_value();
+    for (size_t d = 0; same && d < size.size(); ++d) same = size[d] == 1 || stride[d] == (*found)[d];
+    return same || count == 0;
+  }
+
+  AsStridedRule strided_;
+};
+
 constexpr auto kWhySequence = "the sequence of elements stays; a cut in whole blocks of it has a name in both shapes";
 constexpr auto kWhyOne = "dims of length 1 do not order elements";
 
-const Register view("aten::view aten::_unsafe_view aten::_reshape_alias", std::make_shared<ReshapeRule>(false), kWhySequence);
-const Register view_copy("aten::view_copy aten::_reshape_copy aten::_reshape_alias_copy", std::make_shared<ReshapeRule>(true),
-                         kWhySequence);
+const Register view("aten::view aten::_unsafe_view", std::make_shared<ReshapeRule>(false), kWhySequence);
+const Register view_copy("aten::view_copy aten::_reshape_copy", std::make_shared<ReshapeRule>(true), kWhySequence);
+const Register reshape_alias("aten::_reshape_alias", std::make_shared<ReshapeAliasRule>(false), kWhySequence);
+const Register reshape_alias_copy("aten::_reshape_alias_copy", std::make_shared<ReshapeAliasRule>(true), kWhySequence);
 const Register squeeze("aten::squeeze", std::make_shared<LengthOneRule>(true, false), kWhyOne);
 const Register squeeze_copy("aten::squeeze_copy", std::make_shared<LengthOneRule>(true, true), kWhyOne);
 const Register unsqueeze("aten::unsqueeze", std::make_shared<LengthOneRule>(false, false), kWhyOne);

@@ -28,15 +28,6 @@ double tolerance(at::ScalarType dtype) {
   }
 }
 
-// Parts of a pending sum are rounded as the operands are, also where the results are of a wider type.
-double rounding_of(const Sample& sample) {
-  double most = 0;
-  for (const auto& operand : tensors_in(sample.arguments)) {
-    if (operand.is_floating_point() || operand.is_complex()) most = std::max(most, tolerance(operand.scalar_type()));
-  }
-  return most;
-}
-
 std::string text(const at::Tensor& tensor) {
   std::ostringstream stream;
   if (tensor.numel() <= 48) stream << tensor;
@@ -58,7 +49,7 @@ at::Tensor placed(const at::Tensor& part, const at::Tensor& whole, const DeviceM
   for (size_t d = 0; d < order.size(); ++d) inverse[order[d]] = static_cast<int64_t>(d);
   const auto local = placements.back().is_flat() ? part.clone() : part.permute(order).clone(at::MemoryFormat::Contiguous);
   const auto ordered = from_local(local, mesh, permuted(placements, order), kept.permute(order).sizes()).tensor();
-  return expanded(ordered.permute(inverse), whole);
+  return expanded(ordered.permute(inverse).detach(), whole);  // no view, as the whole is none
 }
 
 Stack place_all(const Stack& arguments, const std::vector<std::vector<at::Tensor>>& parts, const DeviceMesh& mesh,
@@ -291,6 +282,15 @@ std::string written_unsaid(const Operator& op, const Sample& sample) {
     if (!said && is_changed(sample, i)) names += (names.empty() ? "" : " ") + op.schema().arguments()[i].name();
   }
   return names;
+}
+
+// Parts of a pending sum are rounded as the operands are, also where the results are of a wider type.
+double rounding_of(const Sample& sample) {
+  double most = 0;
+  for (const auto& operand : tensors_in(sample.arguments)) {
+    if (operand.is_floating_point() || operand.is_complex()) most = std::max(most, tolerance(operand.scalar_type()));
+  }
+  return most;
 }
 
 bool close(const at::Tensor& got, const at::Tensor& expected, double least_tolerance) {

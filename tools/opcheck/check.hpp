@@ -26,6 +26,12 @@ std::string written_unsaid(const Operator& op, const Sample& sample);
 // Whether two tensors hold the same values up to the rounding of another order of summation.
 bool close(const at::Tensor& got, const at::Tensor& expected, double least_tolerance = 0);
 
+// What two answers to a sample may differ by, for the dtypes of its operands.
+double rounding_of(const Sample& sample);
+
+// Why libtorch's own operator has more than one answer to a sample (sound.cpp); empty: it has one.
+std::string unsound(const Operator& op, const Sample& sample);
+
 // Which placements of the results (one per result; an index into `names`) the raw operator on the parts gives: the truth about
 // what is legal. An empty list: none.
 std::string legal_results(const Operator& op, const Sample& sample, const Case& placements, c10::ArrayRef<int64_t> ranks);

@@ -58,7 +58,7 @@ class Examination {
 
   Json found(const char* stage) const {
     return {{"name", op_.name}, {"family", op_.family}, {"why", op_.why}, {"samples", samples_}, {"cases", cases_},
-            {"refused", refused_}, {"wrong", wrong_}, {"missed", missed_}, {"rows", rows_}, {"stage", stage}};
+            {"refused", refused_}, {"wrong", wrong_}, {"missed", missed_}, {"rows", rows_}, {"left_out", left_out_}, {"stage", stage}};
   }
 
   // An out= form is the functional form and a copy.
@@ -66,11 +66,13 @@ class Examination {
 
   // The samples, each with how it is checked: all cases for the first dtype that the operator takes.
   std::vector<Planned> all_samples() {
-    const auto attempt = [&](const std::string& what) {
+    Attempt attempt;
+    attempt.begin = [&](const std::string& what) {
       if (effort_.crashing.count(what)) return false;
       tell_({{"trying", what}});
       return true;
     };
+    attempt.leave_out = [&](const std::string& what) { left_out_.push_back(what); };
     std::vector<Planned> plan;
     std::vector<std::string> texts;
     for (const auto dtype : kDtypes) {
@@ -190,7 +192,7 @@ class Examination {
   std::vector<Thorough> thorough_;
   std::map<std::string, std::vector<Sample>> alike_;
   int64_t samples_ = 0, cases_ = 0, refused_ = 0;
-  Json wrong_ = Json::array(), missed_ = Json::array(), rows_ = Json::array();
+  Json wrong_ = Json::array(), missed_ = Json::array(), rows_ = Json::array(), left_out_ = Json::array();
   std::set<std::string> seen_;
 };
 

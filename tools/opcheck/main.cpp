@@ -121,6 +121,19 @@ void report_crashing(const std::vector<Json>& results) {
   }
 }
 
+// Samples to which libtorch's own operator has more than one answer.
+void report_left_out(const std::vector<Json>& results, bool verbose) {
+  size_t count = 0, operators = 0;
+  for (const auto& r : results) {
+    const auto& some = r.value("left_out", Json::array());
+    count += some.size();
+    operators += !some.empty();
+    for (size_t i = 0; verbose && i < some.size(); ++i) fmt::print("left out: {} {}\n", r["name"].get<std::string>(), some[i].get<std::string>());
+  }
+  if (count == 0) return;
+  fmt::print("{} samples left out, of {} operators: libtorch's own gives no one answer to them{}\n", count, operators, verbose ? "" : " (--verbose)");
+}
+
 void print_table(const Json& result) {
   if (result.contains("failed")) return;
   fmt::print("{}  [{}]  {}\n", result["name"].get<std::string>(), result["family"].get<std::string>(), result["why"].get<std::string>());
@@ -165,7 +178,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0, 100000));
   app.add_option("--json", json_file, "write everything found to this file");
   app.add_option("--jobs", jobs, "operators at once")->capture_default_str()->check(CLI::Range(1, 64));
-  app.add_flag("--verbose", verbose, "name the operators that took no sample, or each call that is rehearsed");
+  app.add_flag("--verbose", verbose, "name the operators that took no sample and the samples left out, or each call that is rehearsed");
   CLI11_PARSE(app, argc, argv);
 
   setenv("OMP_NUM_THREADS", "1", 0);
@@ -207,6 +220,7 @@ int main(int argc, char** argv) {
   const auto totals = report(results, missed || effort.table);
   if (json.is_open()) json.close(), json.open(json_file), json << Json{{"libtorch", TORCH_VERSION}, {"operators", results}}.dump(1) << "\n";
   report_crashing(results);
+  report_left_out(results, verbose);
   const auto unexplained = report_unsampled(chosen, results, verbose);
   fmt::print("rules {}, cases {}, wrong {}, missed {}\n", totals.operators, totals.cases, totals.wrong + totals.failed, totals.missed);
   return totals.wrong + totals.failed + unexplained > 0 ? 1 : 0;

@@ -1,5 +1,5 @@
 // Samples: texts that the operator takes on one device, and what it gives for them.
-#include "tools/opcheck/sample.hpp"
+#include "tools/opcheck/check.hpp"
 
 #include "src/dispatch/op_info.hpp"
 #include "tools/opcheck/text.hpp"
@@ -117,9 +117,9 @@ bool wrote_expanded(const Stack& before, const Stack& after) {
   return false;
 }
 
-// Some in-place forms resize what they write where it should broadcast. Distributed tensors refuse that.
+// Some in-place forms resize what they write where it should broadcast. Distributed tensors refuse that, but not operators that do nothing else.
 bool resizes_in_place(const Operator& op, const Sample& sample) {
-  return !is_out_form(op.schema()) && resized(op.schema(), sample.after, sample.arguments);
+  return !is_out_form(op.schema()) && !dispatch::info_of(op.handle).changes_metadata && resized(op.schema(), sample.after, sample.arguments);
 }
 
 std::optional<Sample> make(const Operator& op, const std::string& text, at::ScalarType dtype, uint64_t seed = 0) {
@@ -152,8 +152,13 @@ std::optional<Sample> make(const Operator& op, const std::string& text, at::Scal
 }
 
 std::optional<Sample> tried(const Operator& op, const std::string& text, at::ScalarType dtype, const Attempt& attempt) {
-  if (attempt && !attempt(fmt::format("{} ({})", text, c10::toString(dtype)))) return {};
-  return make(op, text, dtype);
+  const auto call = fmt::format("{} ({})", text, c10::toString(dtype));
+  if (attempt.begin && !attempt.begin(call)) return {};
+  auto sample = make(op, text, dtype);
+  const auto why = sample ? unsound(op, *sample) : std::string();
+  if (why.empty()) return sample;
+  if (attempt.leave_out) attempt.leave_out(call + ": " + why);
+  return {};
 }
 
 }  // namespace

@@ -37,8 +37,10 @@ struct Sample {
   bool by_chance = false;  // empty or length-one tensors, or equal results: placements may agree by chance
 };
 
-// Asked before libtorch's own operator is tried on a text. False: it crashes there.
-using Attempt = std::function<bool(const std::string&)>;
+struct Attempt {
+  std::function<bool(const std::string&)> begin;  // asked before libtorch's own operator is tried on a text. False: it crashes there
+  std::function<void(const std::string&)> leave_out;  // told of a sample to which that operator has more than one answer, and why
+};
 
 // Every sample of `dtype` that the operator takes on one device.
 std::vector<Sample> samples_of(const Operator& op, at::ScalarType dtype, const Attempt& attempt = {});
