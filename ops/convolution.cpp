@@ -298,6 +298,16 @@ Lowering lower_backward(const Call& call, const Resolution& resolution, const Co
   };
 }
 
+// _slow_conv2d_backward takes the order of one operand's memory for that of all.
+Lowering in_one_order(const Call& call, Lowering lowering) {
+  std::vector<int> arguments;
+  for (const auto& operand : call.operands) arguments.push_back(operand.argument);
+  return [arguments, lowering = std::move(lowering)](LocalCall& local) {
+    for (const int i : arguments) local.arg(i) = local.arg(i).toTensor().contiguous();
+    lowering ? lowering(local) : local.call();
+  };
+}
+
 // -- The rule ---------------------------------------------------------------------------------------------------------
 
 class ConvolutionRule final : public Rule {
@@ -347,7 +357,9 @@ class ConvolutionRule final : public Rule {
   Lowering lower(const Call& call, const Resolution& resolution) const override {
     const Convolution conv(call);
     if (!conv.regular) return {};
-    return conv.is_backward() ? lower_backward(call, resolution, conv) : lower_forward(call, resolution, conv);
+    if (!conv.is_backward()) return lower_forward(call, resolution, conv);
+    auto gradients = lower_backward(call, resolution, conv);
+    return call.has("kernel_size") ? in_one_order(call, std::move(gradients)) : gradients;
   }
 
  private:

@@ -126,7 +126,14 @@ class WeightNorm final : public Rule {
     return metas;
   }
 
-  Lowering lower(const Call& call, const Resolution& resolution) const override { return zeros_of_nothing(call, resolution); }
+  // The kernel writes the norms row-major, whatever the order of g that they are to have.
+  Lowering lower(const Call& call, const Resolution& resolution) const override {
+    const auto in_order = [](LocalCall& local) {
+      local.arg(1) = local.arg(1).toTensor().contiguous();
+      local.call();
+    };
+    return zeros_of_nothing(call, resolution, call.operands.size() == 2 ? Lowering(in_order) : Lowering());
+  }
 
  private:
   RulePtr slices_ = family(weight_norm);

@@ -1,11 +1,11 @@
 // Operators whose strides count in the memory of the whole tensor.
 #pragma once
 
-#include "ops/family.hpp"
-
 #include <dtensor/compat.hpp>
 #include <dtensor/error.hpp>
+#include <dtensor/rules/rule.hpp>
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty_strided.h>
 
 namespace dtensor::rules {
@@ -32,7 +32,7 @@ class AsStridedRule : public Rule {
     const auto offset = offset_argument < 0 ? std::vector<int64_t>() : call.ints_arg("storage_offset");
     const auto& layout = resolution.in[0];
     const bool clones = scatters(call) && !DTENSOR_TORCH_AT_LEAST(2, 0);  // whose memory it is then that strides count in
-    const auto strides = clones ? strides_like(layout->sizes(), *layout) : Sizes(layout->strides());
+    const auto strides = clones ? dense_strides(*layout) : Sizes(layout->strides());
     const bool empty = c10::multiply_integers(size) == 0;  // reads nothing, wherever
     const int64_t last = reach(size, stride), most = reach(layout->sizes(), strides);
     return [layout, strides, clones, empty, last, most, offset, offset_argument](LocalCall& local) {
@@ -56,6 +56,11 @@ class AsStridedRule : public Rule {
 
  private:
   static bool scatters(const Call& call) { return call.operands.size() > 1; }  // its result is as the tensor that it writes a copy of
+
+  static Sizes dense_strides(const Layout& layout) {
+    const auto dense = at::infer_dense_strides(layout.sizes(), layout.strides());
+    return Sizes(dense.begin(), dense.end());
+  }
 
   static int64_t reach(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
     int64_t last = 0;

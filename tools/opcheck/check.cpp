@@ -147,7 +147,9 @@ std::vector<at::Tensor> expected_gradients(const Operator& op, const Sample& sam
     torch::manual_seed(0);
     FilledMemory memory(byte);
     op.handle.callBoxed(&stack);
-    return gradients(tensors_in(stack), tensors_in(arguments));
+    const auto operands = tensors_in(arguments);  // some kernels return an empty operand itself, which is then its own gradient's root
+    const bool own = std::any_of(operands.begin(), operands.end(), [](const auto& operand) { return !operand.is_leaf(); });
+    return own ? std::vector<at::Tensor>() : gradients(tensors_in(stack), operands);
   };
   try {
     const auto first = once(0x35), second = once(0x4a);

@@ -66,7 +66,8 @@ void complete_out(const Operator& op, Stack& arguments) {
       return;
     }
   }
-  throw Misfit();
+  if (functional.size() != written.size()) throw Misfit();
+  for (size_t k = 0; k < written.size(); ++k) arguments[written[k]] = at::full_like(functional[k], 3);  // some make no room
 }
 
 bool agrees_by_chance(const Stack& arguments) {
@@ -119,7 +120,8 @@ bool wrote_expanded(const Stack& before, const Stack& after) {
 
 // Some in-place forms resize what they write where it should broadcast. Distributed tensors refuse that, but not operators that do nothing else.
 bool resizes_in_place(const Operator& op, const Sample& sample) {
-  return !is_out_form(op.schema()) && !dispatch::info_of(op.handle).changes_metadata && resized(op.schema(), sample.after, sample.arguments);
+  const auto& info = dispatch::info_of(op.handle);
+  return !is_out_form(op.schema()) && !info.changes_metadata && !info.becomes && resized(op.schema(), sample.after, sample.arguments);
 }
 
 std::optional<Sample> make(const Operator& op, const std::string& text, at::ScalarType dtype, uint64_t seed = 0) {
