@@ -79,25 +79,32 @@ void add_operands(const c10::IValue& value, Operands& operands) {
   for (const auto& element : value.toListRef()) add_operands(element, operands);
 }
 
-// A whole tensor in the memory order of one device, which the results' order may follow from.
+// A whole tensor in the memory order of one device, which the results' order may follow from, and with which some kernels refuse others.
 at::Tensor in_order(const at::Tensor& whole, const Layout& layout) {
   if (whole.strides() == layout.strides()) return whole;
   const auto strides = at::infer_dense_strides(layout.sizes(), layout.strides());
   return whole.strides() == c10::IntArrayRef(strides) ? whole : at::empty_strided(layout.sizes(), strides, whole.options()).copy_(whole);
 }
 
+// Whether an operand is whole, as all are of an operator that runs without a rule, and may be another tensor than the operand's own part.
+bool is_whole_copy(const Decision& decision, int argument, int element) {
+  const auto& info = *decision.info;
+  if (decision.outputs_known || info.in_place) return false;
+  const bool written = std::find(info.written.begin(), info.written.end(), argument) != info.written.end();
+  return !written || is_brought_back(decision, argument, element);
+}
+
 void replace_by_locals(Stack& stack, size_t begin, const Decision& decision) {
   Operands operands;
   for (size_t i = begin; !decision.moves.empty() && i < stack.size(); ++i) add_operands(stack[i], operands);
   const bool may_settle = all_distinct(operands);
-  const bool free_order = !decision.outputs_known && decision.info->written.empty();
   for (size_t i = begin; i < stack.size(); ++i) {
     auto& value = stack[i];
     const int argument = static_cast<int>(i - begin);
     auto local = [&](const at::Tensor& tensor, int element) {
       const auto* move = tensor.defined() ? move_of(decision, argument, element) : nullptr;
       const auto part = move ? moved(*decision.info, tensor, *move, may_settle && !is_brought_back(decision, argument, element)) : local_of(tensor);
-      auto* impl = free_order && tensor.defined() ? as_dtensor(tensor) : nullptr;
+      auto* impl = tensor.defined() && is_whole_copy(decision, argument, element) ? as_dtensor(tensor) : nullptr;
       return impl ? in_order(part, *impl->layout()) : part;
     };
     if (value.isTensor()) {

@@ -125,13 +125,15 @@ void report_crashing(const std::vector<Json>& results) {
 void report_left_out(const std::vector<Json>& results, bool verbose) {
   size_t count = 0, operators = 0;
   for (const auto& r : results) {
-    const auto& some = r.value("left_out", Json::array());
+    const auto some = r.value("left_out", Json::array());
     count += some.size();
     operators += !some.empty();
-    for (size_t i = 0; verbose && i < some.size(); ++i) fmt::print("left out: {} {}\n", r["name"].get<std::string>(), some[i].get<std::string>());
+    if (!verbose) continue;
+    for (const auto& text : some) fmt::print("left out: {} {}\n", r["name"].get<std::string>(), text.get<std::string>());
   }
   if (count == 0) return;
-  fmt::print("{} samples left out, of {} operators: libtorch's own gives no one answer to them{}\n", count, operators, verbose ? "" : " (--verbose)");
+  fmt::print("{} samples of {} operators left out, to which libtorch's own has more than one answer{}\n", count, operators,
+             verbose ? "" : " (--verbose names them)");
 }
 
 void print_table(const Json& result) {

@@ -118,7 +118,8 @@ bool wrote_expanded(const Stack& before, const Stack& after) {
   return false;
 }
 
-// Some in-place forms resize what they write where it should broadcast. Distributed tensors refuse that, but not operators that do nothing else.
+// Some in-place forms resize what they write where it should broadcast. Distributed tensors refuse that, but not operators that do
+// nothing else.
 bool resizes_in_place(const Operator& op, const Sample& sample) {
   const auto& info = dispatch::info_of(op.handle);
   return !is_out_form(op.schema()) && !info.changes_metadata && !info.becomes && resized(op.schema(), sample.after, sample.arguments);
