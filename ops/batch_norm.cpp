@@ -238,11 +238,24 @@ void gradient_on_parts(LocalCall& local, const Positions& at, int saved, int mas
   local.replace(std::move(results));
 }
 
+// libtorch's kernel for planes of one position, which parts may be where the whole is not, takes what belongs to channels to lie in a row.
+Lowering with_channels_in_a_row(const Call& call) {
+  std::vector<int> apart;
+  for (const auto& operand : call.operands) {
+    if (operand.ndim() == 1 && operand.layout->strides()[0] != 1) apart.push_back(operand.argument);
+  }
+  if (apart.empty()) return {};
+  return [apart](LocalCall& local) {
+    for (const int i : apart) local.arg(i) = local.arg(i).toTensor().contiguous();
+    local.call();
+  };
+}
+
 Lowering backward(const Call& call, const Resolution& resolution) {
   const auto& input = resolution.in[input_of(call)];
   const auto parted = trains(call) ? parting(input) : std::vector<int64_t>();
   if (parted.empty()) {
-    return is_empty(input->local_sizes()) ? zeros_of_nothing(call, resolution) : Lowering();
+    return is_empty(input->local_sizes()) ? zeros_of_nothing(call, resolution) : with_channels_in_a_row(call);
   }
   double n = 1;
   for (int64_t d = 0; d < input->ndim(); ++d) n *= d == kChannel ? 1 : static_cast<double>(input->sizes()[d]);

@@ -192,7 +192,9 @@ class Product final : public Pointwise {
 
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     auto result = Pointwise::candidates(call, mesh_dim);
-    if (in_backward() && !(by_ == By::divisor && is_whole(call.operands[0]))) return result;
+    const auto is_pending = [&](const Operand& operand) { return operand.placements()[mesh_dim].is_partial(); };
+    const bool all_pending = std::all_of(call.operands.begin(), call.operands.end(), is_pending);  // not a gradient alone
+    if (in_backward() && !all_pending && !(by_ == By::divisor && is_whole(call.operands[0]))) return result;
     std::erase_if(result, [&](const Candidate& candidate) {
       if (!candidate.out[0].is_partial()) return false;
       for (size_t i = 0; i < call.operands.size(); ++i) {

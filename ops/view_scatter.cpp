@@ -4,7 +4,10 @@
 namespace dtensor::rules {
 namespace {
 
-const KeepsPartial kMoves{kAnyPartial, {{0, 1}}};
+// src is converted to the dtype of self.
+KeepsPartial kept(const Call& call) {
+  return {kept_by_conversion(call.operands[1].layout->dtype(), call.operands[0].layout->dtype()), {{0, 1}}};
+}
 
 // The dims that the view drops or cuts are whole; src has the others, and the cut one.
 Structure structure(const Call& call, c10::ArrayRef<int64_t> whole, bool dropped) {
@@ -17,7 +20,7 @@ Structure structure(const Call& call, c10::ArrayRef<int64_t> whole, bool dropped
   }
   if (src.size() < static_cast<size_t>(call.operands[1].ndim())) src.push_back({});  // the diagonal
   for (size_t d = 0; d < src.size(); ++d) src[d].size = call.operands[1].sizes()[d];
-  return {{self, src}, {self}, {}, kMoves};
+  return {{self, src}, {self}, {}, kept(call)};
 }
 
 int64_t dim_arg(const Call& call, std::string_view name = "dim") { return wrap_dim(call.int_arg(name), call.operands[0].ndim()); }

@@ -14,6 +14,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 namespace dtensor::comm {
@@ -39,11 +40,35 @@ void accumulate(A* sum, const T* input, int64_t count, F combine) {
   for (int64_t i = 0; i < count; ++i) sum[i] = combine(sum[i], static_cast<A>(input[i]));
 }
 
+// The average of one element; `sum`, where some part is not finite.
+template <class A, class T>
+A average_of_parts(c10::ArrayRef<const void*> inputs, int64_t at, A sum) {
+  A average = 0;
+  for (const void* input : inputs) {
+    const auto part = static_cast<A>(static_cast<const T*>(input)[at]);
+    if (!std::isfinite(part)) return sum;
+    average += part / static_cast<A>(inputs.size());
+  }
+  return std::clamp(average, std::numeric_limits<A>::lowest(), std::numeric_limits<A>::max());
+}
+
+// Averages a block of sums. The sum of finite numbers may be infinite, of which the average is not.
+template <class A, class T>
+void divide_by_count(A* sum, c10::ArrayRef<const void*> inputs, int64_t begin, int64_t length) {
+  const auto divisor = static_cast<A>(inputs.size());
+  for (int64_t i = 0; i < length; ++i) sum[i] = sum[i] / divisor;
+  if constexpr (std::is_floating_point_v<A>) {
+    bool finite = true;
+    for (int64_t i = 0; i < length; ++i) finite &= sum[i] - sum[i] == 0;
+    for (int64_t i = 0; !finite && i < length; ++i) {
+      if (!std::isfinite(sum[i])) sum[i] = average_of_parts<A, T>(inputs, begin + i, sum[i]);
+    }
+  }
+}
+
 template <class A, class T, class F>
 void reduce_blocks(T* out, c10::ArrayRef<const void*> inputs, int64_t count, F combine, bool average) {
   std::array<A, kBlock> sum;
-  // A real number: complex division rounds more than once.
-  const auto divisor = static_cast<typename c10::scalar_value_type<A>::type>(inputs.size());
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t length = std::min(kBlock, count - begin);
     const T* first = static_cast<const T*>(inputs[0]) + begin;
@@ -56,9 +81,7 @@ void reduce_blocks(T* out, c10::ArrayRef<const void*> inputs, int64_t count, F c
         accumulate(sum.data(), block, length, combine);
       }
     }
-    if (average) {
-      for (int64_t i = 0; i < length; ++i) sum[i] = sum[i] / divisor;
-    }
+    if (average) divide_by_count<A, T>(sum.data(), inputs, begin, length);
     for (int64_t i = 0; i < length; ++i) out[begin + i] = static_cast<T>(sum[i]);
   }
 }
@@ -71,7 +94,8 @@ void reduce_numbers(ReduceOp op, T* out, c10::ArrayRef<const void*> inputs, int6
     case ReduceOp::sum:
       return reduce_blocks<A>(out, inputs, count, [](A a, A b) { return static_cast<A>(a + b); }, false);
     case ReduceOp::avg:
-      return reduce_blocks<Sum>(out, inputs, count, [](Sum a, Sum b) { return a + b; }, true);
+      if constexpr (is_complex<T>) return reduce_numbers(op, reinterpret_cast<typename T::value_type*>(out), inputs, 2 * count);
+      else return reduce_blocks<Sum>(out, inputs, count, [](Sum a, Sum b) { return a + b; }, true);
     case ReduceOp::product:
       return reduce_blocks<A>(out, inputs, count, [](A a, A b) { return static_cast<A>(a * b); }, false);
     case ReduceOp::min:

@@ -9,8 +9,8 @@
 namespace dtensor::comm {
 
 // out[i] = inputs[0][i] op inputs[1][i] op ..., in that order, for i < count. float16 and bfloat16 accumulate in float32
-// and round once; avg divides once at the end, of integers their sum in 64 bits. bool: sum and max are "or", product and min are "and". `out` may be one
-// of the inputs.
+// and round once; avg divides once at the end (each part, where finite ones have an infinite sum), of
+// integers their sum in 64 bits. bool: sum and max are "or", product and min are "and". `out` may be one of the inputs.
 void reduce(c10::ScalarType dtype, ReduceOp op, void* out, c10::ArrayRef<const void*> inputs, int64_t count);
 
 // Throws when `op` has no meaning for `dtype` (avg of bool, min or max of complex, norm2, dtypes that are not numbers).
