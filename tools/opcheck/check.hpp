@@ -29,6 +29,12 @@ bool close(const at::Tensor& got, const at::Tensor& expected, double least_toler
 // What two answers to a sample may differ by, for the dtypes of its operands.
 double rounding_of(const Sample& sample);
 
+// Whether a pointwise operator gives `expected` for infinities and NaN one element at a time and on whole vectors of the processor, too
+// (sound.cpp): some kernels treat NaN in one way on vectors and in another in what is left over. `repeated`: arguments have one dim more.
+bool alike_on_vectors(const Operator& op, const Sample& sample,
+                      const std::function<std::vector<at::Tensor>(const Stack& arguments, bool repeated)>& call,
+                      const std::vector<at::Tensor>& expected);
+
 // Why libtorch's own operator has more than one answer to a sample (sound.cpp); empty: it has one.
 std::string unsound(const Operator& op, const Sample& sample);
 

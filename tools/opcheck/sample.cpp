@@ -109,13 +109,19 @@ std::vector<at::Tensor> differences(const std::vector<at::Tensor>& first, const 
   return found;
 }
 
-// Whether the operator wrote an expanded operand, which it refuses where its schema says that it writes.
-bool wrote_expanded(const Stack& before, const Stack& after) {
+bool is_expanded(const at::Tensor& tensor) { return stored(tensor).sizes() != tensor.sizes(); }
+
+// Whether the operator wrote an expanded operand, or would have if there had been something to write: libtorch refuses that where it looks.
+bool writes_expanded(const Operator& op, const Stack& before, const Stack& after) {
   const auto was = tensors_in(before), is = tensors_in(after);
   for (size_t i = 0; i < was.size(); ++i) {
-    if (stored(was[i]).sizes() != was[i].sizes() && !was[i].equal(is[i])) return true;
+    if (is_expanded(was[i]) && !was[i].equal(is[i])) return true;
   }
-  return false;
+  const auto written = written_arguments(op.schema());
+  return std::any_of(written.begin(), written.end(), [&](int i) {
+    const auto tensors = tensors_in({before[i]});
+    return std::any_of(tensors.begin(), tensors.end(), is_expanded);
+  });
 }
 
 // Some in-place forms resize what they write where it should broadcast. Distributed tensors refuse that, but not operators that do
@@ -140,7 +146,7 @@ std::optional<Sample> make(const Operator& op, const std::string& text, at::Scal
       result.resolve_neg();   // some dtypes have no negative
       result.equal(result);  // some tensors are of libtorch's own transforms, and are not to be looked at
     }
-    if (wrote_expanded(sample.arguments, sample.after) || resizes_in_place(op, sample)) return {};
+    if (writes_expanded(op, sample.arguments, sample.after) || resizes_in_place(op, sample)) return {};
     Stack after;
     const auto again = called(op, sample.arguments, after, 0x4a);
     sample.undetermined = differences(tensors_in(sample.results, true), tensors_in(again, true));
