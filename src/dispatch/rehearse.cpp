@@ -44,7 +44,11 @@ const std::unordered_set<std::string_view> kFirstPosition{
 const std::unordered_set<std::string_view> kPivots{"aten::linalg_lu_solve", "aten::linalg_ldl_solve", "aten::lu_unpack"};
 
 // Operators that do not look at the sizes of their operands, and read past one that is too short.
-const std::unordered_set<std::string_view> kUnchecked{"aten::_compute_linear_combination", "aten::_fft_c2r"};
+const std::unordered_set<std::string_view> kUnchecked{
+    "aten::_compute_linear_combination", "aten::_fft_c2r",              "aten::_pdist_backward",
+    "aten::_reshape_alias_copy",         "aten::fractional_max_pool2d", "aten::fractional_max_pool3d",
+    "aten::replication_pad3d_backward",  "aten::to_sparse_bsc",         "aten::to_sparse_bsr",
+};
 
 enum class Integers { computed, first, pivots, unknown };
 
