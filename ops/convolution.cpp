@@ -43,7 +43,9 @@ struct Convolution {
     for (int64_t i = 0; i < spatial; ++i) windows.push_back({weight.sizes()[2 + i], stride[i], padding[i], dilation[i]});
     // Some kernels go by `kernel_size` where the weight has other windows.
     const bool same = !call.has("kernel_size") || c10::IntArrayRef(ints("kernel_size", 1)) == weight.sizes().slice(2);
-    regular = regular && same && fits(call);
+    const auto dtype = call.operands[operand[kInput]].layout->dtype();  // some kernels take others beside it
+    const bool one_dtype = std::all_of(call.operands.begin(), call.operands.end(), [&](const auto& o) { return o.layout->dtype() == dtype; });
+    regular = regular && same && one_dtype && fits(call);
   }
 
   static Part part_of(std::string_view argument) {
