@@ -17,6 +17,7 @@
 #include <c10/core/GradMode.h>
 
 #include <ostream>
+#include <sstream>
 
 #include <dlfcn.h>
 
@@ -61,8 +62,11 @@ std::ostream& print(std::ostream& out, const at::Tensor& tensor, int64_t line_si
   if (!is_dtensor(tensor) || DTensor(tensor).mesh().size() == 1) return libtorch_print()(out, tensor, line_size);
   const auto whole = whole_of(DTensor(tensor));
   dispatch::LocalMode local_mode;
-  out << DTensor(tensor).layout().str() << '\n';
-  return libtorch_print()(out, whole, line_size);
+  std::ostringstream text;  // written at once, since ranks may be threads that print to one stream
+  text.copyfmt(out);
+  text << DTensor(tensor).layout().str() << '\n';
+  libtorch_print()(text, whole, line_size);
+  return out << text.str();
 }
 
 }  // namespace
