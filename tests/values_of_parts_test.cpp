@@ -1,6 +1,8 @@
 // Pending sums and extremes beside infinities: what is done to the parts gives one device's numbers, never a NaN of its own.
 #include "op_check.hpp"
 
+#include <torch/version.h>
+
 #include <limits>
 #include <sstream>
 
@@ -11,8 +13,10 @@ namespace {
 
 const float kInf = std::numeric_limits<float>::infinity();
 
-// Equal, also infinities and NaN. `rounding`: of functions whose kernels compute eight elements at once otherwise than the rest (the sine of
-// libtorch 2.x), by which a shard's last bit may differ.
+// Kernels of libtorch 2.x compute eight elements of some functions at once otherwise than the rest (sine), so that a shard's last bit may differ.
+constexpr double kRoundingOfFunctions = TORCH_VERSION_MAJOR >= 2 ? 1e-6 : 0;
+
+// Equal, also infinities and NaN.
 bool same_with_nan(const at::Tensor& got, const at::Tensor& expected, double rounding) {
   return got.sizes() == expected.sizes() && at::allclose(got.to(at::kDouble), expected.to(at::kDouble), rounding, 0, /*equal_nan=*/true);
 }
@@ -33,7 +37,7 @@ void check_values(const NamedFunctions& functions, const Tensors& plain, const D
       const auto whole = full_tensor(got[i]);
       std::ostringstream text;
       text << whole << "\nexpected\n" << expected[i];
-      require(same_with_nan(whole, expected[i], name == "functions" ? 1e-6 : 0), "test", "{} of {} is\n{}", name, where, text.str());
+      require(same_with_nan(whole, expected[i], name == "functions" ? kRoundingOfFunctions : 0), "test", "{} of {} is\n{}", name, where, text.str());
     }
   }
 }

@@ -36,8 +36,8 @@ const std::unordered_set<std::string_view> kComputing{"copy",     "foreach", "jo
 // Operators that take position 0 of any dim: they check it, or write nothing where there is none.
 const std::unordered_set<std::string_view> kFirstPosition{
     "aten::index_select", "aten::gather", "aten::scatter", "aten::scatter_", "aten::scatter_add", "aten::scatter_add_", "aten::scatter_reduce",
-    "aten::scatter_reduce_", "aten::index_add", "aten::index_add_", "aten::index_reduce", "aten::index_reduce_", "aten::index_copy", "aten::index_copy_", "aten::index_fill",
-    "aten::index_fill_", "aten::index", "aten::index_put", "aten::index_put_", "aten::take", "aten::put", "aten::put_", "aten::embedding",
+    "aten::scatter_reduce_", "aten::index_add", "aten::index_add_", "aten::index_reduce", "aten::index_reduce_", "aten::index_copy",
+    "aten::index_copy_", "aten::index_fill", "aten::index_fill_", "aten::index", "aten::index_put", "aten::index_put_", "aten::take", "aten::put", "aten::put_", "aten::embedding",
     "aten::nll_loss_forward", "aten::nll_loss2d_forward", "aten::bucketize", "aten::isin",
 };
 // Operators whose pivots count from 1.
