@@ -83,12 +83,6 @@ at::Tensor distributed(c10::ArrayRef<c10::IValue> arguments) {
   return {};
 }
 
-// Which draws on a mesh are compared: the first ones, where most programs go wrong, and some for as long as it trains.
-bool is_compared(int64_t drawn) {
-  constexpr int64_t kFirst = 16, kEvery = 1024;
-  return drawn < kFirst || drawn % kEvery == 0 || (drawn & (drawn - 1)) == 0;
-}
-
 bool makes_distributed(c10::ArrayRef<c10::IValue> arguments) {
   const auto is_tensor = [](const c10::IValue& value) { return value.isTensor(); };
   return Spmd::current() && c10::impl::tls_is_dispatch_key_included(kDTensorKey) && !c10::impl::tls_is_dispatch_key_excluded(kDTensorKey) &&
@@ -138,7 +132,7 @@ void check_draw(std::string_view op, const DeviceMesh& mesh, PlacementsRef place
   }
   if (current_check == GeneratorCheck::off || mesh.size() == 1) return;
   const int64_t drawn = mesh.world().state().compared[mesh.id()].draws++;
-  if (current_check == GeneratorCheck::always || is_compared(drawn)) compare(op, generator, mesh);
+  if (current_check == GeneratorCheck::always || detail::Compared::is_due(drawn)) compare(op, generator, mesh);
 }
 
 }  // namespace rng

@@ -40,7 +40,7 @@ void same_values(const dt::DTensor& got, const torch::Tensor& expected) {
 }  // namespace
 
 TEST_CASE("errors: operators", "[errors]") {
-  REQUIRE_NOTHROW(run_ranks(2, [](dt::World&) {
+  REQUIRE_NOTHROW(run_ranks(2, [](dt::World& world) {
     auto mesh = dt::init_device_mesh(torch::kCPU, {2}, {"tp"}), other = dt::init_device_mesh(torch::kCPU, {1, 2}, {"a", "b"});
     auto x = dt::distribute_tensor(torch::ones({4, 4}), mesh, {dt::shard(0)});
     auto y = dt::distribute_tensor(torch::ones({4, 4}), other, {dt::replicate(), dt::shard(0)});
@@ -51,6 +51,10 @@ TEST_CASE("errors: operators", "[errors]") {
     dt::require(p.full_tensor().eq(2).all().item<bool>() && p.placements()[0] == dt::partial(), "test", "in place on Partial");
     throws("metadata in place", {"aten::resize_", "out-of-place"}, [&] { x->resize_({2, 2}); });
     throws("wrong shapes", {"aten::mm"}, [&] { torch::mm(x, dt::distribute_tensor(torch::ones({3, 4}), mesh, {dt::replicate()})); });
+    const auto table = dt::distribute_tensor(torch::ones({4, 2}), mesh, {dt::replicate()});
+    const auto index = dt::distribute_tensor(torch::full({4}, 7), mesh, {dt::shard(0)});
+    throws("libtorch's kernel", {"index out of range", "aten::embedding", "(R) [4, 2]", "(S(0)) [4]", "tp=2", fmt::format("rank {}", world.rank())},
+           [&] { torch::embedding(table, index); });
     throws("storage", {"distributed tensor", "to_local"}, [&] { x->storage(); });
     throws("save", {"distributed tensor", "full_tensor"}, [&] {
       std::ostringstream out;
@@ -99,6 +103,24 @@ TEST_CASE("errors: a plain tensor that differs between ranks", "[errors]") {
     dt::set_replication_check(false);
     torch::sub(x, mine);
     dt::set_replication_check(true);
+  }));
+}
+
+// What was equal at first may differ later: in a call that is remembered, and long after the first tensors that were laid out.
+TEST_CASE("errors: a plain tensor that differs later", "[errors]") {
+  const int step = GENERATE(1, 5, 300);
+  REQUIRE_NOTHROW(run_ranks(3, [step](dt::World& world) {
+    auto mesh = dt::init_device_mesh(torch::kCPU, {3}, {"dp"});
+    dt::Spmd spmd(mesh);
+    const auto x = torch::ones({4});
+    const auto plain = dt::DTensor(x).to_local();
+    const auto until_refused = [&](const char* what, const std::function<void(const torch::Tensor&)>& use) {
+      throws(what, {what, "ranks 2"}, [&] {
+        for (int i = 0; i < 1100; ++i) use(i >= step && world.rank() == 2 ? plain * 2 : plain);
+      });
+    };
+    until_refused("aten::mul", [&](const torch::Tensor& mine) { torch::mul(x, mine); });
+    until_refused("distribute_tensor", [&](const torch::Tensor& mine) { dt::distribute_tensor(mine, mesh, {dt::shard(0)}); });
   }));
 }
 

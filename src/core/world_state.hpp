@@ -76,9 +76,16 @@ struct PlanCache {
 // The plain tensors and generators of one mesh that were compared between its ranks. What a rank remembers of calls does not say: a rank
 // that was busy on other meshes has forgotten other calls than its peers.
 struct Compared {
-  int distributed = 0;                  // by distribute_tensor
-  std::unordered_set<size_t> operands;  // of operators, by a hash of what they were
-  int64_t draws = 0;                    // of random operators: how many there were, of which some compared the generators
+  int64_t distributed = 0;              // by distribute_tensor: how many there were, of which some were compared
+  std::unordered_set<size_t> operands;  // of operators, by a hash of what they were: those that were the first of their kind
+  int64_t calls = 0;                    // of operators with such operands
+  int64_t draws = 0;                    // of random operators
+
+  // Which of them are compared: the first ones, where most programs go wrong, and some for as long as it trains.
+  static bool is_due(int64_t count) {
+    constexpr int64_t kFirst = 16, kEvery = 1024;
+    return count < kFirst || count % kEvery == 0 || (count & (count - 1)) == 0;
+  }
 };
 
 struct WorldState : std::enable_shared_from_this<WorldState> {

@@ -91,6 +91,13 @@ void check_plain_operands(const OpInfo& info, const rules::Call& call, bool expl
   }
 }
 
+// Whether an operand is a plain tensor inside Spmd, whose values may differ between ranks in a later call if not in this.
+bool may_differ(const rules::Call& call) {
+  return Spmd::current() && call.mesh.size() > 1 && std::any_of(call.operands.begin(), call.operands.end(), [](const auto& operand) {
+    return operand.plain && operand.ndim() > 0;
+  });
+}
+
 bool has_plain_operand(const rules::Call& call) {
   return std::any_of(call.operands.begin(), call.operands.end(), [](const auto& operand) { return operand.plain && operand.ndim() > 0; });
 }
@@ -327,7 +334,8 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   decision->casts = call.schema.name() == "aten::_to_copy" && decision->outputs.size() == 1;
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
   decision->once = !Spmd::current() && (in_backward() || initializes(info, call)) && has_plain_operand(call);
-  decision->simple = !info.has_tensor_list && info.returns_tensors_only && (decision->outputs_known || !info.makes_results) &&
+  decision->compares = may_differ(call);
+  decision->simple = !decision->compares && !info.has_tensor_list && info.returns_tensors_only && (decision->outputs_known || !info.makes_results) &&
                      decision->open.empty() && !call.operands.empty() && decision->write_backs.empty() && !decision->cut_first;
   return decision;
 }

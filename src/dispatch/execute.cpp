@@ -1,6 +1,7 @@
 #include "src/dispatch/execute.hpp"
 
 #include "src/core/alias.hpp"
+#include "src/core/world_state.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/explicit.hpp"
 #include "src/dispatch/failure.hpp"
@@ -8,6 +9,7 @@
 #include "src/dispatch/guard.hpp"
 #include "src/dispatch/ran_whole.hpp"
 #include "src/dispatch/reading.hpp"
+#include "src/dispatch/replicated.hpp"
 #include "src/dispatch/write_through.hpp"
 
 #include <ATen/ExpandUtils.h>
@@ -18,6 +20,7 @@
 #include <fmt/ranges.h>
 #include <dtensor/redistribute.hpp>
 #include <dtensor/spmd.hpp>
+#include <dtensor/world.hpp>
 
 #include <unordered_set>
 
@@ -455,8 +458,18 @@ void make_on_mesh(const OpInfo& info, Stack& stack, size_t begin, const DeviceMe
   if (device && device->isNone()) *device = c10::Device(mesh.device_type());
 }
 
+// Compares the plain operands between the mesh's ranks, in some calls.
+static void compare_plain(const Decision& decision, const Stack& stack, size_t begin) {
+  if (!replication_check() || !dtensor::detail::Compared::is_due(decision.mesh.world().state().compared[decision.mesh.id()].calls++)) return;
+  for (size_t i = begin; i < stack.size(); ++i) {
+    if (!stack[i].isTensor() || !stack[i].toTensor().defined() || stack[i].toTensor().dim() == 0) continue;
+    if (!as_dtensor(stack[i].toTensor())) check_replicated(decision.info->name, stack[i].toTensor(), decision.mesh);
+  }
+}
+
 void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision) try {
   const auto& info = *decision.info;
+  if (decision.compares) [[unlikely]] compare_plain(decision, stack, begin);
   if (decision.cut_first && cut_written(decision, stack[begin])) [[unlikely]] return fallback(op, &stack);
   const bool lists = info.has_tensor_list && !info.written.empty() && info.schema->returns().empty();
   if (lists && writes_twice(decision, stack, begin)) return run_one_by_one(op, info, stack, begin);
@@ -489,8 +502,7 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
   wrap_results(stack, begin, decision, originals);
   if (info.is_view || decision.casts) inherit(decision, originals[0], stack[begin]);
 } catch (...) {
-  note_failure(decision);
-  throw;
+  rethrow_failure(decision);
 }
 
 bool is_made_elsewhere(const OpInfo& info, Stack& stack, size_t begin, const DeviceMesh& mesh) {

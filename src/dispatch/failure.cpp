@@ -3,6 +3,7 @@
 #include "src/comm/failed_operators.hpp"
 
 #include <dtensor/comm/transport.hpp>
+#include <dtensor/error.hpp>
 #include <dtensor/world.hpp>
 
 #include <fmt/ranges.h>
@@ -25,13 +26,29 @@ std::string text_of_current_exception() {
   }
 }
 
-}  // namespace
-
-void note_failure(const Decision& decision) noexcept try {
+// "aten::mm (S(0)) [4, 8] (R) [8, 2]"
+std::string text_of(const Decision& decision) {
   auto call = decision.info->name;
   for (const auto& layout : decision.pinned) call += fmt::format(" {} [{}]", str(layout->placements()), fmt::join(layout->sizes(), ", "));
+  return call;
+}
+
+}  // namespace
+
+void rethrow_failure(const Decision& decision) {
+  const auto call = text_of(decision);
   note_failure(decision.mesh, decision.info->name, call);
-} catch (...) {  // what happened goes on its way all the same
+  try {
+    throw;
+  } catch (const Error&) {  // which says all this
+    throw;
+  } catch (c10::Error& error) {
+    const auto& world = decision.mesh.world();
+    if (world.size() > 1 && error.context().empty()) {
+      error.add_context(fmt::format("in the local call of {} on {} (rank {})", call, decision.mesh.str(), world.rank()));
+    }
+    throw;
+  }
 }
 
 void note_failure(const DeviceMesh& mesh, std::string_view function, std::string_view call) noexcept try {

@@ -5,9 +5,10 @@
 
 namespace dtensor::dispatch {
 
-// Tells the others with this rank's next call, see src/comm/failed_operators.hpp. In a catch block.
-void note_failure(const Decision& decision) noexcept;
-// The same of a function, equal `call`s of which are the same on every rank of `mesh`.
+// In a catch block: throws the error again, with the operator, its operands and the rank where libtorch's own kernel threw it. The others are
+// told with this rank's next call, see src/comm/failed_operators.hpp.
+[[noreturn]] void rethrow_failure(const Decision& decision);
+// Tells the others, in a catch block, of a function that threw, equal `call`s of which are the same on every rank of `mesh`.
 void note_failure(const DeviceMesh& mesh, std::string_view function, std::string_view call) noexcept;
 
 }  // namespace dtensor::dispatch

@@ -111,8 +111,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     stack[begin + i] = std::move(result);
   }
 } catch (...) {
-  note_failure(decision);
-  throw;
+  rethrow_failure(decision);
 }
 
 void remember(Key& key, std::shared_ptr<const Decision> decision) {

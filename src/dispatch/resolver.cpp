@@ -33,6 +33,10 @@ LayoutPtr with_one(const LayoutPtr& layout, int64_t mesh_dim, const Placement& p
   return layout->with(placements);
 }
 
+LayoutPtr with_all(const LayoutPtr& layout, const Placements& placements) {
+  return layout->placements() == PlacementsRef(placements) ? layout : layout->with(placements);
+}
+
 int64_t elements(c10::IntArrayRef sizes) {
   int64_t count = 1;
   for (const auto size : sizes) count *= size;
@@ -240,22 +244,24 @@ std::vector<int64_t> order_of(const std::vector<LayoutPtr>& now, int64_t mesh_di
 std::optional<rules::Resolution> resolve_from(std::vector<LayoutPtr> now, Call& call, const OpInfo& info, const rules::Rule* rule, Trace* trace) {
   rules::Resolution resolution;
   resolution.out.resize(output_count(call, info), Placements(call.mesh.ndim(), replicate()));
-  resolution.written = now;
+  auto written = call.chosen;
   if (trace) trace->assign(call.mesh.ndim(), {});
   for (const auto m : order_of(now, call.mesh.ndim())) {
     const auto candidates = candidates_for(call, rule, m, resolution.out.size());
     const auto* best = cheapest(call, info, candidates, m, now, resolution.out, trace);
     if (!best) return std::nullopt;
     for (size_t i = 0; i < now.size(); ++i) {
-      if (is_written(info, call.operands[i])) {
-        resolution.written[i] = with_one(resolution.written[i], m, placement_written(call, info, *best, i));
-      }
+      written[i][m] = is_written(info, call.operands[i]) ? placement_written(call, info, *best, i) : best->in[i];
       now[i] = with_one(now[i], m, best->in[i]);
       call.chosen[i][m] = best->in[i];
     }
     for (size_t r = 0; r < resolution.out.size() && r < best->out.size(); ++r) resolution.out[r][m] = best->out[r];
   }
-  resolution.in = std::move(now);
+  // A cut of half the choice may have a simpler name that does not stand for it in the whole: so layouts are made of all placements at once.
+  for (size_t i = 0; i < now.size(); ++i) {
+    resolution.in.push_back(with_all(call.operands[i].layout, call.chosen[i]));
+    resolution.written.push_back(with_all(call.operands[i].layout, written[i]));
+  }
   return resolution;
 }
 

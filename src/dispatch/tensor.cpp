@@ -26,7 +26,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-constexpr int kChecked = 16;  // the first tensors that a mesh distributes are compared between ranks
 
 Placements to_vector(PlacementsRef placements) { return {placements.begin(), placements.end()}; }
 
@@ -197,7 +196,8 @@ DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, Placem
   require(full.is_meta() || full.device().type() == mesh.device_type(), "distribute_tensor",
           "the tensor is on {}, and the mesh on {}; hint: tensor.to(...) first", full.device().str(),
           c10::DeviceTypeName(mesh.device_type(), /*lower_case=*/true));
-  if (!full.is_meta() && Spmd::current() && replication_check() && mesh.world().state().compared[mesh.id()].distributed++ < kChecked) {
+  if (!full.is_meta() && Spmd::current() && replication_check() &&
+      detail::Compared::is_due(mesh.world().state().compared[mesh.id()].distributed++)) {
     dispatch::check_replicated("distribute_tensor", full, mesh);
   }
   const DTensor whole(replicated(full, mesh));

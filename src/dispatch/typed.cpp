@@ -182,8 +182,7 @@ struct Typed<Op, Result(Args...)> {
     comm::Cause cause(decision.info->name, true);
     return call_moved(decision, std::index_sequence_for<Args...>(), args...);
   } catch (...) {
-    note_failure(decision);
-    throw;
+    rethrow_failure(decision);
   }
 
   template <size_t... I>
