@@ -4,8 +4,6 @@
 namespace dtensor::rules {
 namespace {
 
-Placement without_partial(const Placement& placement) { return placement.is_partial() ? replicate() : placement; }
-
 // Whatever follows the first operand lies as it does, where the sizes are equal; other operands are whole. A tensor of given
 // strides is whole: autograd makes one to address it by strides (as_strided), which takes all of it.
 class Like : public Rule {
@@ -13,7 +11,7 @@ class Like : public Rule {
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     const auto& now = call.operands[0].placements()[mesh_dim];
     Candidate candidate{Placements(call.operands.size(), replicate()),
-                        {follows(call) ? without_partial(now) : replicate()}};
+                        {follows(call) && !now.is_partial() ? now : replicate()}};
     candidate.in[0] = now;
     return {candidate};
   }

@@ -133,6 +133,9 @@ using PlacementsRef = c10::ArrayRef<Placement>;
 
 // "(S(0), R)"
 std::string str(PlacementsRef placements);
+
+// The same, but whole where a value is pending: how a gradient lies, and what is written to files.
+Placements without_partial(PlacementsRef placements);
 inline std::string str(const Placements& placements) { return str(PlacementsRef(placements)); }
 
 // A half-open range [begin, end) of indices.

@@ -87,11 +87,7 @@ at::Tensor laid_out_like(const at::Tensor& like, const at::Tensor& whole) {
   const auto moved = whole.to(like.device());
   if (!is_dtensor(like)) return moved;
   const DTensor known(like);
-  Placements placements(known.placements().begin(), known.placements().end());
-  for (auto& placement : placements) {
-    if (placement.is_partial()) placement = replicate();
-  }
-  return distribute_tensor(moved, known.mesh(), placements);
+  return distribute_tensor(moved, known.mesh(), without_partial(known.placements()));
 }
 
 void write_file(torch::serialize::OutputArchive& archive, const std::string& path) {

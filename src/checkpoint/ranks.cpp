@@ -1,5 +1,6 @@
 #include "src/checkpoint/ranks.hpp"
 
+#include "src/comm/describe.hpp"
 #include "src/training/spread.hpp"
 
 #include <dtensor/error.hpp>
@@ -54,6 +55,7 @@ std::string Ranks::from_first(const std::string& text) const {
 }
 
 at::Tensor Ranks::from_first(const at::Tensor& tensor) const {
+  comm::Subject subject(tag_);
   return group_ && tensor.numel() > 0 ? group_->broadcast(tensor, 0).get() : tensor;
 }
 

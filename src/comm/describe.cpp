@@ -85,15 +85,19 @@ std::string rank_list(const std::vector<int>& ranks) {
   return text;
 }
 
+// What most often makes one rank call alone.
+constexpr const char* kOneRankAlone = "; item(), full_tensor(), printing, saving and evaluation are for all ranks: "
+                                      "call them outside of `if (rank == 0)`";
+
 std::string divergence(int rank, const CallInfo& call, int other_rank, const CallInfo& other) {
   const bool earlier = rank < other_rank;
   return fmt::format("the ranks diverged: rank {} called {} while rank {} called {}; hint: every rank of a group must make the "
-                     "same calls in the same order, with matching sizes", earlier ? rank : other_rank,
-                     earlier ? call.str() : other.str(), earlier ? other_rank : rank, earlier ? other.str() : call.str());
+                     "same calls in the same order, with matching sizes{}", earlier ? rank : other_rank,
+                     earlier ? call.str() : other.str(), earlier ? other_rank : rank, earlier ? other.str() : call.str(), kOneRankAlone);
 }
 
 std::string departure(int rank, const std::string& why) {
-  if (why.empty()) return fmt::format("rank {} has left without calling it", rank);
+  if (why.empty()) return fmt::format("rank {} has left without calling it; hint: every rank must make the call{}", rank, kOneRankAlone);
   return fmt::format("rank {} failed: {}", rank, why);
 }
 

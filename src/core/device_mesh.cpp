@@ -49,7 +49,7 @@ void check(const MeshState& mesh, int world_size) {
   for (int64_t size : mesh.sizes) {
     require(size >= 1, kTag, "got sizes {}; expected every size to be at least 1", tuple(mesh.sizes));
   }
-  require(mesh.names.size() == mesh.sizes.size(), kTag, "got {} sizes {} but {} names {}", mesh.sizes.size(),
+  require(mesh.names.size() == mesh.sizes.size(), kTag, "got {} sizes {} but {} names {}; hint: init_device_mesh(device, {{2, 2}}, {{\"dp\", \"tp\"}}) names each size", mesh.sizes.size(),
           tuple(mesh.sizes), mesh.names.size(), mesh.names);
   check_names(mesh.names);
   require(product(mesh.sizes) == static_cast<int64_t>(mesh.ranks.size()), kTag, "sizes {} need {} ranks; got {}",
@@ -124,7 +124,7 @@ int64_t DeviceMesh::size(int64_t dim) const {
 
 int64_t DeviceMesh::dim(std::string_view name) const {
   const auto it = std::find(names().begin(), names().end(), name);
-  require(it != names().end(), kTag, "there is no dimension \"{}\"; the mesh has {}", name, names());
+  require(it != names().end(), kTag, "there is no dimension \"{}\"; the mesh has {}; hint: the names are those given to init_device_mesh", name, names());
   return it - names().begin();
 }
 

@@ -66,6 +66,14 @@ std::ostream& operator<<(std::ostream& out, const Interval& interval) {
   return out << '[' << interval.begin << ", " << interval.end << ')';
 }
 
+Placements without_partial(PlacementsRef placements) {
+  Placements settled(placements.begin(), placements.end());
+  for (auto& placement : settled) {
+    if (placement.is_partial()) placement = replicate();
+  }
+  return settled;
+}
+
 std::string str(PlacementsRef placements) {
   std::string text;
   for (const auto& placement : placements) text += (text.empty() ? "" : ", ") + placement.str();

@@ -14,6 +14,9 @@ namespace {
 const std::unordered_set<std::string> kBecomesView{
     "aten::squeeze_", "aten::unsqueeze_", "aten::t_", "aten::transpose_", "aten::swapdims_", "aten::swapaxes_",
 };
+// Whose out= form adds to what `out` holds, where the functional form begins with zeros.
+const std::unordered_set<std::string> kAddsToOut{"aten::_compute_linear_combination"};
+
 const std::unordered_set<std::string> kChangesMetadata{
     "aten::resize_", "aten::resize_as_", "aten::set_", "aten::as_strided_", "aten::detach_", "aten::set_data",
 };
@@ -115,7 +118,7 @@ void read_schema(OpInfo& info, const c10::FunctionSchema& schema) {
   info.makes_results = only_new && (info.written.empty() || !sources.empty());
   const bool out_form = is_out_form(schema);
   info.in_place = !info.written.empty() && !out_form;
-  if (out_form) info.functional = functional_of(schema);
+  if (out_form && !kAddsToOut.count(schema.name())) info.functional = functional_of(schema);
   info.changes_metadata = info.in_place && kChangesMetadata.count(schema.name()) > 0;
   if (kBecomesView.count(schema.name())) {
     const auto view = schema.name().substr(0, schema.name().size() - 1);

@@ -77,11 +77,7 @@ bool bernoulli_into(const at::Tensor& out, const Stack& inputs) {
 at::Tensor reduced(const at::Tensor& tensor) {
   if (!is_dtensor(tensor)) return tensor;
   const DTensor known(tensor);
-  Placements placements(known.placements().begin(), known.placements().end());
-  for (auto& placement : placements) {
-    if (placement.is_partial()) placement = replicate();
-  }
-  return known.redistribute(placements);
+  return known.redistribute(without_partial(known.placements()));
 }
 
 bool normal_into(const at::Tensor& out, const Stack& inputs) {

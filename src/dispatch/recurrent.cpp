@@ -160,6 +160,7 @@ std::tuple<at::Tensor, at::Tensor> pad_packed(const at::Tensor& data, const at::
                                               const at::Scalar& padding, int64_t length) {
   const auto count = data.size(0);
   const auto whole = whole_lengths("aten::_pad_packed_sequence", batch_sizes, data);
+  require(whole.numel() > 0, "aten::_pad_packed_sequence", "got no batch sizes; expected one for each step, of at least one step");
   at::Tensor rows, lengths, is_padding;
   {
     LocalMode local;
@@ -204,7 +205,9 @@ void pad_packed_sequence(const c10::OperatorHandle& op, c10::DispatchKeySet keys
 void pack_padded_sequence_backward(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   on_sequences(op, keys, stack, 2, [](auto&& at) {
     const bool batch_first = at(3).toBool();
-    const auto steps = at(1).toIntVector()[batch_first ? 1 : 0];
+    const auto sizes = at(1).toIntVector();
+    const auto steps = sizes[batch_first ? 1 : 0];
+    if (at(2).toTensor().numel() == 0) return std::vector<c10::IValue>{at(0).toTensor().new_zeros(sizes)};
     return std::vector<c10::IValue>{std::get<0>(pad_packed(at(0).toTensor(), at(2).toTensor(), batch_first, 0, steps))};
   });
 }

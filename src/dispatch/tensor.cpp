@@ -39,13 +39,7 @@ const LayoutPtr& layout_of(std::string_view tag, const at::Tensor& tensor) {
 at::Tensor local_of(const at::Tensor& tensor) { return as_dtensor(tensor)->local(); }
 
 // Where a gradient lies: as the tensor, but whole where the tensor is Partial (each rank's part gets the whole gradient).
-Placements gradient_placements(const Layout& layout) {
-  auto placements = to_vector(layout.placements());
-  for (auto& placement : placements) {
-    if (placement.is_partial()) placement = replicate();
-  }
-  return placements;
-}
+Placements gradient_placements(const Layout& layout) { return without_partial(layout.placements()); }
 
 // A function of one tensor with layout `layout`, saved for backward by an opaque holder.
 struct SavedLayout : torch::CustomClassHolder {

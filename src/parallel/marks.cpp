@@ -35,10 +35,7 @@ at::Tensor prepare_input(const at::Tensor& x, const at::Tensor& weight) {
   }
   if (whole != before) return redistribute(x, whole);
   if (!by_outputs || !x.requires_grad() || !c10::GradMode::is_enabled()) return x;
-  auto as_input = before;
-  for (auto& placement : as_input) {
-    if (placement.is_partial()) placement = replicate();
-  }
+  const auto as_input = without_partial(before);
   const auto same = x.view_as(x);
   same.register_hook([as_input](const at::Tensor& gradient) { return redistribute(gradient, as_input); });
   return same;
