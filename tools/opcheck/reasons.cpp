@@ -101,6 +101,7 @@ constexpr Unsampled kUnsampled[] = {
      "_debug_has_internal_overlap|_reshape_copy|_lift.*|_is_zerotensor|_efficientzerotensor",
      "autograd's own state, which lies above the distributed tensor"},
     {"_reshape_from_tensor|_rowwise_prune", "reads the memory of its operands itself, above every dispatch key: refused, with a hint, unless they are whole"},
+    {"_compute_linear_combination", "its out= form adds to what `out` holds, which must have the right sizes before"},
     {"from_file|_print|_sobol_engine_.*|chalf|_dimname.*|sym_.*|_assert_.*|_functional_(sym|assert).*|_linalg_check_errors",
      "no value of tensors to compare: files, printing, checks, tables of the Sobol engine, complex numbers of half precision"},
 };
