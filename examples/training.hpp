@@ -5,7 +5,7 @@
 #include "loss_plot.hpp"
 #include "train_options.hpp"
 
-#include <dtensor/device_mesh.hpp>
+#include <dtensor/mesh/device_mesh.hpp>
 #include <dtensor/training/lr.hpp>
 
 #include <functional>

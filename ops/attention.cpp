@@ -2,7 +2,7 @@
 // key.
 #include "ops/family.hpp"
 
-#include <dtensor/compat.hpp>
+#include <dtensor/base/compat.hpp>
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/OpMathType.h>

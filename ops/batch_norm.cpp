@@ -1,8 +1,8 @@
 // Batch normalization. Statistics are of one channel over the whole batch: ranks that hold parts of it combine theirs.
 #include "ops/family.hpp"
 
-#include <dtensor/error.hpp>
-#include <dtensor/redistribute.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/redistribute/redistribute.hpp>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -53,6 +53,9 @@ Structure structure(const Call& call) {
   for (int i = 0; i < static_cast<int>(call.operands.size()); ++i) {
     const auto& operand = call.operands[i];
     const bool unused = operand.sizes() != c10::IntArrayRef({input[kChannel]});
+    const bool fits = !unused || operand.sizes() == input || (operand.ndim() == 1 && operand.sizes()[0] == 0) || operand.ndim() != 1;
+    require(fits, call.schema.name(), "{} has {} elements, and the input {} channels; hint: libtorch does not check this, and reaches outside "
+            "of the shorter one", name_of(call, operand), operand.sizes()[0], input[kChannel]);
     result.in.push_back(operand.sizes() == input ? data : unused ? without_letters(operand.sizes()) : channels);
     if (is_running(call, operand) && writes_running(call)) result.unread.push_back(i);
   }

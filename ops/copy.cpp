@@ -1,6 +1,8 @@
 // Copies and fills.
 #include "ops/family.hpp"
 
+#include <ATen/ops/full_like.h>
+
 namespace dtensor::rules {
 namespace {
 
@@ -45,7 +47,10 @@ class CopyInto final : public Rule {
       elsewhere = p.op == ReduceOp::product ? 1 : 0;
     }
     if (keeps) return {};
-    return [elsewhere](LocalCall& local) { local.replace({local.arg(0).toTensor().fill_(elsewhere)}); };
+    return [elsewhere, writes = call.in_place](LocalCall& local) {
+      const auto self = local.arg(0).toTensor();
+      local.replace({writes ? self.fill_(elsewhere) : at::full_like(self, elsewhere)});
+    };
   }
 
  private:

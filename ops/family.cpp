@@ -1,7 +1,7 @@
 #include "ops/family.hpp"
 
-#include <dtensor/error.hpp>
-#include <dtensor/redistribute.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/redistribute/redistribute.hpp>
 
 #include <ATen/OpMathType.h>
 #include <ATen/ops/full_like.h>

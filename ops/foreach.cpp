@@ -2,8 +2,12 @@
 // first.
 #include "ops/family.hpp"
 
+#include <ATen/ops/empty_strided.h>
+
 #include <cmath>
 #include <optional>
+#include <utility>
+#include <vector>
 
 namespace dtensor::rules {
 namespace {
@@ -196,7 +200,40 @@ const Register pointwise(
     "aten::_foreach_reciprocal aten::_foreach_sign aten::_foreach_sin aten::_foreach_tan "
     "aten::_foreach_add aten::_foreach_sub aten::_foreach_mul aten::_foreach_div aten::_foreach_lerp",
     per_index(), "each element depends on the elements at its position only");
-const Register fused("aten::_fused_adam_ aten::_fused_adamw_ aten::_fused_sgd_ aten::_fused_adagrad_", per_index(),
+// Optimizers whose kernels go through the memory of all tensors of an index alike, whatever their strides.
+class Fused final : public Rule {
+ public:
+  Candidates candidates(const Call& call, int64_t mesh_dim) const override { return lists_->candidates(call, mesh_dim); }
+  std::vector<Sizes> output_sizes(const Call& call) const override { return lists_->output_sizes(call); }
+  Lowering lower(const Call&, const Resolution&) const override { return in_one_order; }
+
+ private:
+  static at::Tensor in_order_of(const at::Tensor& tensor, const at::Tensor& like) {
+    if (tensor.sizes() != like.sizes() || tensor.strides() == like.strides()) return tensor;
+    return at::empty_strided(like.sizes(), like.strides(), tensor.options()).copy_(tensor);
+  }
+
+  static void in_one_order(LocalCall& local) {
+    const auto& arguments = local.op.schema().arguments();
+    const auto parameters = local.arg(0).toTensorVector();
+    std::vector<std::pair<at::Tensor, at::Tensor>> written;  // an operand, and its copy
+    for (size_t i = 1; i < arguments.size(); ++i) {
+      if (!local.arg(i).isTensorList() || local.arg(i).toListRef().size() != parameters.size()) continue;
+      auto list = local.arg(i).toTensorVector();
+      for (size_t k = 0; k < list.size(); ++k) {
+        const auto own = std::exchange(list[k], in_order_of(list[k], parameters[k]));
+        if (!own.is_same(list[k]) && arguments[i].alias_info() && arguments[i].alias_info()->isWrite()) written.emplace_back(own, list[k]);
+      }
+      local.arg(i) = list;
+    }
+    local.call();
+    for (const auto& [own, copy] : written) own.copy_(copy);
+  }
+
+  RulePtr lists_ = per_index();
+};
+
+const Register fused("aten::_fused_adam_ aten::_fused_adamw_ aten::_fused_sgd_ aten::_fused_adagrad_", std::make_shared<Fused>(),
                      "an optimizer's step is pointwise; its state lies as its parameter");
 const Register norms("aten::_foreach_norm", std::make_shared<ForeachNorm>(norms_combine), "as norm, for each tensor");
 const Register power_sums("aten::_foreach_powsum", std::make_shared<ForeachNorm>(sums_combine),

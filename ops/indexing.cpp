@@ -1,7 +1,7 @@
 // Reading and writing by index: an indexed dim is whole, index dims and all other dims are free.
 #include "ops/family.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>

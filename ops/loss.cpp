@@ -1,7 +1,7 @@
 // Losses: pointwise terms, then no reduction, a sum, or a mean over the global batch.
 #include "ops/family.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include <ATen/ops/div.h>
 #include <ATen/ops/new_full.h>

@@ -1,8 +1,8 @@
 // Scattering by a mask: what goes where depends on the whole mask.
 #include "ops/family.hpp"
 
-#include <dtensor/error.hpp>
-#include <dtensor/redistribute.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/redistribute/redistribute.hpp>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>

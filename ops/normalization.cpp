@@ -119,10 +119,11 @@ class WeightNorm final : public Rule {
  public:
   Candidates candidates(const Call& call, int64_t mesh_dim) const override { return slices_->candidates(call, mesh_dim); }
 
-  // The norms of BFloat16 slices are floats.
+  // The norms of slices of 16 bits are floats.
   std::vector<OutputMeta> output_metas(const Call& call) const override {
     auto metas = slices_->output_metas(call);
-    if (call.operands.size() == 2 && call.operands[1].layout->dtype() == at::kBFloat16) metas[1].dtype = at::kFloat;
+    const auto dtype = call.operands.back().layout->dtype();
+    if (call.operands.size() == 2 && (dtype == at::kBFloat16 || dtype == at::kHalf)) metas[1].dtype = at::kFloat;
     return metas;
   }
 

@@ -1,7 +1,7 @@
 // Padding: dims that are padded are whole, others are free.
 #include "ops/family.hpp"
 
-#include <dtensor/compat.hpp>
+#include <dtensor/base/compat.hpp>
 
 namespace dtensor::rules {
 namespace {

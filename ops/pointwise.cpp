@@ -4,7 +4,7 @@
 #include "ops/family.hpp"
 #include "src/rules/pending.hpp"
 
-#include <dtensor/compat.hpp>
+#include <dtensor/base/compat.hpp>
 
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/empty_strided.h>

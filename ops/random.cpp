@@ -4,10 +4,10 @@
 #include "rng/check.hpp"
 #include "rng/counter_generator.hpp"
 #include "rng/cuda/draw.hpp"
-#include "rng/device_generator.hpp"
+#include <dtensor/rng/device_generator.hpp>
 #include "rng/own_part.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorIterator.h>
@@ -136,6 +136,12 @@ class Like final : public Rule {
   }
 
   std::vector<Sizes> output_sizes(const Call& call) const override { return {Sizes(call.operands[0].sizes())}; }
+
+  std::vector<OutputMeta> output_metas(const Call& call) const override {
+    auto metas = Rule::output_metas(call);
+    if (call.has("dtype") && !call.arg("dtype").isNone()) metas[0].dtype = call.arg("dtype").toScalarType();
+    return metas;
+  }
 
   Lowering lower(const Call& call, const Resolution& resolution) const override {
     return [this, layout = drawn_layout(call, resolution)](LocalCall& local) {

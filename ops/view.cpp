@@ -2,9 +2,9 @@
 #include "ops/view_dims.hpp"
 #include "ops/view_strided.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
-#include "src/core/alias.hpp"
+#include <dtensor/mesh/alias.hpp>
 
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/split_with_sizes.h>

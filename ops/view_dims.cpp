@@ -1,6 +1,6 @@
 #include "ops/view_dims.hpp"
 
-#include "src/core/alias.hpp"
+#include <dtensor/mesh/alias.hpp>
 
 #include <algorithm>
 #include <limits>

@@ -1,5 +1,5 @@
 // Views that keep the row-major sequence of the elements: view, squeeze and their like. See view_reshape.hpp for the algebra.
-#include "ops/reshaped.hpp"
+#include "src/rules/reshaped.hpp"
 #include "ops/view_dims.hpp"
 #include "ops/view_reshape.hpp"
 #include "ops/view_strided.hpp"

@@ -5,7 +5,7 @@
 // K = P * split and U = unit * Q. Any dim of the other shape whose P' divides K and whose Q' divides the chunks names the same cut.
 #pragma once
 
-#include <dtensor/layout.hpp>
+#include <dtensor/mesh/layout.hpp>
 
 #include <optional>
 #include <vector>

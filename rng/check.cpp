@@ -1,13 +1,13 @@
 #include "rng/check.hpp"
 
-#include <dtensor/compat.hpp>
-#include <dtensor/error.hpp>
-#include <dtensor/random.hpp>
-#include <dtensor/tensor.hpp>
-#include <dtensor/world.hpp>
+#include <dtensor/base/compat.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/rng/random.hpp>
+#include <dtensor/tensor/tensor.hpp>
+#include <dtensor/mesh/world.hpp>
 
 #include "src/comm/describe.hpp"
-#include "src/core/world_state.hpp"
+#include "src/dispatch/compared.hpp"
 #include "src/dispatch/replicated.hpp"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -131,8 +131,8 @@ void check_draw(std::string_view op, const DeviceMesh& mesh, PlacementsRef place
     return;
   }
   if (current_check == GeneratorCheck::off || mesh.size() == 1) return;
-  const int64_t drawn = mesh.world().state().compared[mesh.id()].draws++;
-  if (current_check == GeneratorCheck::always || detail::Compared::is_due(drawn)) compare(op, generator, mesh);
+  const int64_t drawn = dispatch::compared(mesh).draws++;
+  if (current_check == GeneratorCheck::always || dispatch::Compared::is_due(drawn)) compare(op, generator, mesh);
 }
 
 }  // namespace rng

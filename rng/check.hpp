@@ -1,7 +1,8 @@
 // What can go wrong with the generators of ranks, looked for.
 #pragma once
 
-#include <dtensor/device_mesh.hpp>
+#include <dtensor/mesh/device_mesh.hpp>
+#include <dtensor/mesh/placement.hpp>
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -3,7 +3,7 @@
 
 #include "rng/counter_numbers.hpp"
 
-#include <dtensor/placement.hpp>
+#include <dtensor/mesh/placement.hpp>
 
 #include <ATen/core/Tensor.h>
 

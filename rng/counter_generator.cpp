@@ -1,8 +1,8 @@
 #include "rng/counter_generator.hpp"
 
-#include <dtensor/compat.hpp>
-#include <dtensor/error.hpp>
-#include <dtensor/random.hpp>
+#include <dtensor/base/compat.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/rng/random.hpp>
 
 #include "rng/cuda/kernels.hpp"
 #include "rng/rank_generator.hpp"

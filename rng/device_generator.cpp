@@ -1,10 +1,10 @@
-#include "rng/device_generator.hpp"
+#include <dtensor/rng/device_generator.hpp>
 
-#include <dtensor/random.hpp>
-#include <dtensor/world.hpp>
+#include <dtensor/rng/random.hpp>
+#include <dtensor/mesh/world.hpp>
 
 #include "rng/counter_generator.hpp"
-#include "src/core/world_state.hpp"
+#include "rng/streams.hpp"
 
 #include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -18,7 +18,7 @@ at::Generator generator_for(World& world, c10::Device device) {
   const auto& of_process = at::globalContext().defaultGenerator(device);
   const bool local = RankLocalRandom::active();
   if (!local && (world.size() == 1 || world.transport().name() != "threads")) return of_process;
-  auto& own = world.state().device_generators[{device.index(), local}];
+  auto& own = world.local<Streams>().of_devices[{device.index(), local}];
   if (!own.defined()) {
     own = of_process.clone();
     own.set_current_seed(common.current_seed());

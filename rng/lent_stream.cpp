@@ -1,4 +1,4 @@
-#include "rng/lent_stream.hpp"
+#include <dtensor/rng/lent_stream.hpp>
 
 #include "rng/copy.hpp"
 #include "rng/counter_generator.hpp"

@@ -1,7 +1,7 @@
 // A rank's part in the order of the whole tensor's memory, in which libtorch draws.
 #pragma once
 
-#include <dtensor/layout.hpp>
+#include <dtensor/mesh/layout.hpp>
 
 #include <ATen/core/Tensor.h>
 

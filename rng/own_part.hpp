@@ -3,7 +3,7 @@
 
 #include "rng/draw.hpp"
 
-#include <dtensor/layout.hpp>
+#include <dtensor/mesh/layout.hpp>
 
 namespace dtensor::rng {
 

@@ -1,15 +1,16 @@
 #include "rng/rank_generator.hpp"
 
-#include <dtensor/error.hpp>
-#include <dtensor/random.hpp>
-#include <dtensor/tensor.hpp>
-#include <dtensor/world.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/rng/random.hpp>
+#include <dtensor/tensor/tensor.hpp>
+#include <dtensor/mesh/world.hpp>
 
 #include "rng/check.hpp"
 #include "rng/counter_generator.hpp"
-#include "rng/device_generator.hpp"
-#include "rng/lent_stream.hpp"
-#include "src/core/world_state.hpp"
+#include <dtensor/rng/device_generator.hpp>
+#include <dtensor/rng/lent_stream.hpp>
+#include "src/mesh/rank_stream.hpp"
+#include "src/mesh/world_state.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -196,5 +197,14 @@ void use_given_generators() {
   has_generators = true;
   use_rank_generator(is_rank);
 }
+
+namespace {
+
+const bool ranks_have_streams = [] {
+  rank_stream = {make_rank_generator, use_rank_generator, rng::forget_owner};
+  return true;
+}();
+
+}  // namespace
 
 }  // namespace dtensor::detail

@@ -1,10 +1,11 @@
 // The stream of a rank's own.
-#include <dtensor/random.hpp>
-#include <dtensor/world.hpp>
+#include <dtensor/rng/random.hpp>
+#include <dtensor/mesh/world.hpp>
 
 #include "rng/rank_generator.hpp"
-#include "src/core/regions.hpp"
-#include "src/core/world_state.hpp"
+#include "rng/streams.hpp"
+#include "src/base/regions.hpp"
+#include "src/mesh/world_state.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
 
@@ -44,7 +45,7 @@ StreamSetting own_stream() {
   auto setting = StreamSetting::now();
   if (setting.active) return setting;
   auto& world = World::current();
-  auto& own = world.state().rank_local;
+  auto& own = world.local<rng::Streams>().own;
   if (!own.defined()) own = at::make_generator<at::CPUGeneratorImpl>(own_seed(setting.generator.current_seed(), world.rank()));
   return {setting.rank, own, true};
 }
@@ -65,11 +66,11 @@ void seed_rank(World& world, uint64_t seed) {
   std::unique_lock<std::mutex> lock(generator.mutex(), std::defer_lock);
   const bool seeded = generator == at::detail::getDefaultCPUGenerator();  // by the caller, who holds its mutex
   if (!seeded) lock.lock();
-  auto& of_devices = world.state().device_generators;
+  auto& of_devices = world.local<rng::Streams>().of_devices;
   for (auto it = of_devices.begin(); it != of_devices.end();) it = !is_active || it->first.second ? of_devices.erase(it) : std::next(it);
   if (is_active) return generator.set_current_seed(own_seed(seed, world.rank()));
   if (!seeded) generator.set_current_seed(seed);
-  world.state().rank_local = {};
+  world.local<rng::Streams>().own = {};
 }
 
 }  // namespace detail

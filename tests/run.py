@@ -193,7 +193,7 @@ def main():
     headers = [str(path.relative_to(include)) for path in sorted(include.rglob("*.hpp"))]
     headers = [header for header in headers if wanted.search(f"header {header}")]
     scripts = [(path, f"consumer {path.stem}") for path in sorted((ROOT / "tests/consumers").glob("*.sh"))]
-    scripts += [(path, f"script {path.stem}") for path in sorted((ROOT / "tests").glob("*.sh"))]
+    scripts += [(path, f"script {path.stem}") for path in sorted((ROOT / "tests").glob("*/*.sh")) if path.parent.name != "consumers"]
     scripts = [(path, name) for path, name in scripts if wanted.search(name)]
 
     tally = Tally(len(cases) + len(headers) + len(scripts))

@@ -3,8 +3,8 @@
 #include "rng/cuda/kernels.hpp"
 #include "rng/memory_order.hpp"
 
-#include <dtensor/compat.hpp>
-#include <dtensor/redistribute.hpp>
+#include <dtensor/base/compat.hpp>
+#include <dtensor/redistribute/redistribute.hpp>
 
 #include <ATen/ops/_fused_dropout.h>
 #include <ATen/ops/empty.h>

@@ -6,7 +6,7 @@
 
 #include "rng/draw.hpp"
 
-#include <dtensor/layout.hpp>
+#include <dtensor/mesh/layout.hpp>
 
 #include <vector>
 

@@ -5,7 +5,7 @@
 
 #include "rng/cuda/kernels.hpp"
 
-#include <dtensor/compat.hpp>
+#include <dtensor/base/compat.hpp>
 
 #include <ATen/Dispatch.h>
 #include <ATen/core/TransformationHelper.h>

@@ -1,6 +1,6 @@
 #include "rng/cuda/part_index.hpp"
 
-#include <dtensor/layout.hpp>
+#include <dtensor/mesh/layout.hpp>
 
 #include <c10/util/accumulate.h>
 

@@ -1,8 +1,8 @@
 #include "src/checkpoint/archives.hpp"
 
-#include <dtensor/deferred_init.hpp>
-#include <dtensor/error.hpp>
-#include <dtensor/tensor.hpp>
+#include <dtensor/deferred/deferred_init.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>

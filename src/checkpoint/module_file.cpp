@@ -4,10 +4,10 @@
 #include "src/parallel/tensors_of.hpp"
 
 #include <dtensor/checkpoint/torch_files.hpp>
-#include <dtensor/deferred_init.hpp>
-#include <dtensor/error.hpp>
-#include <dtensor/spmd.hpp>
-#include <dtensor/tensor.hpp>
+#include <dtensor/deferred/deferred_init.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/tensor/spmd.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>

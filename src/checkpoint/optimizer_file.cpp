@@ -3,10 +3,10 @@
 #include "src/optim/param_states.hpp"
 
 #include <dtensor/checkpoint/torch_files.hpp>
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 #include <dtensor/optim/optimizer.hpp>
-#include <dtensor/spmd.hpp>
-#include <dtensor/tensor.hpp>
+#include <dtensor/tensor/spmd.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

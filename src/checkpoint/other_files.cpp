@@ -2,8 +2,8 @@
 #include "src/checkpoint/archives.hpp"
 
 #include <dtensor/checkpoint/torch_files.hpp>
-#include <dtensor/error.hpp>
-#include <dtensor/spmd.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/tensor/spmd.hpp>
 
 #include <c10/core/GradMode.h>
 

@@ -1,11 +1,11 @@
 #include "src/checkpoint/ranks.hpp"
 
-#include "src/comm/describe.hpp"
-#include "src/training/spread.hpp"
+#include <dtensor/tensor/spread.hpp>
 
-#include <dtensor/error.hpp>
-#include <dtensor/tensor.hpp>
-#include <dtensor/world.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/comm/record.hpp>
+#include <dtensor/tensor/tensor.hpp>
+#include <dtensor/mesh/world.hpp>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>

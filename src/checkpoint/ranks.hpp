@@ -1,7 +1,7 @@
 // The ranks that save or load something together. The first of them has the file.
 #pragma once
 
-#include <dtensor/device_mesh.hpp>
+#include <dtensor/mesh/device_mesh.hpp>
 
 #include <ATen/core/Tensor.h>
 

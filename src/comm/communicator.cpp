@@ -1,7 +1,7 @@
 // The public half of Communicator: checks the arguments, numbers the call, leaves its record, and asks the transport.
 #include <dtensor/comm/communicator.hpp>
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include "src/comm/reduce.hpp"
 

@@ -1,7 +1,7 @@
 // Comparing and printing collective calls.
 #include "src/comm/describe.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include <fmt/ranges.h>
 

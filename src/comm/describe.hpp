@@ -32,20 +32,6 @@ struct CallInfo {
   std::string str() const;
 };
 
-// What the calls of this thread are for while it lives, where neither their sizes nor their Cause tell: ranks that call for different things
-// have diverged. A unit of parameters has its name.
-class Subject {
- public:
-  explicit Subject(std::string_view name);
-  ~Subject();
-  Subject(const Subject&) = delete;
-  Subject& operator=(const Subject&) = delete;
-  static std::string_view current();
-
- private:
-  const std::string_view outer_;
-};
-
 // Says in `call` what this thread's calls are for.
 void describe_purpose(CallInfo& call);
 

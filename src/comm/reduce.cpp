@@ -1,7 +1,7 @@
 // Rank-ordered reductions over raw memory.
 #include "src/comm/reduce.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/copy_ops.h>

@@ -1,7 +1,7 @@
 // The arithmetic of reductions on the CPU, shared by all transports so that they give the same bits.
 #pragma once
 
-#include <dtensor/placement.hpp>
+#include <dtensor/base/reduce_op.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>

@@ -1,14 +1,14 @@
 #include <dtensor/data/feed.hpp>
 
-#include "rng/lent_stream.hpp"
-#include "src/core/error_text.hpp"
+#include <dtensor/rng/lent_stream.hpp>
+#include <dtensor/base/error_text.hpp>
 #include "src/data/parcel.hpp"
 
-#include <dtensor/error.hpp>
-#include <dtensor/random.hpp>
-#include <dtensor/spmd.hpp>
-#include <dtensor/tensor.hpp>
-#include <dtensor/world.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/rng/random.hpp>
+#include <dtensor/tensor/spmd.hpp>
+#include <dtensor/tensor/tensor.hpp>
+#include <dtensor/mesh/world.hpp>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>

@@ -1,7 +1,7 @@
 #include "src/data/parcel.hpp"
 
-#include <dtensor/error.hpp>
-#include <dtensor/tensor.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>

@@ -1,10 +1,10 @@
-#include <dtensor/deferred_init.hpp>
+#include <dtensor/deferred/deferred_init.hpp>
 
 #include "src/deferred/record.hpp"
 #include "src/deferred/replay.hpp"
 
-#include <dtensor/error.hpp>
-#include <dtensor/random.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/rng/random.hpp>
 
 #include <torch/nn/module.h>
 

@@ -1,6 +1,6 @@
 // What tensors without values would take: an allocator of the meta device that counts.
-#include <dtensor/compat.hpp>
-#include <dtensor/deferred_init.hpp>
+#include <dtensor/base/compat.hpp>
+#include <dtensor/deferred/deferred_init.hpp>
 
 #include <c10/core/Allocator.h>
 

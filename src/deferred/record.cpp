@@ -1,18 +1,18 @@
 #include "src/deferred/record.hpp"
 
 #include "rng/copy.hpp"
-#include "rng/device_generator.hpp"
+#include <dtensor/rng/device_generator.hpp>
 #include "rng/own_part.hpp"
 #include "src/deferred/replay.hpp"
 #include "src/dispatch/decide.hpp"
 #include "src/dispatch/execute.hpp"
-#include "src/dispatch/guard.hpp"
+#include <dtensor/dispatch/local_mode.hpp>
 #include "src/dispatch/stand_ins.hpp"
 
-#include <dtensor/error.hpp>
-#include <dtensor/random.hpp>
-#include <dtensor/tensor.hpp>
-#include <dtensor/world.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/rng/random.hpp>
+#include <dtensor/tensor/tensor.hpp>
+#include <dtensor/mesh/world.hpp>
 
 #include <ATen/ops/alias.h>
 #include <ATen/ops/empty.h>
@@ -137,7 +137,7 @@ void TapeRecorder::record_draw(const c10::OperatorHandle& op, const DeviceMesh& 
   entry.arguments[0] = meta;
   entry.arguments[generator_at] = c10::IValue();
   {
-    dispatch::LocalMode local;
+    LocalMode local;
     rng::skip_draw(meta.sizes(), meta.strides(), {op, arguments, at::TensorOptions(meta.scalar_type()).device(device)}, generator);
   }
   tape_->add(std::move(entry));
@@ -163,7 +163,7 @@ Stack TapeRecorder::record_values(const c10::OperatorHandle& op, const OpInfo& i
   const auto plain_arguments = stack;
   {
     NoSpmd plain;
-    dispatch::LocalMode local;
+    LocalMode local;
     op.callBoxed(&stack);
   }
   for (const int w : info.written) {

@@ -2,12 +2,12 @@
 
 #include "rng/copy.hpp"
 #include "src/deferred/exact.hpp"
-#include "src/dispatch/guard.hpp"
+#include <dtensor/dispatch/local_mode.hpp>
 #include "src/dispatch/stand_ins.hpp"
 
-#include <dtensor/random.hpp>
-#include <dtensor/spmd.hpp>
-#include <dtensor/tensor.hpp>
+#include <dtensor/rng/random.hpp>
+#include <dtensor/tensor/spmd.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty_strided.h>
@@ -129,7 +129,7 @@ at::Tensor made_in_part(const Entry& entry, Stack stack, const LayoutPtr& layout
   const auto sizes = layout->local_sizes();
   stack[*schema.argumentIndexWithName("size")] = sizes;
   if (const auto at = schema.argumentIndexWithName("stride")) stack[*at] = at::infer_dense_strides(sizes, layout->strides());
-  dispatch::LocalMode local;
+  LocalMode local;
   entry.op->callBoxed(&stack);
   return wrap(stack[0].toTensor(), layout);
 }
@@ -148,7 +148,7 @@ at::Tensor as_on_one_device(const at::Tensor& tensor) {
   if (!tensor.defined() || !is_dtensor(tensor)) return tensor;
   const auto layout = as_dtensor(tensor)->layout();
   const auto whole = move_tensor(tensor, layout->with(Placements(layout->mesh().ndim(), replicate())));
-  dispatch::LocalMode local;
+  LocalMode local;
   auto copy = at::empty_strided(layout->sizes(), layout->strides(), as_dtensor(whole)->local().options());
   auto to = copy, from = as_dtensor(whole)->local();
   for (int64_t d = 0; d < layout->ndim(); ++d) {  // of an expanded dim there is one element
@@ -166,7 +166,7 @@ void run_whole(const Entry& entry, Stack& stack) {
   const auto whole = stack;
   {
     NoSpmd plain;
-    dispatch::LocalMode local;
+    LocalMode local;
     entry.op->callBoxed(&stack);
   }
   for (const int w : info.written) {
@@ -220,7 +220,7 @@ Values replay_on_one_device(const Entries& entries, c10::ArrayRef<at::Tensor> me
     for (auto& value : stack) {
       value = dispatch::with_tensors(value, [](const at::Tensor& tensor) { return tensor.defined() ? full_tensor(tensor) : tensor; });
     }
-    dispatch::LocalMode local;
+    LocalMode local;
     if (entry.op) return entry.op->callBoxed(&stack);
     stack[0] = stack[0].toTensor().clone();
   };

@@ -1,6 +1,6 @@
 #include "src/deferred/tape.hpp"
 
-#include "src/dispatch/guard.hpp"
+#include <dtensor/dispatch/local_mode.hpp>
 
 #include <ATen/ops/empty.h>
 
@@ -55,7 +55,7 @@ std::vector<c10::intrusive_ptr<dispatch::Deferred>> Tape::sharing_memory(c10::Ar
 
 at::Tensor Tape::make_deferred(const std::shared_ptr<Tape>& tape, const at::Tensor& meta, const DeviceMesh& mesh) {
   const Placements replicated(mesh.ndim(), replicate());
-  dispatch::LocalMode local;
+  LocalMode local;
   auto nothing = at::empty({0}, at::TensorOptions(meta.scalar_type()).device(c10::Device(mesh.device_type())));
   auto tensor = wrap(std::move(nothing), Layout::get(mesh, replicated, meta.sizes(), meta.strides(), meta.scalar_type())->deferred());
   auto deferred = c10::make_intrusive<dispatch::Deferred>(meta, tape);

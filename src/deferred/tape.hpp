@@ -3,7 +3,7 @@
 
 #include "src/dispatch/deferred.hpp"
 
-#include <dtensor/device_mesh.hpp>
+#include <dtensor/mesh/device_mesh.hpp>
 
 #include <optional>
 

@@ -1,7 +1,7 @@
 // Decisions by call key: open addressing, exact comparison, bounded.
 #pragma once
 
-#include "src/core/fast_thread_local.hpp"
+#include "src/base/fast_thread_local.hpp"
 #include "src/dispatch/decision.hpp"
 #include "src/dispatch/key.hpp"
 

@@ -1,9 +1,9 @@
 // rules::Call: an operator call as rules see it.
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 #include <dtensor/rules/rule.hpp>
 
 #include "src/dispatch/dtensor_impl.hpp"
-#include "src/dispatch/guard.hpp"
+#include <dtensor/dispatch/local_mode.hpp>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -91,7 +91,7 @@ std::vector<OutputMeta> Rule::output_metas(const Call& call) const {
 }
 
 void LocalCall::call() {
-  dispatch::LocalMode local;
+  LocalMode local;
   op.callBoxed(&stack);
 }
 

@@ -1,8 +1,8 @@
-#include "src/core/alias.hpp"
+#include <dtensor/mesh/alias.hpp>
 #include "src/dispatch/execute.hpp"
-#include "src/dispatch/guard.hpp"
+#include <dtensor/dispatch/local_mode.hpp>
+#include "src/dispatch/region.hpp"
 
-#include <dtensor/spmd.hpp>
 
 namespace dtensor::dispatch {
 
@@ -11,7 +11,7 @@ namespace {
 // The part of a tensor whose memory is that of one device; of a plain one itself, where it counts as replicated.
 at::Tensor whole_part(const at::Tensor& tensor) {
   auto* impl = as_dtensor(tensor);
-  if (!impl) return Spmd::current() ? tensor : at::Tensor();
+  if (!impl) return current_mesh ? tensor : at::Tensor();
   if (impl->layout()->is_deferred() || impl->member() || !impl->lends_memory()) return {};
   const auto& part = impl->local();
   return part.storage_offset() == impl->storage_offset() ? part : at::Tensor();

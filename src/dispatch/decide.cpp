@@ -1,19 +1,19 @@
 #include "src/dispatch/decide.hpp"
 
-#include "src/core/two_meshes.hpp"
-#include "src/core/world_state.hpp"
-#include "src/dispatch/backward.hpp"
+#include <dtensor/mesh/two_meshes.hpp>
+#include <dtensor/dispatch/backward.hpp>
 #include "src/dispatch/dtensor_impl.hpp"
+#include "src/dispatch/compared.hpp"
 #include "src/dispatch/ran_whole.hpp"
+#include "src/dispatch/region.hpp"
 #include "src/dispatch/replicated.hpp"
 
 #include <c10/core/GradMode.h>
 #include <c10/util/hash.h>
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 #include <fmt/ranges.h>
-#include <dtensor/redistribute.hpp>
-#include <dtensor/spmd.hpp>
-#include <dtensor/world.hpp>
+#include <dtensor/redistribute/redistribute.hpp>
+#include <dtensor/mesh/world.hpp>
 #include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -43,7 +43,7 @@ DeviceMesh common_mesh(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments)
       visit(value);
     }
   }
-  if (!first) return *Spmd::current();
+  if (!first) return *current_mesh;
   check_maker(info.name, first->mesh());
   return first->mesh();
 }
@@ -62,7 +62,7 @@ bool initializes(const OpInfo& info, const rules::Call& call) {
 // The first of its kind on the mesh, which it is on all of the mesh's ranks or on none.
 void check_first(const OpInfo& info, const rules::Call& call, const rules::Operand& operand, const at::Tensor& tensor) {
   constexpr size_t kMost = 1 << 14;
-  auto& seen = call.mesh.world().state().compared[call.mesh.id()].operands;
+  auto& seen = compared(call.mesh).operands;
   const auto hash = c10::get_hash(call.schema.name(), call.schema.overload_name(), operand.argument, operand.element, operand.sizes().vec(),
                                   static_cast<int>(operand.layout->dtype()));
   if (seen.size() == kMost || seen.count(hash)) return;
@@ -75,9 +75,9 @@ void check_plain_operands(const OpInfo& info, const rules::Call& call, bool expl
     if (!operand.plain) continue;
     const auto& value = call.arguments[operand.argument];
     const auto tensor = operand.element < 0 ? value.toTensor() : value.toListRef()[operand.element].toTensor();
-    const bool outside = !Spmd::current() && !in_backward() && tensor.dim() > 0;
+    const bool outside = !current_mesh && !in_backward() && tensor.dim() > 0;
     if (outside && initializes(info, call)) {
-      if (!explaining && replication_check()) check_replicated(info.name, tensor, call.mesh);
+      if (!explaining && checks_replicated) check_replicated(info.name, tensor, call.mesh);
       continue;
     }
     if (outside) {
@@ -87,13 +87,13 @@ void check_plain_operands(const OpInfo& info, const rules::Call& call, bool expl
            fmt::join(tensor.sizes(), ", "), operand.argument, describe(call));
     }
     const bool number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
-    if (!explaining && replication_check() && !number && (Spmd::current() || tensor.dim() > 0)) check_first(info, call, operand, tensor);
+    if (!explaining && checks_replicated && !number && (current_mesh || tensor.dim() > 0)) check_first(info, call, operand, tensor);
   }
 }
 
 // Whether an operand is a plain tensor inside Spmd, whose values may differ between ranks in a later call if not in this.
 bool may_differ(const rules::Call& call) {
-  return Spmd::current() && call.mesh.size() > 1 && std::any_of(call.operands.begin(), call.operands.end(), [](const auto& operand) {
+  return current_mesh && call.mesh.size() > 1 && std::any_of(call.operands.begin(), call.operands.end(), [](const auto& operand) {
     return operand.plain && operand.ndim() > 0;
   });
 }
@@ -333,7 +333,7 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   if (!decision->lowering && may_part_orders(*decision, rule)) decision->lowering = [](rules::LocalCall& local) { local.call(); };
   decision->casts = call.schema.name() == "aten::_to_copy" && decision->outputs.size() == 1;
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
-  decision->once = !Spmd::current() && (in_backward() || initializes(info, call)) && has_plain_operand(call);
+  decision->once = !current_mesh && (in_backward() || initializes(info, call)) && has_plain_operand(call);
   decision->compares = may_differ(call);
   decision->simple = !decision->compares && !info.has_tensor_list && info.returns_tensors_only && (decision->outputs_known || !info.makes_results) &&
                      decision->open.empty() && !call.operands.empty() && decision->write_backs.empty() && !decision->cut_first;

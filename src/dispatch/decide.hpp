@@ -3,7 +3,7 @@
 
 #include "src/dispatch/decision.hpp"
 
-#include <dtensor/debug/explain.hpp>
+#include <dtensor/dispatch/placement_option.hpp>
 
 #include <functional>
 #include <memory>
@@ -11,7 +11,7 @@
 namespace dtensor::dispatch {
 
 // Per mesh dimension, every choice that the resolver had.
-using Trace = std::vector<std::vector<Explanation::Option>>;
+using Trace = std::vector<std::vector<PlacementOption>>;
 
 // Decides how the call on `arguments` (tensors still distributed) runs. Communicates nothing, except for the check of plain
 // tensors that are used as replicated inside Spmd. Throws for tensors of two meshes, plain tensors outside Spmd, an in-place

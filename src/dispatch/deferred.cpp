@@ -1,6 +1,6 @@
 #include "src/dispatch/deferred.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 #include <fmt/ranges.h>
 
 namespace dtensor::dispatch {

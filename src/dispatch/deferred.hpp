@@ -1,7 +1,7 @@
 // Tensors whose values are not there yet, and the calls that are recorded for them.
 #pragma once
 
-#include "src/core/regions.hpp"
+#include "src/base/regions.hpp"
 #include "src/dispatch/decision.hpp"
 #include "src/dispatch/region.hpp"
 

@@ -1,14 +1,14 @@
 #include "src/dispatch/dtensor_impl.hpp"
 
-#include "src/core/alias.hpp"
-#include "src/core/fast_thread_local.hpp"
+#include <dtensor/mesh/alias.hpp>
+#include "src/base/fast_thread_local.hpp"
 #include "src/dispatch/deferred.hpp"
 #include "src/dispatch/execute.hpp"
-#include "src/dispatch/guard.hpp"
+#include <dtensor/dispatch/local_mode.hpp>
 #include "src/dispatch/reading.hpp"
 
-#include <dtensor/error.hpp>
-#include <dtensor/redistribute.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/redistribute/redistribute.hpp>
 
 #include <ATen/ops/empty.h>
 #include <c10/core/TensorOptions.h>
@@ -118,7 +118,7 @@ at::Tensor DTensorImpl::detached() const {
 }
 
 void DTensorImpl::forget_values() {
-  dispatch::LocalMode local_mode;
+  LocalMode local_mode;
   const auto layout = layout_->present();
   const auto part = at::empty(layout->local_sizes(), at::TensorOptions(at::kMeta).dtype(layout->dtype()));
   const auto like = wrap(part, layout);
@@ -220,14 +220,14 @@ void DTensorImpl::release_resources() {
 
 at::Tensor in_own_memory(at::Tensor part) {
   if (part.storage().nbytes() <= static_cast<size_t>(part.numel()) * part.element_size()) return part;
-  dispatch::LocalMode local_mode;
+  LocalMode local_mode;
   return part.clone();
 }
 
 at::Tensor move_tensor(const at::Tensor& tensor, const LayoutPtr& target) {
   auto* impl = as_dtensor(tensor);
   const auto& local = impl->local();
-  dispatch::LocalMode local_mode;
+  LocalMode local_mode;
   auto moved = move_local(local, impl->layout(), target);
   if (!moved.work && moved.tensor.is_alias_of(local)) moved.tensor = moved.tensor.clone();
   if (!moved.work) moved.tensor = dispatch::in_reported_order(std::move(moved.tensor), *target);

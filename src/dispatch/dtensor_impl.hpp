@@ -2,9 +2,9 @@
 #pragma once
 
 #include <dtensor/comm/work.hpp>
-#include <dtensor/compat.hpp>
-#include <dtensor/flat_group.hpp>
-#include <dtensor/layout.hpp>
+#include <dtensor/base/compat.hpp>
+#include <dtensor/dispatch/flat_group.hpp>
+#include <dtensor/mesh/layout.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>

@@ -1,12 +1,13 @@
 #include "src/dispatch/execute.hpp"
 
-#include "src/core/alias.hpp"
-#include "src/core/world_state.hpp"
+#include <dtensor/mesh/alias.hpp>
+#include "src/dispatch/compared.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/explicit.hpp"
 #include "src/dispatch/failure.hpp"
 #include "src/dispatch/fallback.hpp"
-#include "src/dispatch/guard.hpp"
+#include "src/dispatch/lists.hpp"
+#include <dtensor/dispatch/local_mode.hpp>
 #include "src/dispatch/ran_whole.hpp"
 #include "src/dispatch/reading.hpp"
 #include "src/dispatch/replicated.hpp"
@@ -16,11 +17,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <dtensor/comm/record.hpp>
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 #include <fmt/ranges.h>
-#include <dtensor/redistribute.hpp>
-#include <dtensor/spmd.hpp>
-#include <dtensor/world.hpp>
+#include <dtensor/redistribute/redistribute.hpp>
 
 #include <unordered_set>
 
@@ -34,34 +33,6 @@ at::Tensor local_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
   auto* impl = as_dtensor(tensor);
   return impl ? impl->local() : tensor;
-}
-
-template <class Element, class Tensors>
-c10::IValue typed_list(const Tensors& elements) {
-  c10::List<Element> list;
-  list.reserve(elements.size());
-  for (const auto& element : elements) {
-    if constexpr (std::is_same_v<Element, at::Tensor>) {
-      list.push_back(element);
-    } else {
-      list.push_back(element.defined() ? Element(element) : Element());
-    }
-  }
-  return list;
-}
-
-// A tensor list with `change` applied to each element; other values are returned as they are.
-template <class Change>
-c10::IValue map_list(const c10::IValue& value, Change&& change) {
-  const auto elements = value.toListRef();
-  const bool optional = !value.isTensorList();
-  if (optional && std::none_of(elements.begin(), elements.end(), [](const auto& e) { return e.isTensor(); })) return value;
-  std::vector<at::Tensor> tensors;
-  tensors.reserve(elements.size());
-  for (size_t i = 0; i < elements.size(); ++i) {
-    tensors.push_back(elements[i].isTensor() ? change(elements[i].toTensor(), static_cast<int>(i)) : at::Tensor());
-  }
-  return optional ? typed_list<c10::optional<at::Tensor>>(tensors) : typed_list<at::Tensor>(tensors);
 }
 
 const Move* move_of(const Decision& decision, int argument, int element) {
@@ -158,62 +129,6 @@ void write_back(const Decision& decision, const std::vector<c10::IValue>& origin
   }
 }
 
-// -- Results: local tensors -> distributed tensors ---------------------------------------------------------------------------
-
-// A layout with what a local result tells of the dims that are not cut.
-LayoutPtr as_found(const Layout& known, const at::Tensor& local) {
-  Sizes sizes(local.sizes().begin(), local.sizes().end());
-  for (const auto& placement : known.placements()) {
-    if (placement.is_shard()) sizes[placement.dim] = known.sizes()[placement.dim];
-  }
-  return Layout::get(known.mesh(), known.placements(), sizes, local.scalar_type());
-}
-
-LayoutPtr output_layout(const Decision& decision, size_t index, const at::Tensor& local) {
-  if (!decision.outputs_known) {
-    const Placements replicated(decision.mesh.ndim(), replicate());
-    return Layout::get(decision.mesh, replicated, local.sizes(), local.strides(), local.scalar_type());
-  }
-  const auto& like = decision.outputs.at(index);
-  auto layout = like ? like->layout() : LayoutPtr();
-  if (layout && std::count(decision.open.begin(), decision.open.end(), index) > 0) layout = as_found(*layout, local);
-  if (!layout || layout->local_sizes() != local.sizes()) {
-    fail(decision.info->name,
-         "the sharding rule and the local operator disagree; got local sizes [{}]; expected {}; this is a bug in the rule",
-         fmt::join(local.sizes(), ", "), layout ? layout->str() : "no tensor");
-  }
-  if (layout->dtype() == local.scalar_type()) return layout;
-  return Layout::get(decision.mesh, layout->placements(), layout->sizes(), layout->strides(), local.scalar_type());
-}
-
-c10::IValue distributed(const Decision& decision, const c10::IValue& value, size_t& index) {
-  if (value.isTensor()) {
-    const auto local = value.toTensor();
-    const auto i = index++;
-    if (!local.defined()) return local;
-    auto layout = output_layout(decision, i, local);
-    auto part = decision.reorders() ? in_reported_order(local, *layout) : local;
-    return wrap(std::move(part), std::move(layout));
-  }
-  if (!value.isList() || !(value.isTensorList() || (!value.toListRef().empty() && value.toListRef()[0].isTensor()))) {
-    return value;
-  }
-  return map_list(value, [&](const at::Tensor& local, int) {
-    return wrap(local, output_layout(decision, index++, local));
-  });
-}
-
-void part_copied_views(const Decision& decision, const c10::IValue& base, const c10::IValue& value, size_t first) {
-  if (!base.isTensor()) return;
-  auto tie = [&](const at::Tensor& view, size_t index) {
-    set_view_offset(decision, index, offset_in_bytes(*base.unsafeToTensorImpl()) / static_cast<int64_t>(view.dtype().itemsize()), view);
-    part_copied_view(decision, base, view);
-  };
-  if (value.isTensor()) tie(value.toTensor(), first);
-  if (!value.isTensorList()) return;
-  for (const auto& view : value.toTensorVector()) tie(view, first++);
-}
-
 // Where libtorch's own kernel for lists would write one tensor after the other, and autograd would see it: what it saved of them is old.
 void bump_versions(const c10::OperatorHandle& op, const OpInfo& info, const std::vector<c10::IValue>& arguments) {
   if (!info.has_tensor_list || op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView)) return;
@@ -225,26 +140,6 @@ void bump_versions(const c10::OperatorHandle& op, const OpInfo& info, const std:
     }
   }
 }
-
-void wrap_results(Stack& stack, size_t begin, const Decision& decision, const std::vector<c10::IValue>& originals) {
-  const auto& info = *decision.info;
-  size_t index = 0;
-  for (size_t r = 0; begin + r < stack.size(); ++r) {
-    auto& value = stack[begin + r];
-    const int source = r < info.returns_argument.size() ? info.returns_argument[r] : -1;
-    if (source >= 0) {
-      value = originals[source];
-    } else {
-      const size_t first = index;
-      value = distributed(decision, value, index);
-      if (info.is_view) part_copied_views(decision, originals[0], value, first);
-    }
-  }
-}
-
-}  // namespace
-
-namespace {
 
 // Whether the local memory can be replaced: nobody else has it, and no view or base of it would be forgotten.
 bool is_alone(DTensorImpl& impl) {
@@ -285,12 +180,6 @@ void part_overlapping(const OpInfo& info, Stack& stack, size_t begin) {
   }
 }
 
-at::Tensor in_reported_order(at::Tensor local, const Layout& layout) {
-  if (dtensor::detail::in_row_major_order(local) || !dtensor::detail::in_row_major_order(layout)) return local;
-  LocalMode below;
-  return local.clone(at::MemoryFormat::Contiguous);
-}
-
 // The value that a member's group has at hand; undefined where it has none.
 static at::Tensor gathered_by_group(DTensorImpl& impl, const Move& move) {
   const auto& layout = impl.layout();
@@ -305,23 +194,6 @@ static at::Tensor gathered_by_group(DTensorImpl& impl, const Move& move) {
   auto part = from_elements(elements, *layout);
   if (move.to->placements() != PlacementsRef(whole)) part = move_local(part, layout->with(whole), move.to).get();
   return move.for_view ? part.clone() : part;
-}
-
-void inherit(const Decision& decision, const c10::IValue& operand, const c10::IValue& results) {
-  const auto* impl = operand.isTensor() ? as_dtensor(operand.toTensor()) : nullptr;
-  if (!impl || (!impl->member() && !impl->pinned && !c10::InferenceMode::is_enabled())) [[likely]] return;
-  const auto& member = impl->member();
-  if (decision.casts) {
-    auto& cast = *as_dtensor(results.toTensor());
-    cast.pinned = impl->pinned;
-    if (!member || !impl->layout()->is_flat() || !cast.layout()->is_flat()) return;
-    const auto made = member->generation < 0 ? member->group->generation() : member->generation;
-    cast.set_member(c10::make_intrusive<FlatMember>(member->group, member->index, made));
-  } else if (results.isTensor()) {
-    inherit(*impl, *as_dtensor(results.toTensor()));
-  } else if (results.isTensorList()) {
-    for (const auto& element : results.toListRef()) inherit(*impl, *as_dtensor(element.toTensor()));
-  }
 }
 
 void note_written(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
@@ -351,20 +223,6 @@ at::Tensor moved(const OpInfo& info, const at::Tensor& tensor, const Move& move,
   if (move.row_major && !part.is_contiguous()) part = part.contiguous();
   if (keep) impl->relay(part, move.to);
   return part;
-}
-
-void part_copied_view(const Decision& decision, const c10::IValue& base, const at::Tensor& view) {
-  auto* source = base.isTensor() ? as_dtensor(base.toTensor()) : nullptr;
-  auto* result = as_dtensor(view);
-  if (!source || !result) return;
-  if (result->local().is_alias_of(source->local())) {
-    const bool moved = !decision.moves.empty() && source->layout() != decision.moves[0].to;
-    if (!moved) return;
-    LocalMode local;  // the chunk of a whole tensor is one of its views, but a write to it would not reach the other ranks by itself
-    result->relay(result->local().clone(), result->layout());
-  }
-  const auto& name = decision.info->schema->name();
-  part(*source, *result, decision.outputs_known, {name == "aten::_conj", name == "aten::_neg_view"});
 }
 
 namespace {
@@ -460,7 +318,7 @@ void make_on_mesh(const OpInfo& info, Stack& stack, size_t begin, const DeviceMe
 
 // Compares the plain operands between the mesh's ranks, in some calls.
 static void compare_plain(const Decision& decision, const Stack& stack, size_t begin) {
-  if (!replication_check() || !dtensor::detail::Compared::is_due(decision.mesh.world().state().compared[decision.mesh.id()].calls++)) return;
+  if (!checks_replicated || !Compared::is_due(compared(decision.mesh).calls++)) return;
   for (size_t i = begin; i < stack.size(); ++i) {
     if (!stack[i].isTensor() || !stack[i].toTensor().defined() || stack[i].toTensor().dim() == 0) continue;
     if (!as_dtensor(stack[i].toTensor())) check_replicated(decision.info->name, stack[i].toTensor(), decision.mesh);

@@ -25,6 +25,9 @@ bool may_cut(const at::Tensor& written);
 // Replaces the arguments (stack[begin..]) by the operator's distributed results.
 void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision);
 
+// Replaces the local results (stack[begin..]) by distributed ones, or by the operands that the operator returns.
+void wrap_results(Stack& stack, size_t begin, const Decision& decision, const std::vector<c10::IValue>& originals);
+
 // Replaces the arguments (stack[begin..], local parts, some of them on the meta device) by results of which there are sizes only. Views
 // share the memory that there would be.
 void run_without_values(const c10::OperatorHandle& op, const OpInfo& info, Stack& stack, size_t begin, const Decision& decision);

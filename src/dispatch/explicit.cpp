@@ -1,10 +1,10 @@
 #include "src/dispatch/explicit.hpp"
 
-#include "src/core/fast_thread_local.hpp"
+#include "src/base/fast_thread_local.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 #include <fmt/ranges.h>
-#include <dtensor/tensor.hpp>
+#include <dtensor/dispatch/explicit.hpp>
 
 #include <c10/core/ScalarType.h>
 

@@ -3,8 +3,8 @@
 #include "src/comm/failed_operators.hpp"
 
 #include <dtensor/comm/transport.hpp>
-#include <dtensor/error.hpp>
-#include <dtensor/world.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/mesh/world.hpp>
 
 #include <fmt/ranges.h>
 

@@ -8,14 +8,13 @@
 #include "src/dispatch/deferred.hpp"
 #include "src/dispatch/execute.hpp"
 #include "src/dispatch/failure.hpp"
-#include "src/dispatch/guard.hpp"
+#include <dtensor/dispatch/local_mode.hpp>
 #include "src/dispatch/out_form.hpp"
+#include "src/dispatch/region.hpp"
 #include "src/dispatch/write_through.hpp"
 
 #include <dtensor/comm/record.hpp>
-#include <dtensor/error.hpp>
-#include <dtensor/spmd.hpp>
-#include <dtensor/tensor.hpp>
+#include <dtensor/base/error.hpp>
 
 #include <torch/library.h>
 
@@ -153,11 +152,11 @@ bool records(const OpInfo& info, const Stack& stack, size_t begin) {
 
 void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, Key& key) {
   const auto& info = info_of(op);
-  if (info.becomes && is_dtensor(stack[begin].toTensor())) return become_view(*info.becomes, stack, begin);
+  if (info.becomes && is_dtensor_impl(stack[begin].unsafeToTensorImpl())) return become_view(*info.becomes, stack, begin);
   const bool distributed = any_tensor(stack, begin, true);
   if (info.changes_metadata && distributed && change_metadata(op, stack, begin)) return;
-  if (!distributed && (any_tensor(stack, begin, false) || !Spmd::current() || info.has_tensor_argument || !is_factory(info) ||
-                       is_made_elsewhere(info, stack, begin, *Spmd::current()))) {
+  if (!distributed && (any_tensor(stack, begin, false) || !current_mesh || info.has_tensor_argument || !is_factory(info) ||
+                       is_made_elsewhere(info, stack, begin, *current_mesh))) {
     return run_plain(op, stack);
   }
   // In InferenceMode nothing above has taken composites apart.

@@ -1,7 +1,7 @@
 // The way of an operator call on DTensors, for the boxed fallback and the typed kernels.
 #pragma once
 
-#include "src/dispatch/backward.hpp"
+#include <dtensor/dispatch/backward.hpp>
 #include "src/dispatch/cache.hpp"
 #include "src/dispatch/decision.hpp"
 #include "src/dispatch/region.hpp"

@@ -7,6 +7,8 @@
 
 namespace dtensor::dispatch {
 
+void (*check_leaf)(DTensorImpl* impl) = nullptr;
+
 void Key::push_plain(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     push(kUndefined);

@@ -51,8 +51,9 @@ class Key {
   c10::SmallVector<uint64_t, 4> numbers_;
 };
 
-// Gives leaves the hook that keeps their gradient in their layout; see leaf_gradients.cpp.
-void check_leaf(DTensorImpl* impl);
+// Called where an operator first sees a leaf: the layer above (src/gradients/leaf_gradients.cpp) gives it the hook that keeps its gradient in
+// its layout. Set while the library is loaded.
+extern void (*check_leaf)(DTensorImpl* impl);
 
 inline void Key::push(const at::Tensor& tensor) {
   auto* distributed = as_dtensor(tensor);

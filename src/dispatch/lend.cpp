@@ -1,13 +1,13 @@
 // The memory of a distributed tensor, for what reads and writes it by pointer: data_ptr, accessors, storage(), torch::save. A part that is
 // the whole tensor lends its memory when it is asked for it, so that it costs nothing where nobody asks.
-#include "src/core/alias.hpp"
-#include "src/dispatch/backward.hpp"
+#include <dtensor/mesh/alias.hpp>
+#include <dtensor/dispatch/backward.hpp>
 #include "src/dispatch/deferred.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/parted.hpp"
 #include "src/dispatch/reading.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include <mutex>
 
@@ -53,7 +53,7 @@ c10::Storage memory_from(const at::Tensor& part, int64_t offset, c10::IntArrayRe
 
 // Autograd asks whether it may add to a gradient in place, of one that nobody else holds, and goes on without.
 bool autograd_asks(const DTensorImpl& impl) {
-  return dispatch::current_backward() && c10::raw::intrusive_ptr::use_count(const_cast<DTensorImpl*>(&impl)) == 1;
+  return current_backward() && c10::raw::intrusive_ptr::use_count(const_cast<DTensorImpl*>(&impl)) == 1;
 }
 
 }  // namespace

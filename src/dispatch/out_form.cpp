@@ -2,8 +2,7 @@
 
 #include "src/dispatch/decide.hpp"
 
-#include <dtensor/error.hpp>
-#include <dtensor/tensor.hpp>
+#include <dtensor/base/error.hpp>
 
 #include <fmt/ranges.h>
 
@@ -75,9 +74,8 @@ bool bernoulli_into(const at::Tensor& out, const Stack& inputs) {
 
 // Not Partial: parts of a mean would be added to what is drawn in another order than one device's.
 at::Tensor reduced(const at::Tensor& tensor) {
-  if (!is_dtensor(tensor)) return tensor;
-  const DTensor known(tensor);
-  return known.redistribute(without_partial(known.placements()));
+  const auto* impl = as_dtensor(tensor);
+  return impl ? move_tensor(tensor, impl->layout()->with(without_partial(impl->layout()->placements()))) : tensor;
 }
 
 bool normal_into(const at::Tensor& out, const Stack& inputs) {

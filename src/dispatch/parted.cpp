@@ -1,6 +1,6 @@
 #include "src/dispatch/parted.hpp"
 
-#include "src/core/alias.hpp"
+#include <dtensor/mesh/alias.hpp>
 
 #include <algorithm>
 #include <atomic>

@@ -1,10 +1,10 @@
 #include "src/dispatch/ran_whole.hpp"
 
-#include "src/core/fast_thread_local.hpp"
-#include "src/core/world_state.hpp"
+#include "src/base/fast_thread_local.hpp"
+#include "src/mesh/world_state.hpp"
 
-#include <dtensor/debug/replication_debug.hpp>
-#include <dtensor/world.hpp>
+#include <dtensor/dispatch/replication_debug.hpp>
+#include <dtensor/mesh/world.hpp>
 
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>

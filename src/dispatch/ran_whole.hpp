@@ -1,4 +1,4 @@
-// Operators that run whole on every rank although operands come in cut (dtensor/debug/replication_debug.hpp).
+// Operators that run whole on every rank although operands come in cut (dtensor/dispatch/replication_debug.hpp).
 #pragma once
 
 #include "src/dispatch/decision.hpp"

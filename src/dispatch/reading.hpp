@@ -1,7 +1,7 @@
 // Moves under way whose input is a local tensor: until they are done it must not be written.
 #pragma once
 
-#include "src/core/fast_thread_local.hpp"
+#include "src/base/fast_thread_local.hpp"
 
 #include <dtensor/comm/work.hpp>
 

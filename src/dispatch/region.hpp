@@ -1,9 +1,13 @@
 // What the regions that a thread is in add to the key of every call: the mesh of Spmd, and whether calls are recorded.
 #pragma once
 
-#include "src/core/fast_thread_local.hpp"
+#include "src/base/fast_thread_local.hpp"
 
 #include <cstdint>
+
+namespace dtensor {
+class DeviceMesh;
+}
 
 namespace dtensor::dispatch {
 
@@ -12,5 +16,8 @@ constexpr uint64_t kBackward = 2;  // a backward pass runs on this thread: not i
 
 // The address of the mesh's identity (0: none), and kRecording.
 extern DTENSOR_FAST_THREAD_LOCAL uint64_t region;
+
+// The mesh of the innermost Spmd; null outside of any.
+extern DTENSOR_FAST_THREAD_LOCAL const DeviceMesh* current_mesh;
 
 }  // namespace dtensor::dispatch

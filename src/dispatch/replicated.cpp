@@ -2,19 +2,28 @@
 #include "src/dispatch/replicated.hpp"
 
 #include "src/comm/describe.hpp"
-#include "src/dispatch/guard.hpp"
+#include "src/dispatch/compared.hpp"
+#include <dtensor/dispatch/local_mode.hpp>
 
 #include <dtensor/comm/record.hpp>
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/mesh/world.hpp>
 
 #include <ATen/ops/scalar_tensor.h>
 #include <fmt/ranges.h>
 
+#include <cstdlib>
 #include <cstring>
+#include <string_view>
+#include <unordered_map>
 
 namespace dtensor::dispatch {
 
 namespace {
+
+struct ComparedByMesh {
+  std::unordered_map<const void*, Compared> of;
+};
 
 // FNV-1a over the tensor's bytes in row-major order.
 int64_t hash_of(const at::Tensor& tensor) {
@@ -32,7 +41,16 @@ int64_t hash_of(const at::Tensor& tensor) {
   return static_cast<int64_t>(hash);
 }
 
+bool check_by_default() {
+  const char* value = std::getenv("DTENSOR_CHECK_REPLICATED");
+  return !value || std::string_view(value) != "0";
+}
+
 }  // namespace
+
+thread_local bool checks_replicated = check_by_default();
+
+Compared& compared(const DeviceMesh& mesh) { return mesh.world().local<ComparedByMesh>().of[mesh.id()]; }
 
 std::string ranks_that_differ(const at::Tensor& tensor, const DeviceMesh& mesh) {
   if (mesh.size() == 1) return {};

@@ -1,7 +1,7 @@
 // What should be equal on every rank, compared.
 #pragma once
 
-#include <dtensor/device_mesh.hpp>
+#include <dtensor/mesh/device_mesh.hpp>
 
 #include <ATen/core/Tensor.h>
 
@@ -9,6 +9,9 @@
 #include <string_view>
 
 namespace dtensor::dispatch {
+
+// Whether the calling thread compares them: set_replication_check().
+extern thread_local bool checks_replicated;
 
 // The ranks on which a plain tensor differs from that of the mesh's first rank, "1, 3": on every rank alike. Communicates a hash.
 std::string ranks_that_differ(const at::Tensor& tensor, const DeviceMesh& mesh);

@@ -1,10 +1,10 @@
 // Picks, for each mesh dimension, the cheapest of a rule's combinations. The price is the planner's own.
 #include "src/dispatch/decide.hpp"
 
-#include <dtensor/error.hpp>
-#include <dtensor/redistribute.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/redistribute/redistribute.hpp>
 
-#include "src/core/cut_check.hpp"
+#include "src/mesh/cut_check.hpp"
 #include "src/redistribute/transition.hpp"
 
 #include <algorithm>
@@ -133,7 +133,7 @@ bool fits(const Call& call, const Candidate& candidate, int64_t mesh_dim) {
   return true;
 }
 
-Explanation::Option option_of(const Candidate& candidate, const Price& price, const char* dropped) {
+PlacementOption option_of(const Candidate& candidate, const Price& price, const char* dropped) {
   const auto& [seconds, moves, memory] = price;
   return {candidate.in, candidate.out, seconds, moves, memory, candidate.lowering_bytes, false, dropped ? dropped : ""};
 }

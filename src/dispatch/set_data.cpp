@@ -1,7 +1,7 @@
 // set_data between a plain and a distributed tensor: libtorch would copy the one's metadata into the other's object, of another class.
 #include "src/dispatch/dtensor_impl.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include <torch/library.h>
 

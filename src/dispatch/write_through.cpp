@@ -1,12 +1,12 @@
 #include "src/dispatch/write_through.hpp"
 
-#include "src/core/alias.hpp"
+#include <dtensor/mesh/alias.hpp>
 #include "src/dispatch/explicit.hpp"
-#include "src/dispatch/guard.hpp"
+#include <dtensor/dispatch/local_mode.hpp>
 #include "src/dispatch/reading.hpp"
 
-#include <dtensor/error.hpp>
-#include <dtensor/redistribute.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/redistribute/redistribute.hpp>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>

@@ -1,7 +1,7 @@
 // CUDA devices of ranks.
 #include "src/launch/devices.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include "src/comm/reduce.hpp"
 
@@ -40,16 +40,16 @@ std::optional<int> device_of(const LauncherRank& launched, int devices, const Re
   return std::nullopt;
 }
 
-std::unique_ptr<comm::Transport> with_nccl(std::unique_ptr<comm::Transport> host, const LauncherRank& launched, const std::string& name) {
-  const bool asked = name == "nccl";
-  if (!asked && (!name.empty() || !comm::has_nccl_transport())) return host;
-  const int devices = count_devices();
-  const auto device = device_of(launched, devices);
-  if (!asked && !on_every_rank(*host, comm::can_use_nccl_transport() && device)) return host;
-  require(launched.local_rank || launched.size == 1, "launch", "the environment of {} does not say which GPU is this rank's; hint: set LOCAL_RANK to "
-          "its number among the ranks of the host, or start the program with dtensor-run or torchrun", launched.launcher);
-  // One without a device of its own is refused there, as are builds without NCCL.
-  return comm::make_nccl_transport(std::move(host), device.value_or(launched.local_rank.value_or(0)));
+std::optional<int> device_of(const LauncherRank& launched) {
+  const auto device = device_of(launched, count_devices());
+  return device ? device : launched.local_rank;  // one without a device of its own is refused by name
+}
+
+std::unique_ptr<comm::Transport> with_devices(std::unique_ptr<comm::Transport> host, const LauncherRank& launched) {
+  if (!comm::has_nccl_transport()) return host;
+  const auto device = device_of(launched, count_devices());
+  if (!on_every_rank(*host, comm::can_use_nccl_transport() && device)) return host;
+  return comm::make_nccl_transport(std::move(host), *device);
 }
 
 }  // namespace dtensor::detail

@@ -11,7 +11,10 @@ namespace dtensor::detail {
 // left visible to it. Empty when there is none.
 std::optional<int> device_of(const LauncherRank& launched, int devices, const ReadVariable& read = read_environment);
 
-// `host`, or NCCL on top of it: when `name` says so, or when it is empty and every rank has a device.
-std::unique_ptr<comm::Transport> with_nccl(std::unique_ptr<comm::Transport> host, const LauncherRank& launched, const std::string& name);
+// The same of this machine; else the rank's number among those of its host, where the launcher says it.
+std::optional<int> device_of(const LauncherRank& launched);
+
+// `host`, or NCCL on top of it where every rank has a device.
+std::unique_ptr<comm::Transport> with_devices(std::unique_ptr<comm::Transport> host, const LauncherRank& launched);
 
 }  // namespace dtensor::detail

@@ -1,7 +1,7 @@
 // Reading the environments of torchrun (and dtensor-run), Slurm and Open MPI.
 #include "src/launch/environment.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include <charconv>
 #include <cstdint>

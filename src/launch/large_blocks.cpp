@@ -2,7 +2,7 @@
 
 #ifdef __linux__
 
-#include <dtensor/compat.hpp>
+#include <dtensor/base/compat.hpp>
 
 #include <c10/core/CPUAllocator.h>
 

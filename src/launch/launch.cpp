@@ -1,15 +1,18 @@
 // Turning a program into ranks: one per process under a launcher, else threads of this process.
-#include <dtensor/error.hpp>
-#include <dtensor/world.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/comm/transport_kind.hpp>
+#include <dtensor/mesh/world.hpp>
 
 #include "src/comm/rendezvous/rendezvous.hpp"
-#include "src/core/error_text.hpp"
+#include <dtensor/base/error_text.hpp>
 #include "src/launch/devices.hpp"
 #include "src/launch/environment.hpp"
 #include "src/launch/memory.hpp"
 #include "src/launch/place.hpp"
 #include "src/launch/single_threaded.hpp"
 #include "src/launch/unfused.hpp"
+
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -29,7 +32,6 @@ namespace dtensor {
 namespace {
 
 using Body = std::function<void(World&)>;
-using MakeTransport = std::function<std::unique_ptr<comm::Transport>(int rank)>;
 
 void add_place_to_current() {
   try {
@@ -73,7 +75,7 @@ class FirstError {
   std::exception_ptr error_;
 };
 
-void run_threads(const LaunchOptions& options, const MakeTransport& make, const Body& body) {
+void run_threads(const LaunchOptions& options, const comm::TransportKind::MakeRank& make, const Body& body) {
   if (options.ranks == 1) {
     run_rank(make(0), options.deadline, body, [] {});
     return;
@@ -106,48 +108,35 @@ void run_threads(const LaunchOptions& options, const MakeTransport& make, const 
   first.rethrow();
 }
 
-void run_connected_threads(const LaunchOptions& options, const Body& body) {
-  auto listener = std::make_shared<comm::Listener>("127.0.0.1", 0);
-  comm::GlooOptions gloo;
-  gloo.size = options.ranks;
-  gloo.shared_memory = options.transport == "shm";
-  gloo.port = listener->port();
-  gloo.deadline = options.deadline;
-  run_threads(options, [&](int rank) {
-    auto mine = gloo;
-    mine.rank = rank;
-    return comm::make_gloo_transport(mine, rank == 0 ? listener : nullptr);
-  }, body);
-}
-
 // Tells dtensor-run that this rank failed, so that it can name the first one to.
 void report(int rank) {
   const auto descriptor = detail::read_environment("DTENSOR_REPORT_FD");
   if (descriptor) [[maybe_unused]] const auto written = write(std::atoi(descriptor->c_str()), &rank, sizeof rank);
 }
 
-void run_process(const detail::LauncherRank& launched, const LaunchOptions& options, const Body& body) {
-  const auto& name = options.transport;
-  require(name.empty() || name == "shm" || name == "gloo" || name == "nccl" || launched.size == 1, "launch",
-          "{} started {} processes, which need the transport 'shm', 'gloo' or 'nccl'; got '{}'", launched.launcher, launched.size, name);
-  if (launched.size == 1) {
-    auto alone = std::move(comm::make_threads_transports(1).front());
-    if (name == "nccl") alone = detail::with_nccl(std::move(alone), launched, name);
-    run_rank(std::move(alone), options.deadline, body, [] {});
-    return;
+std::string names_of_kinds_for_processes() {
+  std::vector<std::string> names;
+  for (const auto* kind : comm::transport_kinds()) {
+    if (kind->process) names.push_back(kind->name);
   }
-  comm::GlooOptions gloo;
-  gloo.shared_memory = name != "gloo";
-  gloo.rank = launched.rank;
-  gloo.size = launched.size;
-  gloo.host = launched.host;
-  gloo.port = launched.port;
-  gloo.deadline = options.deadline;
-  if (auto interface = detail::read_environment("GLOO_SOCKET_IFNAME")) gloo.interface = *interface;
-  std::shared_ptr<comm::Listener> listener;
-  if (launched.agent_store) listener = comm::meet_through_agent(gloo);
-  auto transport = detail::with_nccl(comm::make_gloo_transport(gloo, listener), launched, name);
-  run_rank(std::move(transport), options.deadline, body, [&] { report(gloo.rank); });
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+void run_process(const detail::LauncherRank& launched, const LaunchOptions& options, const comm::TransportKind& kind, const Body& body) {
+  require(kind.process != nullptr, "launch", "{} started {} processes, which need the transport of processes; got '{}'; expected one of {}",
+          launched.launcher, launched.size, kind.name, names_of_kinds_for_processes());
+  comm::ProcessJob job;
+  job.meeting.rank = launched.rank;
+  job.meeting.size = launched.size;
+  job.meeting.host = launched.host;
+  job.meeting.port = launched.port;
+  job.meeting.deadline = options.deadline;
+  job.device = detail::device_of(launched);
+  if (auto interface = detail::read_environment("GLOO_SOCKET_IFNAME")) job.meeting.interface = *interface;
+  if (launched.agent_store) job.listener = comm::meet_through_agent(job.meeting);
+  auto transport = kind.process(job);
+  if (options.transport.empty()) transport = detail::with_devices(std::move(transport), launched);
+  run_rank(std::move(transport), options.deadline, body, [&] { report(launched.rank); });
 }
 
 double parse_number(const std::string& name, const std::string& text, double least) {
@@ -202,29 +191,18 @@ void launch(const LaunchOptions& given, const Body& body) {
   auto options = given;
   options.deadline = std::min<comm::Milliseconds>(options.deadline, std::chrono::seconds(kLongestDeadline));
   require(options.ranks >= 1, "launch", "got {} ranks; expected at least 1", options.ranks);
-  const auto& name = options.transport;
-  require(name.empty() || name == "threads" || name == "shm" || name == "gloo" || name == "nccl" || name == "fake", "launch",
-          "unknown transport; got '{}'; expected threads, shm, gloo, nccl or fake", name);
-  constexpr int kMostThreads = 4096;
-  require(options.ranks <= kMostThreads || name == "fake", "launch", "got {} ranks, as threads of this process; expected at most {}; hint: "
-          "--transport fake has one rank of as many as are wanted", options.ranks, kMostThreads);
   detail::keep_freed_memory();
   const auto launched = detail::find_launcher();
-  if (name == "fake" && (!launched || launched->size == 1)) {
-    run_rank(comm::make_fake_transport(0, options.ranks), options.deadline, body, [] {});
-  } else if (launched) {
-    run_process(*launched, options, body);
-  } else if (name == "nccl") {
-    require(options.ranks == 1, "launch", "the nccl transport has one process per GPU; got {} ranks in one process; hint: dtensor-run -n {} "
-            "./program --transport nccl", options.ranks, options.ranks);
-    auto alone = std::move(comm::make_threads_transports(1).front());
-    run_rank(comm::make_nccl_transport(std::move(alone), 0), options.deadline, body, [] {});
-  } else if ((name == "shm" || name == "gloo") && options.ranks > 1) {
-    run_connected_threads(options, body);
-  } else {
-    auto transports = comm::make_threads_transports(options.ranks);
-    run_threads(options, [&](int rank) { return std::move(transports[rank]); }, body);
-  }
+  const bool processes = launched && launched->size > 1;
+  const auto& kind = comm::transport_kind(!options.transport.empty() ? options.transport : processes ? "shm" : "threads");
+  if (processes) return run_process(*launched, options, kind, body);
+  constexpr int kMostThreads = 4096;
+  require(options.ranks <= kMostThreads || kind.one_for_all, "launch", "got {} ranks, as threads of this process; expected at most {}; hint: "
+          "--transport fake has one rank of as many as are wanted", options.ranks, kMostThreads);
+  if (launched && !kind.one_for_all) options.ranks = 1;
+  const auto make = kind.threads({options.ranks, options.deadline});
+  if (kind.one_for_all) options.ranks = 1;
+  run_threads(options, make, body);
 }
 
 int launch(int argc, char** argv, const Body& body) {

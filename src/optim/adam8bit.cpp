@@ -1,11 +1,11 @@
 #include <dtensor/optim/adam8bit.hpp>
 
 #include "src/optim/blocks.hpp"
-#include "src/training/spread.hpp"
+#include <dtensor/tensor/spread.hpp>
 
-#include <dtensor/error.hpp>
-#include <dtensor/spmd.hpp>
-#include <dtensor/tensor.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/tensor/spmd.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>

@@ -1,6 +1,6 @@
 #include "src/optim/blocks.hpp"
 
-#include <dtensor/tensor.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/ops/bucketize.h>
 #include <ATen/ops/constant_pad_nd.h>

@@ -2,7 +2,7 @@
 
 #include "src/optim/norms.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include <ATen/ops/zeros_like.h>
 #include <torch/optim/serialize.h>

@@ -2,9 +2,9 @@
 
 #include "src/optim/whole_by_owner.hpp"
 
-#include <dtensor/error.hpp>
-#include <dtensor/spmd.hpp>
-#include <dtensor/tensor.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/tensor/spmd.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/ops/zeros_like.h>
 #include <torch/optim/serialize.h>

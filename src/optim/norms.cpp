@@ -1,8 +1,8 @@
 #include "src/optim/norms.hpp"
 
-#include "src/training/spread.hpp"
+#include <dtensor/tensor/spread.hpp>
 
-#include <dtensor/spmd.hpp>
+#include <dtensor/tensor/spmd.hpp>
 
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>

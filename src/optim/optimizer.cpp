@@ -2,9 +2,9 @@
 
 #include "src/optim/param_states.hpp"
 
-#include <dtensor/error.hpp>
-#include <dtensor/spmd.hpp>
-#include <dtensor/tensor.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/tensor/spmd.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>

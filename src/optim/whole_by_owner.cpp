@@ -1,9 +1,9 @@
 #include "src/optim/whole_by_owner.hpp"
 
-#include "src/training/spread.hpp"
+#include <dtensor/tensor/spread.hpp>
 
-#include <dtensor/spmd.hpp>
-#include <dtensor/tensor.hpp>
+#include <dtensor/tensor/spmd.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>

@@ -1,9 +1,8 @@
 // The plan of a transformer from its modules.
 #include <dtensor/parallel/plans.hpp>
 
-#include "src/core/world_state.hpp"
 
-#include <dtensor/world.hpp>
+#include <dtensor/mesh/world.hpp>
 
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -85,8 +84,7 @@ Vocabulary vocabulary_of(const torch::nn::Module& module) {
 // A plan that cuts nothing is a whole model on every rank, which nothing else would show.
 void tell_of_nothing(const std::vector<std::string>& unpaired, int64_t width) {
   constexpr size_t kShown = 4;
-  const auto* world = detail::existing_world();
-  if (world && world->rank() != 0) return;
+  if (World::current().rank() != 0) return;
   std::string why = "the module has no linear layer";
   if (!unpaired.empty()) {
     const std::vector<std::string> shown(unpaired.begin(), unpaired.begin() + static_cast<int64_t>(std::min(kShown, unpaired.size())));

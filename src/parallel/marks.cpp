@@ -1,10 +1,9 @@
 #include <dtensor/parallel/marks.hpp>
 
-#include "src/core/two_meshes.hpp"
-#include "src/dispatch/dtensor_impl.hpp"
+#include <dtensor/mesh/two_meshes.hpp>
 
-#include <dtensor/error.hpp>
-#include <dtensor/tensor.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <c10/core/GradMode.h>
 
@@ -14,17 +13,13 @@ namespace dtensor {
 
 namespace {
 
-Placements placements_of(const DTensorImpl& impl) {
-  const auto placements = impl.layout()->placements();
-  return {placements.begin(), placements.end()};
-}
+Placements placements_of(const Layout& layout) { return {layout.placements().begin(), layout.placements().end()}; }
 
 }  // namespace
 
 at::Tensor prepare_input(const at::Tensor& x, const at::Tensor& weight) {
-  const auto* input = as_dtensor(x);
-  const auto* cut = as_dtensor(weight);
-  if (!input || !cut || !cut->pinned || input->layout()->mesh() != cut->layout()->mesh()) return x;
+  const auto *input = find_layout(x), *cut = find_layout(weight);
+  if (!input || !cut || !is_pinned(weight) || input->mesh() != cut->mesh()) return x;
   const auto before = placements_of(*input), of_weight = placements_of(*cut);
   auto whole = before;
   bool by_outputs = false;
@@ -42,12 +37,12 @@ at::Tensor prepare_input(const at::Tensor& x, const at::Tensor& weight) {
 }
 
 at::Tensor lay_out(const at::Tensor& x, std::string_view mesh_dim, const Placement& placement) {
-  const auto* impl = as_dtensor(x);
-  if (!impl) return x;
-  const auto& names = impl->layout()->mesh().names();
+  const auto* layout = find_layout(x);
+  if (!layout) return x;
+  const auto& names = layout->mesh().names();
   const auto name = std::find(names.begin(), names.end(), mesh_dim);
   if (name == names.end()) return x;
-  auto placements = placements_of(*impl);
+  auto placements = placements_of(*layout);
   auto& now = placements[name - names.begin()];
   if (now == placement) return x;
   now = placement;
@@ -55,14 +50,12 @@ at::Tensor lay_out(const at::Tensor& x, std::string_view mesh_dim, const Placeme
 }
 
 at::Tensor lay_out_like(const at::Tensor& x, const at::Tensor& like) {
-  const auto* impl = as_dtensor(x);
-  const auto* other = as_dtensor(like);
-  if (!impl || !other || impl->layout()->placements() == other->layout()->placements()) return x;
-  if (impl->layout()->mesh() != other->layout()->mesh()) {
-    fail("lay_out_like", "the tensors are on two meshes; got {} and {}; {}", impl->layout()->str(), other->layout()->str(),
-         why_two(impl->layout()->mesh(), other->layout()->mesh()));
+  const auto *layout = find_layout(x), *other = find_layout(like);
+  if (!layout || !other || layout->placements() == other->placements()) return x;
+  if (layout->mesh() != other->mesh()) {
+    fail("lay_out_like", "the tensors are on two meshes; got {} and {}; {}", layout->str(), other->str(), why_two(layout->mesh(), other->mesh()));
   }
-  return redistribute(x, other->layout()->placements());
+  return redistribute(x, other->placements());
 }
 
 }  // namespace dtensor

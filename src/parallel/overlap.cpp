@@ -2,8 +2,8 @@
 
 #include "src/parallel/tiles.hpp"
 
-#include <dtensor/error.hpp>
-#include <dtensor/flat_group.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/dispatch/flat_group.hpp>
 #include <dtensor/parallel/marks.hpp>
 
 #include <ATen/ops/linear.h>

@@ -1,10 +1,10 @@
 #include <dtensor/parallel/parallelize.hpp>
 
-#include <dtensor/error.hpp>
-#include <dtensor/flat_group.hpp>
-#include <dtensor/tensor.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/dispatch/flat_group.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
-#include "src/core/two_meshes.hpp"
+#include <dtensor/mesh/two_meshes.hpp>
 #include "src/parallel/patterns.hpp"
 #include "src/parallel/tensors_of.hpp"
 

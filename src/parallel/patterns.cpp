@@ -1,6 +1,6 @@
 #include "src/parallel/patterns.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include <fmt/format.h>
 

@@ -3,7 +3,7 @@
 
 #include "src/parallel/tensors_of.hpp"
 
-#include <dtensor/tensor.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <fmt/ranges.h>
 

@@ -1,8 +1,8 @@
 #include "src/parallel/tiles.hpp"
 
-#include "src/dispatch/dtensor_impl.hpp"
+#include <dtensor/dispatch/flat_group.hpp>
 
-#include <dtensor/redistribute.hpp>
+#include <dtensor/redistribute/redistribute.hpp>
 
 #include <ATen/ops/cat.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -41,7 +41,7 @@ std::optional<int64_t> only_cut(const Layout& layout) {
 
 // That of all the weights, which it cuts alike at `weight_dim`, and evenly.
 std::optional<int64_t> dimension_that_cuts(const std::vector<LinearLayer>& layers, int64_t weight_dim) {
-  const auto layout_of = [](const LinearLayer& layer) -> const Layout& { return *as_dtensor(layer.weight)->layout(); };
+  const auto layout_of = [](const LinearLayer& layer) -> const Layout& { return *find_layout(layer.weight); };
   const auto& first = layout_of(layers[0]);
   const auto dim = only_cut(first);
   if (!dim || first.mesh().size(*dim) < 2 || !first.placements()[*dim].is_shard(weight_dim)) return {};
@@ -54,11 +54,11 @@ std::optional<int64_t> dimension_that_cuts(const std::vector<LinearLayer>& layer
 }
 
 bool are_pinned_on_one_mesh(const at::Tensor& rows, const std::vector<LinearLayer>& layers) {
-  const auto* impl = as_dtensor(rows);
-  return impl && std::all_of(layers.begin(), layers.end(), [&](const LinearLayer& layer) {
-    const auto* weight = as_dtensor(layer.weight);
-    const bool bias_too = layer.bias.defined() == layers[0].bias.defined() && (!layer.bias.defined() || as_dtensor(layer.bias));
-    return weight && bias_too && weight->pinned && weight->layout()->mesh() == impl->layout()->mesh() && weight->dim() == 2 &&
+  const auto* layout = find_layout(rows);
+  return layout && std::all_of(layers.begin(), layers.end(), [&](const LinearLayer& layer) {
+    const auto* weight = find_layout(layer.weight);
+    const bool bias_too = layer.bias.defined() == layers[0].bias.defined() && (!layer.bias.defined() || is_dtensor(layer.bias));
+    return weight && bias_too && is_pinned(layer.weight) && weight->mesh() == layout->mesh() && weight->ndim() == 2 &&
            layer.weight.scalar_type() == rows.scalar_type();
   });
 }
@@ -101,8 +101,8 @@ TilesPtr Tiles::of_columns(const at::Tensor& x, const std::vector<LinearLayer>& 
 TilesPtr Tiles::of_rows(const at::Tensor& x, const LinearLayer& layer, const at::Tensor& like, int64_t pieces) {
   const auto tiles = make(like, {layer}, 1, pieces);
   if (!tiles) return {};
-  const auto* impl = as_dtensor(x);
-  const bool fits = impl && impl->layout()->placements() == PlacementsRef(tiles->by_width_) && x.dim() == like.dim() &&
+  const auto* layout = find_layout(x);
+  const bool fits = layout && layout->placements() == PlacementsRef(tiles->by_width_) && x.dim() == like.dim() &&
                     x.sizes().slice(0, x.dim() - 1) == like.sizes().slice(0, x.dim() - 1) && x.scalar_type() == like.scalar_type() &&
                     x.size(-1) == layer.weight.size(1);
   return fits ? tiles : TilesPtr();
@@ -112,11 +112,11 @@ TilesPtr Tiles::make(const at::Tensor& rows, const std::vector<LinearLayer>& lay
   if (pieces < 2 || is_autocast_on()) return {};
   if (!are_pinned_on_one_mesh(rows, layers) || rows.dim() < 2) return {};
   const auto dim = dimension_that_cuts(layers, weight_dim);
-  if (!dim || !has_even_rows(*as_dtensor(rows)->layout(), *dim)) return {};
+  if (!dim || !has_even_rows(*find_layout(rows), *dim)) return {};
   for (const auto& layer : layers) {
     if (weight_dim == 0 && layer.weight.size(1) != rows.size(-1)) return {};
   }
-  const auto cut = as_dtensor(layers[0].weight)->layout()->placements()[*dim].cut();
+  const auto cut = find_layout(layers[0].weight)->placements()[*dim].cut();
   if (weight_dim == 1 && cut != Cut()) return {};
   TilesPtr tiles = TilesPtr::reclaim(new Tiles(rows, *dim, shard(rows.dim() - 1, cut), pieces));
   return tiles->before_ * tiles->length_ * tiles->after_ >= pieces ? tiles : TilesPtr();

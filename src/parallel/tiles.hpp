@@ -2,7 +2,7 @@
 #pragma once
 
 #include <dtensor/parallel/overlap.hpp>
-#include <dtensor/tensor.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/core/ivalue.h>
 

@@ -1,6 +1,6 @@
 // R -> S(d): every rank keeps its part. Nothing is communicated. The part is a view of the whole unless a split makes
 // it several pieces.
-#include "src/core/alias.hpp"
+#include <dtensor/mesh/alias.hpp>
 #include "src/redistribute/transition.hpp"
 
 namespace dtensor::redistribute {

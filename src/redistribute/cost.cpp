@@ -1,9 +1,9 @@
 // What a step costs: latency + bytes/bandwidth of the usual algorithms, plus local copies. Also where the numbers come
 // from.
-#include <dtensor/error.hpp>
-#include <dtensor/world.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/mesh/world.hpp>
 
-#include "src/core/world_state.hpp"
+#include "src/redistribute/plan_cache.hpp"
 #include "src/redistribute/transition.hpp"
 
 #include <nlohmann/json.hpp>
@@ -62,7 +62,7 @@ void load_costs(PlanCache& cache) {
 
 void set_comm_cost(std::string_view mesh_dim, const CommCost& cost) {
   check_cost(mesh_dim, cost);
-  auto& cache = World::current().state().plans;
+  auto& cache = World::current().local<detail::PlanCache>();
   decltype(cache.entries) forgotten;  // destroyed after the lock is released
   std::lock_guard<std::mutex> lock(cache.mutex);
   load_costs(cache);
@@ -71,7 +71,7 @@ void set_comm_cost(std::string_view mesh_dim, const CommCost& cost) {
 }
 
 CommCost comm_cost(const DeviceMesh& mesh, int64_t dim) {
-  auto& cache = mesh.world().state().plans;
+  auto& cache = mesh.world().local<detail::PlanCache>();
   std::lock_guard<std::mutex> lock(cache.mutex);
   load_costs(cache);
   if (cache.costs.empty()) return {};

@@ -1,8 +1,8 @@
 // Flat -> R, P(op) -> Flat and R -> Flat: the elements of the local tensor in memory order, of which a flat layout cuts a piece.
-#include "src/core/alias.hpp"
+#include <dtensor/mesh/alias.hpp>
 #include "src/redistribute/transition.hpp"
 
-#include <dtensor/flat_group.hpp>
+#include <dtensor/redistribute/elements.hpp>
 
 #include <algorithm>
 

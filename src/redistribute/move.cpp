@@ -1,9 +1,9 @@
 // Moving a local tensor along a plan, and the cache of plans.
-#include <dtensor/error.hpp>
-#include <dtensor/world.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/mesh/world.hpp>
 
-#include "src/core/two_meshes.hpp"
-#include "src/core/world_state.hpp"
+#include <dtensor/mesh/two_meshes.hpp>
+#include "src/redistribute/plan_cache.hpp"
 #include "src/redistribute/transition.hpp"
 
 #include <c10/util/hash.h>
@@ -28,7 +28,7 @@ void check_same_tensor(const Layout& from, const Layout& to) {
 }
 
 PlanPtr cached_plan(const LayoutPtr& from, const LayoutPtr& to) {
-  auto& cache = from->mesh().world().state().plans;
+  auto& cache = from->mesh().world().local<detail::PlanCache>();
   const std::pair<const Layout*, const Layout*> key{from.get(), to.get()};
   {
     std::lock_guard<std::mutex> lock(cache.mutex);

@@ -4,10 +4,10 @@
 // cuts a tensor dim that the step cuts or joins, and none is partial in an operation that does not commute with the
 // step's. A flat cut is on top of all others. Plans depend on metadata and costs alone, and ties are broken by fewest steps, then by the order of
 // placements: all ranks agree.
-#include "src/core/cut_check.hpp"
+#include "src/mesh/cut_check.hpp"
 #include "src/redistribute/transition.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include <algorithm>
 #include <queue>

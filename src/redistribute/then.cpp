@@ -1,7 +1,7 @@
 // Local work after a collective: done when somebody waits or asks, so that communication and computation overlap.
 #include "src/redistribute/transition.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include <ATen/OpMathType.h>
 #include <ATen/ops/empty.h>

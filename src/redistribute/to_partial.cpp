@@ -9,7 +9,7 @@
 #include <ATen/ops/lt.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 namespace dtensor::redistribute {
 

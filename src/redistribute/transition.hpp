@@ -1,7 +1,7 @@
 // The transitions that a move is made of, and what they share. One file per transition; see README.md.
 #pragma once
 
-#include <dtensor/redistribute.hpp>
+#include <dtensor/redistribute/redistribute.hpp>
 
 #include <functional>
 

@@ -1,5 +1,5 @@
 // Rules from an index structure: one generic resolver of "mk,kn->mn" into every legal combination.
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 #include <dtensor/rules/rule.hpp>
 
 #include "src/rules/pending.hpp"

@@ -8,13 +8,13 @@
 #include "src/training/operator_mode.hpp"
 #include "src/training/saved_tensors.hpp"
 
-#include <dtensor/compat.hpp>
-#include <dtensor/error.hpp>
+#include <dtensor/base/compat.hpp>
+#include <dtensor/base/error.hpp>
 #include <dtensor/parallel/overlap.hpp>
-#include <dtensor/random.hpp>
-#include <dtensor/spmd.hpp>
-#include <dtensor/tensor.hpp>
-#include <dtensor/world.hpp>
+#include <dtensor/rng/random.hpp>
+#include <dtensor/tensor/spmd.hpp>
+#include <dtensor/tensor/tensor.hpp>
+#include <dtensor/mesh/world.hpp>
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>

@@ -1,9 +1,9 @@
 #include <dtensor/training/clip.hpp>
 
-#include "src/training/spread.hpp"
+#include <dtensor/tensor/spread.hpp>
 
-#include <dtensor/error.hpp>
-#include <dtensor/spmd.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/tensor/spmd.hpp>
 
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>

@@ -1,11 +1,11 @@
 #include "src/training/kept_calls.hpp"
 
-#include <dtensor/error.hpp>
-#include <dtensor/flat_group.hpp>
-#include <dtensor/tensor.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/dispatch/flat_group.hpp>
+#include <dtensor/tensor/tensor.hpp>
 #include <dtensor/training/checkpoint.hpp>
 
-#include "src/training/spread.hpp"
+#include <dtensor/tensor/spread.hpp>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>

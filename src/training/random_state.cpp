@@ -1,9 +1,9 @@
 #include "src/training/random_state.hpp"
 
-#include <dtensor/random.hpp>
-#include <dtensor/world.hpp>
+#include <dtensor/rng/random.hpp>
+#include <dtensor/mesh/world.hpp>
 
-#include "rng/device_generator.hpp"
+#include <dtensor/rng/device_generator.hpp>
 
 #include <optional>
 

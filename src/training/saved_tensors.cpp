@@ -1,6 +1,6 @@
 #include "src/training/saved_tensors.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include <torch/csrc/autograd/engine.h>
 

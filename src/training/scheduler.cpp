@@ -1,6 +1,6 @@
 #include <dtensor/training/lr.hpp>
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include <ATen/core/ivalue.h>
 #include <torch/optim/optimizer.h>

@@ -1,6 +1,6 @@
 #include "check.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,7 +1,7 @@
 // Random operators, of tensors that lie in any order in memory and broadcast. Each seeds the generator that it draws from.
 #include "sketch.hpp"
 
-#include <dtensor/tensor.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/CPUGeneratorImpl.h>
 

@@ -1,6 +1,6 @@
 #include "ops.hpp"
 
-#include <dtensor/tensor.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/core/grad_mode.h>
 

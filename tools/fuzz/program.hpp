@@ -1,7 +1,7 @@
 // A program is data: what is drawn, run on one device and on a mesh, printed and shrunk.
 #pragma once
 
-#include <dtensor/placement.hpp>
+#include <dtensor/mesh/placement.hpp>
 
 #include <ATen/ATen.h>
 

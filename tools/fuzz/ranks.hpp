@@ -1,7 +1,7 @@
 // Ranks that live for many programs: threads of one process, started again after a failure.
 #pragma once
 
-#include <dtensor/world.hpp>
+#include <dtensor/mesh/world.hpp>
 
 #include <condition_variable>
 #include <mutex>

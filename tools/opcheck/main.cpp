@@ -152,6 +152,80 @@ void print_table(const Json& result) {
   }
 }
 
+struct Options {
+  std::vector<std::string> names;
+  std::string json_file;
+  bool all = false, registry = false, rehearsals = false, listing = false, without = false, missed = false, verbose = false;
+  size_t jobs = 2;
+  Effort effort;
+};
+
+void add_options(CLI::App& app, Options& o) {
+  app.add_option("operators", o.names, "operators or overloads to check, with their tables (mm, aten::add.Tensor)");
+  app.add_flag("--all", o.all, "every operator that has a rule");
+  app.add_flag("--registry", o.registry, "every operator in libtorch's registry that takes a tensor, with a rule or without");
+  app.add_flag("--rehearse", o.rehearsals, "only try operators (all, or those named) on stand-ins, as before a call that communicates: for valgrind");
+  app.add_flag("--list", o.listing, "list the operators that have a rule");
+  app.add_flag("--without-rule", o.without, "list the operators that are computed on replicated operands");
+  app.add_flag("--missed", o.missed, "print missed placements that have no known reason");
+  app.add_flag("--quick", o.effort.quick, "3 ranks and one dtype only");
+  app.add_option("--cases", o.effort.cases, "combinations of placements per sample and mesh, at most")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000000));
+  app.add_option("--widen", o.effort.widened, "samples that are made from the table's: operands that broadcast, short lengths, infinities, ...")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 100000));
+  app.add_option("--json", o.json_file, "write everything found to this file");
+  app.add_option("--jobs", o.jobs, "operators at once")->capture_default_str()->check(CLI::Range(1, 64));
+  app.add_flag("--verbose", o.verbose, "name the operators that took no sample and the samples left out, or each call that is rehearsed");
+}
+
+bool is_named(const Operator& op, const std::string& name) {
+  return name == op.name || name == op.name.substr(op.name.find("::") + 2) || name == op.base || name == op.schema().name();
+}
+
+// What is wrong with the choice of operators; empty: nothing.
+std::string fault_of(const Options& o, const std::vector<Operator>& operators) {
+  for (const auto& name : o.names) {
+    const bool known = std::any_of(operators.begin(), operators.end(), [&](const auto& op) { return is_named(op, name); });
+    if (!known) return fmt::format("no such operator: {}; hint: --list and --without-rule name them", name);
+  }
+  if (!o.names.empty() && (o.all || o.registry || o.listing || o.without))
+    return fmt::format("{} is named beside a choice of many operators; hint: give one or the other", o.names[0]);
+  return {};
+}
+
+std::vector<Operator> chosen_of(const Options& o, const std::vector<Operator>& operators) {
+  std::vector<Operator> chosen;
+  for (const auto& op : operators) {
+    const bool named = std::any_of(o.names.begin(), o.names.end(), [&](const auto& name) { return is_named(op, name); });
+    const bool of_registry = o.registry && op.name.rfind("aten::", 0) == 0 && !is_of_libtorch_itself(op);
+    if (named || (o.rehearsals && o.names.empty()) || (o.all && op.has_rule()) || of_registry) chosen.push_back(op);
+  }
+  return chosen;
+}
+
+// Checks them and prints what was found; returns the exit status.
+int check_all(const Options& o, const std::vector<Operator>& chosen) {
+  std::ofstream json;
+  if (!o.json_file.empty()) {
+    json.open(o.json_file, std::ios::app);  // nothing is lost before there is something to write
+    if (!json) return fmt::print(stderr, "opcheck: cannot write {}\n", o.json_file), 2;
+  }
+  auto results = examine_apart(chosen, o.effort, o.jobs, [&](size_t done, const std::string& name) { show_progress(done, chosen.size(), name); });
+  keep_simplest_misses(results);
+  if (o.effort.table) {
+    for (const auto& result : results) print_table(result);
+  }
+  const auto totals = report(results, o.missed || o.effort.table);
+  if (json.is_open()) json.close(), json.open(o.json_file), json << Json{{"libtorch", TORCH_VERSION}, {"operators", results}}.dump(1) << "\n";
+  report_crashing(results);
+  report_left_out(results, o.verbose);
+  const auto unexplained = report_unsampled(chosen, results, o.verbose);
+  fmt::print("rules {}, cases {}, wrong {}, missed {}\n", totals.operators, totals.cases, totals.wrong + totals.failed, totals.missed);
+  return totals.wrong + totals.failed + unexplained > 0 ? 1 : 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -159,71 +233,20 @@ int main(int argc, char** argv) {
       "Runs operators of libtorch on 2, 3 and 4 ranks (threads) under every combination of operand placements and compares results\n"
       "and gradients with one device. Reports what is wrong, and legal placements for which the rule moves data (missed), found by\n"
       "running the raw operator on the parts."};
-  std::vector<std::string> names;
-  std::string json_file;
-  bool all = false, registry = false, rehearsals = false, listing = false, without = false, missed = false, verbose = false;
-  size_t jobs = 2;
-  Effort effort;
-  app.add_option("operators", names, "operators or overloads to check, with their tables (mm, aten::add.Tensor)");
-  app.add_flag("--all", all, "every operator that has a rule");
-  app.add_flag("--registry", registry, "every operator in libtorch's registry that takes a tensor, with a rule or without");
-  app.add_flag("--rehearse", rehearsals, "only try operators (all, or those named) on stand-ins, as before a call that communicates: for valgrind");
-  app.add_flag("--list", listing, "list the operators that have a rule");
-  app.add_flag("--without-rule", without, "list the operators that are computed on replicated operands");
-  app.add_flag("--missed", missed, "print missed placements that have no known reason");
-  app.add_flag("--quick", effort.quick, "3 ranks and one dtype only");
-  app.add_option("--cases", effort.cases, "combinations of placements per sample and mesh, at most")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1000000));
-  app.add_option("--widen", effort.widened, "samples that are made from the table's: operands that broadcast, short lengths, infinities, ...")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 100000));
-  app.add_option("--json", json_file, "write everything found to this file");
-  app.add_option("--jobs", jobs, "operators at once")->capture_default_str()->check(CLI::Range(1, 64));
-  app.add_flag("--verbose", verbose, "name the operators that took no sample and the samples left out, or each call that is rehearsed");
+  Options options;
+  add_options(app, options);
   CLI11_PARSE(app, argc, argv);
 
   setenv("OMP_NUM_THREADS", "1", 0);
   c10::SetStackTraceFetcher([] { return std::string(); });  // many samples are refused; to collect a trace of each takes long
-  std::ofstream json;
-  if (!json_file.empty()) {
-    json.open(json_file, std::ios::app);  // nothing is lost before there is something to write
-    if (!json) return fmt::print(stderr, "opcheck: cannot write {}\n", json_file), 2;
-  }
   const auto operators = all_operators();
-  const auto is_named = [](const Operator& op, const std::string& name) {
-    return name == op.name || name == op.name.substr(op.name.find("::") + 2) || name == op.base || name == op.schema().name();
-  };
-  for (const auto& name : names) {
-    if (std::any_of(operators.begin(), operators.end(), [&](const auto& op) { return is_named(op, name); })) continue;
-    return fmt::print(stderr, "opcheck: no such operator: {}; hint: --list and --without-rule name them\n", name), 2;
-  }
-  if (!names.empty() && (all || registry || listing || without)) {
-    return fmt::print(stderr, "opcheck: {} is named beside a choice of many operators; hint: give one or the other\n", names[0]), 2;
-  }
-  if (listing) return list(operators), 0;
-  if (without) return list_without(operators), 0;
-  std::vector<Operator> chosen;
-  for (const auto& op : operators) {
-    const bool named = std::any_of(names.begin(), names.end(), [&](const auto& name) { return is_named(op, name); });
-    if (named || (rehearsals && names.empty()) || (all && op.has_rule()) || (registry && op.name.rfind("aten::", 0) == 0 && !is_of_libtorch_itself(op)))
-      chosen.push_back(op);
-  }
+  if (const auto fault = fault_of(options, operators); !fault.empty()) return fmt::print(stderr, "opcheck: {}\n", fault), 2;
+  if (options.listing) return list(operators), 0;
+  if (options.without) return list_without(operators), 0;
+  const auto chosen = chosen_of(options, operators);
   if (chosen.empty()) return fmt::print(stderr, "opcheck: nothing to do; see --help\n"), 2;
-  if (rehearsals) return rehearse(chosen, verbose);
-  effort.table = !all && !registry;
-  effort.missed = !registry;
-  const auto progress = [&](size_t done, const std::string& name) { show_progress(done, chosen.size(), name); };
-  auto results = examine_apart(chosen, effort, jobs, progress);
-  keep_simplest_misses(results);
-  if (effort.table) {
-    for (const auto& result : results) print_table(result);
-  }
-  const auto totals = report(results, missed || effort.table);
-  if (json.is_open()) json.close(), json.open(json_file), json << Json{{"libtorch", TORCH_VERSION}, {"operators", results}}.dump(1) << "\n";
-  report_crashing(results);
-  report_left_out(results, verbose);
-  const auto unexplained = report_unsampled(chosen, results, verbose);
-  fmt::print("rules {}, cases {}, wrong {}, missed {}\n", totals.operators, totals.cases, totals.wrong + totals.failed, totals.missed);
-  return totals.wrong + totals.failed + unexplained > 0 ? 1 : 0;
+  if (options.rehearsals) return rehearse(chosen, options.verbose);
+  options.effort.table = !options.all && !options.registry;
+  options.effort.missed = !options.registry;
+  return check_all(options, chosen);
 }

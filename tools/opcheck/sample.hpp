@@ -51,7 +51,8 @@ std::optional<Sample> drawn_again(const Operator& op, const Sample& sample);
 
 // The texts for an operator (samples_table.cpp); empty when it has none of its own.
 std::vector<std::string> texts_of(const std::string& base);
-const char* rare_samples();  // more lines of the table
+const char* common_samples();  // the table
+const char* rare_samples();    // more of its lines
 // Texts that are tried on operators without.
 std::vector<std::string> general_texts();
 

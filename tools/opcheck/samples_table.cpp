@@ -1,14 +1,10 @@
 // Sample arguments, a line per operator or family: "names: sample | sample". The in-place and out= forms share them.
 #include "tools/opcheck/sample.hpp"
 
-#include <map>
-#include <sstream>
-
 namespace dtensor::opcheck {
 
-namespace {
-
-constexpr const char* kTable = R"(
+const char* common_samples() {
+  return R"(
 # -- products
 mm: self=[6,4] mat2=[4,5] | self=[5,3]t mat2=[3,7] | self=[3,2] mat2=[2,1] | self=[0,4] mat2=[4,3]
 bmm: self=[5,6,4] mat2=[5,4,3] | self=[3,2,5]t mat2=[3,5,7]t
@@ -372,39 +368,6 @@ _sobol_engine_draw _sobol_engine_ff _sobol_engine_initialize_state _sobol_engine
 is_set_to set_data data _version output_nr is_leaf retain_grad requires_grad _backward record_stream: *=-
 _debug_has_internal_overlap _has_same_storage_numel _efficientzerotensor _print to_dense_backward to_mkldnn: *=-
 )";
-
-// Names and samples of one line.
-void add_line(const std::string& line, std::map<std::string, std::vector<std::string>>& table) {
-  const auto colon = line.find(": ");
-  if (line.empty() || line[0] == '#' || colon == std::string::npos) return;
-  std::vector<std::string> texts;
-  std::istringstream samples(line.substr(colon + 2));
-  for (std::string text; std::getline(samples, text, '|');) texts.push_back(text);
-  std::istringstream names(line.substr(0, colon));
-  for (std::string name; names >> name;) table[name] = texts;
-}
-
-std::map<std::string, std::vector<std::string>> read_table() {
-  std::map<std::string, std::vector<std::string>> table;
-  for (const char* some : {kTable, rare_samples()}) {
-    std::istringstream lines(some);
-    for (std::string line; std::getline(lines, line);) add_line(line, table);
-  }
-  return table;
-}
-
-}  // namespace
-
-std::vector<std::string> texts_of(const std::string& base) {
-  static const auto table = read_table();
-  const auto it = table.find(base);
-  return it == table.end() ? std::vector<std::string>() : it->second;
-}
-
-std::vector<std::string> general_texts() {
-  return {"*=[5,3]",       "*=[5,3]u",           "*=[5,4]t",  "*=[4,3,6]",  "*=[5,3] other=[3]", "*=[5,3]+", "self=[5,1] other=[3]",
-          "*=[]",          "*=[0,3]",            "*=[7]",     "*=[4,4]d",   "*=[3,4,4]d",        "*=[2,4,6,5]", "*=[5,3]i",
-          "*=[5,3]?",      "*=[5,3]c"};
 }
 
 }  // namespace dtensor::opcheck

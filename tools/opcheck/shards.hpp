@@ -3,7 +3,7 @@
 
 #include "tools/opcheck/sample.hpp"
 
-#include <dtensor/placement.hpp>
+#include <dtensor/mesh/placement.hpp>
 
 #include <vector>
 

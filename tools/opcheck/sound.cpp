@@ -37,14 +37,28 @@ at::Scalar beside(at::ScalarType dtype, bool other) {
   return other ? std::numeric_limits<double>::quiet_NaN() : 0.25;
 }
 
+// A larger memory that an operand is a piece of, and what it holds beside that.
+struct Around {
+  at::Tensor memory, held;
+  int64_t begin, end;  // of the operand
+
+  bool is_written() const {
+    const auto same = [&](int64_t first, int64_t last) {
+      return memory.slice(0, first, last).view(at::kByte).equal(held.slice(0, first, last).view(at::kByte));
+    };
+    return !same(0, begin) || !same(end, memory.numel());
+  }
+};
+
 // The tensor as a piece of a larger memory.
-Copy between(bool other) {
-  return [other](const at::Tensor& tensor) {
+Copy between(bool other, std::vector<Around>& memories) {
+  return [other, &memories](const at::Tensor& tensor) {
     const auto kept = stored(tensor);
     const auto dense = kept.clone();
     const int64_t around = 2 * dense.numel() + 64;
     const auto memory = at::full({dense.numel() + 2 * around}, beside(dense.scalar_type(), other), dense.options());
     const auto piece = memory.as_strided(dense.sizes(), dense.strides(), around).copy_(dense);
+    memories.push_back({memory, memory.clone(), around, around + dense.numel()});
     return kept.sizes() == tensor.sizes() ? piece : piece.expand(tensor.sizes());
   };
 }
@@ -150,11 +164,44 @@ bool alike_on_vectors(const Operator& op, const Sample& sample,
   return agrees(copied(sample.arguments, apart), false) && agrees(repeated(op, sample.arguments), true);
 }
 
+// Of numbers of 16 bits: how the sum is parted decides whether it is too large.
+bool overflows(const Sample& sample) {
+  if (sample.dtype != at::kHalf || has_limits(sample.arguments)) return false;
+  const auto results = tensors_in(sample.results, true);
+  return std::any_of(results.begin(), results.end(), [](const at::Tensor& result) {
+    return result.defined() && result.is_floating_point() && !result.isfinite().all().item<bool>();
+  });
+}
+
+// Operators that give an operand another shape without saying so.
+bool reshapes_unsaid(const Operator& op, const Sample& sample) {
+  if (dispatch::info_of(op.handle).changes_metadata || dispatch::info_of(op.handle).becomes) return false;
+  const auto written = written_arguments(op.schema());
+  for (size_t i = 0; i < sample.arguments.size(); ++i) {
+    if (std::find(written.begin(), written.end(), static_cast<int>(i)) != written.end()) continue;
+    const auto before = tensors_in({sample.arguments[i]}, true), after = tensors_in({sample.after[i]}, true);
+    for (size_t k = 0; k < before.size(); ++k) {
+      if (before[k].defined() && before[k].sizes() != after[k].sizes()) return true;
+    }
+  }
+  return false;
+}
+
+// Eigenvalues come in an order that rounding decides on.
+bool orders_by_rounding(const Operator& op, const Sample& sample) {
+  return op.base.find("eigvals") != std::string::npos && c10::isIntegralType(sample.dtype, true);
+}
+
 std::string unsound(const Operator& op, const Sample& sample) {
+  if (overflows(sample)) return "overflows where others may not";
+  if (reshapes_unsaid(op, sample)) return "reshapes an operand without saying so";
+  if (orders_by_rounding(op, sample)) return "orders its results by their rounding";
   if (is_uninitialized(op) || counts_offsets(op)) return "";
   try {
     for (const bool other : {false, true}) {
-      if (!answers_alike(op, sample, copied(sample.arguments, between(other)))) return "reads what lies beside its operands";
+      std::vector<Around> memories;
+      if (!answers_alike(op, sample, copied(sample.arguments, between(other, memories)))) return "reads what lies beside its operands";
+      if (std::any_of(memories.begin(), memories.end(), [](const Around& memory) { return memory.is_written(); })) return "writes beside its operands";
     }
     if (is_out_form(op.schema()) && !answers_alike(op, sample, with_other_out(op, sample.arguments))) return "leaves of out= what it held";
     const auto again = [&](const Stack& arguments, bool) { return answered(op, arguments).results; };

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <dtensor/comm/work.hpp>
-#include <dtensor/spmd.hpp>
+#include <dtensor/tensor/spmd.hpp>
 
 #include <ATen/core/ivalue.h>
 #include <c10/core/GradMode.h>

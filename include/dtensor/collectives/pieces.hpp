@@ -2,9 +2,9 @@
 #pragma once
 
 #include <dtensor/collectives/pending.hpp>
-#include <dtensor/device_mesh.hpp>
-#include <dtensor/error.hpp>
-#include <dtensor/tensor.hpp>
+#include <dtensor/mesh/device_mesh.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/ops/cat.h>
 

@@ -1,4 +1,4 @@
-// Collectives among a fixed, ordered group of ranks. A transport implements the protected part.
+// Collectives among a fixed, ordered group of ranks. A transport implements the functions do_...
 //
 // Tensors are contiguous and on the mesh's device; they are read as flat lists of elements in memory order. Counts are numbers of
 // elements, one per rank of the group, any of them 0: nothing is padded. Results are new tensors, or `into`, which has their size and
@@ -8,7 +8,7 @@
 
 #include <dtensor/comm/record.hpp>
 #include <dtensor/comm/work.hpp>
-#include <dtensor/placement.hpp>
+#include <dtensor/base/reduce_op.hpp>
 
 #include <map>
 #include <memory>
@@ -17,10 +17,6 @@
 #include <vector>
 
 namespace dtensor::comm {
-
-namespace nccl {
-class NcclCommunicator;
-}
 
 using Counts = c10::ArrayRef<int64_t>;
 
@@ -65,8 +61,8 @@ class Communicator {
   // the handle goes, which may outlive the communicator but not the memory. Every rank calls it alike. Null where that is no use.
   virtual std::shared_ptr<void> register_memory(const at::Tensor& tensor);
 
- protected:
-  friend class nccl::NcclCommunicator;  // hands calls for CPU tensors on to another communicator
+  // -- For transports: what they implement, and may hand on to another communicator that they stand on. Everybody else calls the functions
+  // above, which check, count and record.
 
   // What a call is, and what every rank must agree on.
   struct Call {

@@ -52,6 +52,20 @@ class Cause {
   bool outer_implicit_;
 };
 
+// What the calls of this thread are for while it lives, where neither their sizes nor their Cause tell: ranks that call for different things
+// have diverged. A unit of parameters has its name.
+class Subject {
+ public:
+  explicit Subject(std::string_view name);
+  ~Subject();
+  Subject(const Subject&) = delete;
+  Subject& operator=(const Subject&) = delete;
+  static std::string_view current();
+
+ private:
+  const std::string_view outer_;
+};
+
 // Called by Communicator for each collective, nowhere else.
 void issue(const Record& record);
 

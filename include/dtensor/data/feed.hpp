@@ -2,7 +2,8 @@
 #pragma once
 
 #include <dtensor/data/parts.hpp>
-#include <dtensor/device_mesh.hpp>
+#include <dtensor/mesh/device_mesh.hpp>
+#include <dtensor/mesh/placement.hpp>
 
 #include <functional>
 #include <memory>

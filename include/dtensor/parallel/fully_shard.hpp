@@ -2,7 +2,7 @@
 // parameters is gathered while it is used.
 #pragma once
 
-#include <dtensor/device_mesh.hpp>
+#include <dtensor/mesh/device_mesh.hpp>
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/Optional.h>

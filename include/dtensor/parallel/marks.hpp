@@ -2,7 +2,7 @@
 // pass as they are, so a marked model runs on one device too.
 #pragma once
 
-#include <dtensor/placement.hpp>
+#include <dtensor/mesh/placement.hpp>
 
 #include <string_view>
 

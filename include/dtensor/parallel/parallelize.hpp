@@ -1,8 +1,8 @@
 // Laying out the parameters of a module by a plan.
 #pragma once
 
-#include <dtensor/device_mesh.hpp>
-#include <dtensor/placement.hpp>
+#include <dtensor/mesh/device_mesh.hpp>
+#include <dtensor/mesh/placement.hpp>
 
 #include <string>
 #include <utility>

@@ -3,7 +3,7 @@
 // costs, of moving data, or of other operators.
 #pragma once
 
-#include <dtensor/layout.hpp>
+#include <dtensor/mesh/layout.hpp>
 
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>

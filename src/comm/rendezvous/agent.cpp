@@ -1,5 +1,5 @@
 // Meeting through the store of torchrun's agent.
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include "src/comm/rendezvous/rendezvous.hpp"
 

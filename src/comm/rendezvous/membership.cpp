@@ -1,7 +1,7 @@
 // The control channel of a job of processes.
 #include "src/comm/rendezvous/membership.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include "src/comm/describe.hpp"
 

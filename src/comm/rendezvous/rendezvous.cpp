@@ -1,7 +1,7 @@
 // The rendezvous of processes at rank 0.
 #include "src/comm/rendezvous/rendezvous.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include "src/comm/describe.hpp"
 

@@ -1,7 +1,7 @@
 // TCP sockets with deadlines.
 #include "src/comm/rendezvous/socket.hpp"
 
-#include <dtensor/error.hpp>
+#include <dtensor/base/error.hpp>
 
 #include <netdb.h>
 #include <netinet/in.h>

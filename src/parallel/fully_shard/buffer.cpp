@@ -1,6 +1,6 @@
 #include "src/parallel/fully_shard/buffer.hpp"
 
-#include "src/core/alias.hpp"
+#include <dtensor/mesh/alias.hpp>
 
 #include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>

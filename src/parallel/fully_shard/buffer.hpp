@@ -3,7 +3,7 @@
 
 #include "src/parallel/fully_shard/schedule.hpp"
 
-#include <dtensor/layout.hpp>
+#include <dtensor/mesh/layout.hpp>
 
 #include <ATen/core/Tensor.h>
 

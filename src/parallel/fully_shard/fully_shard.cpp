@@ -1,13 +1,13 @@
 // Which parameters are units, and whether they can be.
 #include <dtensor/parallel/fully_shard.hpp>
 
-#include "src/core/two_meshes.hpp"
+#include <dtensor/mesh/two_meshes.hpp>
 #include "src/parallel/fully_shard/unit.hpp"
 #include "src/parallel/patterns.hpp"
 
-#include <dtensor/error.hpp>
-#include <dtensor/tensor.hpp>
-#include <dtensor/world.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/tensor/tensor.hpp>
+#include <dtensor/mesh/world.hpp>
 
 #include <fmt/ranges.h>
 #include <torch/nn/modules/container/modulelist.h>

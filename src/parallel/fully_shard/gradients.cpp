@@ -1,13 +1,12 @@
 // Gradients of a unit: they land in a whole flat buffer, which one reduce_scatter brings to where the parameters are.
-#include "src/comm/describe.hpp"
-#include "src/core/alias.hpp"
-#include "src/dispatch/guard.hpp"
+#include <dtensor/mesh/alias.hpp>
+#include <dtensor/dispatch/local_mode.hpp>
 #include "src/parallel/fully_shard/buffer.hpp"
 #include "src/parallel/fully_shard/unit.hpp"
 
 #include <dtensor/comm/record.hpp>
-#include <dtensor/redistribute.hpp>
-#include <dtensor/tensor.hpp>
+#include <dtensor/redistribute/redistribute.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -49,7 +48,7 @@ at::Tensor Unit::reduce(int64_t index, const at::Tensor& leaf, const at::Tensor&
   comm::Subject subject(name_);
   auto& member = members_[index];
   if (gradient.requires_grad() && c10::GradMode::is_enabled()) return with_graph(member, gradient, defer);
-  dispatch::LocalMode below;
+  LocalMode below;
   schedule_->begin_backward();
   defers_ = defer || options_.reduce_at_read;
   const bool was_taken = state_ == Round::open && member.landed && !leaf.grad().defined();  // and may be kept by somebody
@@ -161,7 +160,7 @@ void Unit::start_reduction() {
 
 void Unit::finish_reduction() {
   if (state_ == Round::none) return;
-  dispatch::LocalMode below;
+  LocalMode below;
   comm::Cause cause("dtensor::fully_shard", false);
   comm::Subject subject(name_);
   if (state_ == Round::open) start_reduction();
@@ -212,7 +211,7 @@ void Unit::reduce_pending(at::Tensor& reduced) {
 void Unit::end_backward() {
   for (auto& member : members_) member.arrived = false;
   if (state_ != Round::open || defers_) return;
-  dispatch::LocalMode below;
+  LocalMode below;
   comm::Cause cause("dtensor::fully_shard", false);
   comm::Subject subject(name_);
   start_reduction();

@@ -1,6 +1,6 @@
 #include "src/parallel/fully_shard/schedule.hpp"
 
-#include "src/dispatch/backward.hpp"
+#include <dtensor/dispatch/backward.hpp>
 #include "src/parallel/fully_shard/unit.hpp"
 
 #include <c10/core/GradMode.h>
@@ -22,7 +22,7 @@ void Schedule::remove(Unit* unit) {
 void Schedule::use(Unit& unit) {
   if (current_ == &unit && unit.is_whole()) [[likely]]
     return;
-  const bool in_backward = dispatch::current_backward() != nullptr;
+  const bool in_backward = current_backward() != nullptr;
   if (current_ != &unit) {
     if (current_) next_[{current_in_backward_, before_, current_}] = &unit;
     before_ = current_;
@@ -41,7 +41,7 @@ void Schedule::use(Unit& unit) {
 void Schedule::make_room(const Unit& used, const Unit* next) {
   std::vector<Unit*> others;
   for (auto* unit : units_) {
-    const bool stays = unit->stays_whole() && (c10::GradMode::is_enabled() || dispatch::current_backward());
+    const bool stays = unit->stays_whole() && (c10::GradMode::is_enabled() || current_backward());
     if (unit->is_whole() && unit != &used && unit != next && !stays) others.push_back(unit);
   }
   std::sort(others.begin(), others.end(), [](const Unit* a, const Unit* b) { return a->last_use > b->last_use; });
@@ -50,8 +50,8 @@ void Schedule::make_room(const Unit& used, const Unit* next) {
 }
 
 void Schedule::begin_backward() {
-  if (backward_ == dispatch::current_backward()) return;
-  backward_ = dispatch::current_backward();
+  if (backward_ == current_backward()) return;
+  backward_ = current_backward();
   torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {
     if (const auto schedule = self.lock()) schedule->end_backward();
   });

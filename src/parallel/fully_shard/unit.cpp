@@ -1,14 +1,13 @@
 // Parameters of a unit: laying them out in the flat buffer, and gathering it.
 #include "src/parallel/fully_shard/unit.hpp"
 
-#include "src/comm/describe.hpp"
-#include "src/core/alias.hpp"
-#include "src/dispatch/guard.hpp"
+#include <dtensor/mesh/alias.hpp>
+#include <dtensor/dispatch/local_mode.hpp>
 #include "src/parallel/fully_shard/buffer.hpp"
 
 #include <dtensor/comm/record.hpp>
-#include <dtensor/error.hpp>
-#include <dtensor/tensor.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/Context.h>
 #include <ATen/ops/zeros.h>
@@ -95,7 +94,7 @@ void Unit::lay_out(const Parameters& parameters) {
 // What was laid out before it had values, or was laid out anew, has other memory.
 void Unit::fill_buffer() {
   if (fits_) return;
-  dispatch::LocalMode below;
+  LocalMode below;
   for (const auto& member : members_) {
     const auto impl = member.parameter.lock();
     if (!impl || (member.part_elements == 0 && !device_)) continue;
@@ -144,14 +143,14 @@ at::Tensor Unit::gather(int64_t index, at::ScalarType dtype, int64_t generation)
   if (dtype != options_.param_dtype.value_or(dtype_) || (generation >= 0 && generation != generation_)) return {};
   schedule_->use(*this);
   if (const auto gathering = std::exchange(gathering_, {})) gathering->wait();
-  dispatch::LocalMode below;
+  LocalMode below;
   const auto& member = members_[index];
   return whole_.narrow(0, member.offset, member.elements);
 }
 
 void Unit::start_gather() {
   fill_buffer();
-  dispatch::LocalMode below;
+  LocalMode below;
   comm::Cause cause("dtensor::fully_shard", false);
   comm::Subject subject(name_);
   ++schedule_->gathers;

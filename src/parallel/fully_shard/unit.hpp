@@ -4,8 +4,8 @@
 #include "src/parallel/fully_shard/schedule.hpp"
 
 #include <dtensor/comm/work.hpp>
-#include <dtensor/flat_group.hpp>
-#include <dtensor/layout.hpp>
+#include <dtensor/dispatch/flat_group.hpp>
+#include <dtensor/mesh/layout.hpp>
 #include <dtensor/parallel/fully_shard.hpp>
 
 #include <ATen/core/Tensor.h>

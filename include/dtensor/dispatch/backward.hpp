@@ -1,0 +1,10 @@
+#pragma once
+
+#include <torch/csrc/autograd/graph_task.h>
+
+namespace dtensor {
+
+// Which backward pass runs on this thread; null outside of one.
+inline const void* current_backward() { return torch::autograd::get_current_graph_task_exec_info(); }
+
+}  // namespace dtensor

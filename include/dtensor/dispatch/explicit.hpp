@@ -1,0 +1,17 @@
+// Implicit communication as an error.
+#pragma once
+
+namespace dtensor {
+
+// While it lives, an operator that would have to move an operand throws instead, naming the operator, the operand, both
+// layouts and the bytes. redistribute, to_local, full_tensor and item() still communicate. Thread-local.
+class ExplicitCommunication {
+ public:
+  ExplicitCommunication();
+  ~ExplicitCommunication();
+  ExplicitCommunication(const ExplicitCommunication&) = delete;
+  ExplicitCommunication& operator=(const ExplicitCommunication&) = delete;
+};
+inline ExplicitCommunication explicit_communication() { return ExplicitCommunication(); }
+
+}  // namespace dtensor

@@ -1,0 +1,100 @@
+// How a global tensor lies on a mesh: what each rank holds. Layouts are interned: equal ones are one object.
+#pragma once
+
+#include <dtensor/mesh/device_mesh.hpp>
+#include <dtensor/mesh/placement.hpp>
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/intrusive_ptr.h>
+
+namespace dtensor {
+
+using Sizes = c10::SmallVector<int64_t, 5>;
+
+class Layout;
+struct LayoutTable;
+using LayoutPtr = c10::intrusive_ptr<Layout>;
+
+class Layout : public c10::intrusive_ptr_target {
+ public:
+  // The layout of a tensor of global `sizes` and `strides`. Negative shard dims count from the end; a `unit` without
+  // effect is normalized to 1. Throws when a placement does not fit (count, dim range, split) or the mesh lacks this
+  // rank.
+  static LayoutPtr get(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                       c10::ScalarType dtype);
+  // Row-major strides.
+  static LayoutPtr get(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::ScalarType dtype);
+
+  const DeviceMesh& mesh() const { return mesh_; }
+  PlacementsRef placements() const { return placements_; }
+  c10::IntArrayRef sizes() const { return sizes_; }
+  c10::IntArrayRef strides() const { return strides_; }
+  c10::ScalarType dtype() const { return dtype_; }
+  int64_t ndim() const { return static_cast<int64_t>(sizes_.size()); }
+
+  bool is_replicated() const { return replicated_; }
+  bool has_partial() const { return partial_; }
+
+  // The mesh dimension along which the tensor is flat, or -1.
+  int64_t flat_dim() const { return flat_dim_; }
+  bool is_flat() const { return flat_dim_ >= 0; }
+  // The elements that the rank at `coordinate` has of what the other placements leave, in memory order. Of flat layouts only.
+  Interval flat_part(c10::IntArrayRef coordinate) const;
+
+  // Of a tensor whose values are not there yet (dt::DeferredInit); equal in all else, it is another object than `present()`.
+  bool is_deferred() const { return deferred_; }
+  LayoutPtr deferred() const;
+  LayoutPtr present() const;
+
+  // The calling rank's local sizes.
+  c10::IntArrayRef local_sizes() const { return local_sizes_; }
+
+  // The same tensor under other placements; deferred as this is. Row-major where it becomes flat and its strides leave gaps.
+  LayoutPtr with(PlacementsRef placements) const;
+
+  // The parts of tensor dim `dim` that the rank at `coordinate` holds: its region is their product over all dims, of which a flat layout
+  // leaves flat_part().
+  Intervals intervals(int64_t dim, c10::IntArrayRef coordinate) const;
+
+  // The global elements that the rank at `coordinate` holds, as boxes (one interval per dim), in row-major order.
+  std::vector<std::vector<Interval>> boxes(c10::IntArrayRef coordinate) const;
+
+  // The same as contiguous runs of the row-major global index, ascending, maximal.
+  std::vector<Interval> runs(c10::IntArrayRef coordinate) const;
+
+  // Sizes of the local tensor before mesh dimension `mesh_dim` (and those after it, and a flat cut) cut it.
+  Sizes local_sizes_before(int64_t mesh_dim, c10::IntArrayRef coordinate) const;
+
+  // "f32[8, 16] (S(0), R) on (dp=2, tp=2)"
+  std::string str() const;
+
+  ~Layout() override = default;
+  void release_resources() override;  // leaves the table
+
+  // Use get(), which checks and interns.
+  Layout(DeviceMesh mesh, Placements placements, Sizes sizes, Sizes strides, c10::ScalarType dtype, bool deferred);
+
+ private:
+  static LayoutPtr get(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                       c10::ScalarType dtype, bool deferred);
+
+  void add_products(const std::vector<Interval>& positions, c10::IntArrayRef coordinate, std::vector<std::vector<Interval>>& boxes) const;
+
+  friend struct LayoutTable;
+  DeviceMesh mesh_;
+  Placements placements_;
+  Sizes sizes_, strides_, local_sizes_;
+  c10::ScalarType dtype_;
+  bool replicated_ = false, partial_ = false, deferred_;
+  int64_t flat_dim_ = -1;
+  size_t hash_ = 0;
+  std::shared_ptr<LayoutTable> table_;
+};
+
+// Row-major strides of a shape.
+Sizes contiguous_strides(c10::IntArrayRef sizes);
+
+// The dims in the order of memory: the last varies fastest.
+Sizes memory_order(c10::IntArrayRef strides);
+
+}  // namespace dtensor

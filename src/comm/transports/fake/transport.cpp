@@ -1,0 +1,159 @@
+// The fake transport: one rank of a world of any size, without peers. Results are what they would be if every peer had
+// this rank's data, which gives dry runs the right shapes, memory and records.
+#include <dtensor/base/error.hpp>
+#include <dtensor/comm/transport_kind.hpp>
+
+#include "src/comm/describe.hpp"
+#include "src/comm/reduce.hpp"
+
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace dtensor::comm {
+
+namespace {
+
+// `target` elements from `source` elements, repeated or cut as needed; zeros when there are none.
+void repeat(char* target, int64_t target_bytes, const char* source, int64_t source_bytes) {
+  if (source_bytes == 0) {
+    std::fill_n(target, target_bytes, 0);
+    return;
+  }
+  for (int64_t done = 0; done < target_bytes; done += source_bytes) {
+    std::memcpy(target + done, source, std::min(source_bytes, target_bytes - done));
+  }
+}
+
+// The product of `times` equal inputs, by repeated squaring.
+void multiply_equal(c10::ScalarType dtype, void* out, const void* in, int64_t count, int64_t bytes, int times) {
+  std::vector<char> power(static_cast<const char*>(in), static_cast<const char*>(in) + bytes);
+  for (int rest = times - 1; rest > 0; rest /= 2) {
+    if (rest % 2 == 1) reduce(dtype, ReduceOp::product, out, {out, power.data()}, count);
+    reduce(dtype, ReduceOp::product, power.data(), {power.data(), power.data()}, count);
+  }
+}
+
+// The reduction of `times` equal inputs, in a time that does not grow with their number.
+void reduce_equal(c10::ScalarType dtype, ReduceOp op, void* out, const void* in, int64_t count, int64_t bytes, int times) {
+  if (count == 0) return;
+  if (out != in) std::memcpy(out, in, bytes);  // avg, min and max of equal values
+  if (op == ReduceOp::product) return multiply_equal(dtype, out, in, count, bytes, times);
+  if (op != ReduceOp::sum || dtype == c10::ScalarType::Bool) return;
+  AT_DISPATCH_ALL_TYPES_AND_COMPLEX_AND2(at::kHalf, at::kBFloat16, dtype, "reduce", [&] {
+    using Wide = at::opmath_type<scalar_t>;
+    auto* values = static_cast<scalar_t*>(out);
+    const auto scale = [&](scalar_t& value) { value = static_cast<scalar_t>(static_cast<Wide>(value) * static_cast<Wide>(times)); };
+    constexpr int64_t kBlock = 16;  // a constant, so that the loop is vectorized
+    int64_t i = 0;
+    for (; i + kBlock <= count; i += kBlock) {
+      for (int64_t j = 0; j < kBlock; ++j) scale(values[i + j]);
+    }
+    for (; i < count; ++i) scale(values[i]);
+  });
+}
+
+class FakeCommunicator final : public Communicator {
+ public:
+  using Communicator::Communicator;
+
+ private:
+  Async do_all_reduce(const Call& call, const at::Tensor& input, at::Tensor result) override {
+    return reduced(call, input, 0, input.numel(), std::move(result));
+  }
+
+  Async do_reduce_scatter(const Call& call, const at::Tensor& input, Counts counts, at::Tensor result) override {
+    return reduced(call, input, offset(counts, rank()), counts[rank()], std::move(result));
+  }
+
+  Async do_all_gather(const Call& call, const at::Tensor& input, Counts counts, at::Tensor result) override {
+    if (!has_data(call, input)) return {result, {}};
+    const auto element = static_cast<int64_t>(input.element_size());
+    char* out = static_cast<char*>(result.data_ptr());
+    for (int64_t count : counts) {
+      repeat(out, count * element, static_cast<const char*>(input.data_ptr()), static_cast<int64_t>(input.nbytes()));
+      out += count * element;
+    }
+    return {result, {}};
+  }
+
+  Async do_all_to_all(const Call& call, const at::Tensor& input, Counts send, Counts recv) override {
+    at::Tensor result = empty_for(input, {offset(recv, size())});
+    if (!has_data(call, input)) return {result, {}};
+    const auto element = static_cast<int64_t>(input.element_size());
+    const char* mine = static_cast<const char*>(input.data_ptr()) + offset(send, rank()) * element;
+    char* out = static_cast<char*>(result.data_ptr());
+    for (int64_t count : recv) {
+      repeat(out, count * element, mine, send[rank()] * element);
+      out += count * element;
+    }
+    return {result, {}};
+  }
+
+  Async do_broadcast(const Call& call, const at::Tensor& input) override { return {copy(call, input), {}}; }
+  Async do_send(const Call&, const at::Tensor&) override { return {}; }
+  Async do_recv(const Call& call, const at::Tensor& like) override { return {copy(call, like), {}}; }
+  void do_barrier(const Call&) override {}
+
+  Async reduced(const Call& call, const at::Tensor& input, int64_t begin, int64_t count, at::Tensor result) const {
+    if (!has_data(call, input)) return {result, {}};
+    const auto element = static_cast<int64_t>(input.element_size());
+    const char* in = static_cast<const char*>(input.data_ptr()) + begin * element;
+    reduce_equal(input.scalar_type(), call.op, result.data_ptr(), in, count, count * element, size());
+    return {result, {}};
+  }
+
+  static at::Tensor copy(const Call& call, const at::Tensor& input) {
+    at::Tensor result = empty_for(input, input.sizes());
+    if (has_data(call, input) && input.numel() > 0) std::memcpy(result.data_ptr(), input.data_ptr(), input.nbytes());
+    return result;
+  }
+
+  static bool has_data(const Call& call, const at::Tensor& input) {
+    if (!input.is_meta()) require_cpu(call.kind, input, "fake");
+    return !input.is_meta();
+  }
+
+  static int64_t offset(Counts counts, int position) {
+    int64_t sum = 0;
+    for (int i = 0; i < position; ++i) sum += counts[i];
+    return sum;
+  }
+};
+
+class FakeTransport final : public Transport {
+ public:
+  FakeTransport(int rank, int size) : rank_(rank), size_(size) {}
+  std::string_view name() const override { return "fake"; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks) override {
+    return std::make_shared<FakeCommunicator>(name, ranks, position_in(name, ranks, rank_, size_));
+  }
+  void leave(const std::string&) override {}
+
+ private:
+  const int rank_, size_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_fake_transport(int rank, int size) {
+  require(size > 0 && rank >= 0 && rank < size, "make_fake_transport", "got rank {} of {}; expected 0 <= rank < size", rank, size);
+  return std::make_unique<FakeTransport>(rank, size);
+}
+
+namespace {
+
+const bool registered = [] {
+  register_transport({.name = "fake",
+                      .threads = [](const ThreadsJob& job) { return [size = job.ranks](int) { return make_fake_transport(0, size); }; },
+                      .one_for_all = true});
+  return true;
+}();
+
+}  // namespace
+
+}  // namespace dtensor::comm

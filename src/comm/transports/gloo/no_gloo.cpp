@@ -1,0 +1,27 @@
+// Stands for the gloo transport in a build without the gloo library.
+#include <dtensor/base/error.hpp>
+#include <dtensor/comm/transport_kind.hpp>
+
+#include "src/comm/rendezvous/rendezvous.hpp"
+
+namespace dtensor::comm {
+
+namespace {
+
+constexpr const char* kMissing = "install libgloo-dev and configure with -Dgloo=enabled";
+
+const bool registered = [] {
+  register_transport({.name = "gloo", .missing = kMissing});
+  register_transport({.name = "shm", .missing = kMissing});
+  return true;
+}();
+
+}  // namespace
+
+std::unique_ptr<Transport> make_gloo_transport(const GlooOptions& options) { return make_gloo_transport(options, nullptr); }
+
+std::unique_ptr<Transport> make_gloo_transport(const GlooOptions&, std::shared_ptr<Listener>) {
+  fail("make_gloo_transport", "this build has no gloo transport; hint: {}", kMissing);
+}
+
+}  // namespace dtensor::comm

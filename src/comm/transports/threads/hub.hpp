@@ -1,0 +1,63 @@
+// What the ranks of one process share: groups, the collectives under way in them, and who has left.
+#pragma once
+
+#include "src/comm/transports/threads/slot.hpp"
+
+#include <map>
+#include <memory>
+#include <optional>
+
+namespace dtensor::comm::threads {
+
+class Hub;
+
+// Identifies a meeting: a collective by its number (peers -1), a message by its ends, tag and number.
+struct SlotKey {
+  int from = -1, to = -1, tag = 0;
+  uint64_t sequence = 0;
+  auto operator<=>(const SlotKey&) const = default;
+};
+
+// The shared half of a communicator.
+class Group {
+ public:
+  Group(std::vector<int> ranks, Hub& hub) : ranks_(std::move(ranks)), hub_(hub) {}
+
+  // Meets the others in slot `key`, whose members are the group's positions `members`; this rank is members[member].
+  std::shared_ptr<Slot> post(const SlotKey& key, const std::vector<int>& members, int member, Entry entry);
+
+  // Fails every incomplete meeting that `rank` has not come to, or all of them when `rank` is -1.
+  void fail_pending(int rank, const std::string& why);
+
+  // A rank's wait has reached its deadline: unless all have come the meeting fails for everyone, since what that rank brought may be
+  // overwritten from now on.
+  void give_up(Slot& slot, Milliseconds deadline);
+
+ private:
+  const std::vector<int> ranks_;
+  Hub& hub_;
+  std::mutex mutex_;
+  std::map<SlotKey, std::shared_ptr<Slot>> pending_;
+};
+
+class Hub {
+ public:
+  explicit Hub(int size) : left_(size) {}
+  int size() const { return static_cast<int>(left_.size()); }
+
+  // The `nth` group of these ranks.
+  std::shared_ptr<Group> group(const std::vector<int>& ranks, int nth);
+
+  void leave(int rank, const std::string& why);
+
+  // Why a collective that waits for `rank` cannot complete, if so: the job's first failure, or that `rank` has left.
+  std::optional<std::string> obstacle(int rank);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<std::vector<int>, int>, std::shared_ptr<Group>> groups_;
+  std::vector<bool> left_;
+  std::optional<std::string> failure_;
+};
+
+}  // namespace dtensor::comm::threads

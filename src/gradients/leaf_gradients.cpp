@@ -1,0 +1,141 @@
+// A gradient accumulates in its parameter's layout: leaves get a hook on first use that moves what backward brings.
+#include "src/dispatch/dtensor_impl.hpp"
+#include "src/mesh/world_state.hpp"
+#include "src/gradients/gradient_buckets.hpp"
+#include <dtensor/dispatch/local_mode.hpp>
+#include "src/dispatch/key.hpp"
+
+#include <dtensor/base/error.hpp>
+#include <dtensor/redistribute/redistribute.hpp>
+#include <dtensor/tensor/tensor.hpp>
+#include <dtensor/mesh/world.hpp>
+
+#include <ATen/ops/add.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace dtensor {
+
+namespace {
+
+// The last move of a leaf's gradient: the next is the same, as a rule.
+struct LastMove {
+  LayoutPtr from, to;
+  comm::Communicator* sums = nullptr;  // where it is nothing but a sum over this group
+  ReduceOp op = ReduceOp::sum;
+
+  LastMove() = default;
+  LastMove(LayoutPtr before, LayoutPtr after) : from(std::move(before)), to(std::move(after)) {
+    const auto plan = plan_move(from, to);
+    if (plan.steps.size() != 1) return;
+    const auto& step = plan.steps[0];
+    if (!step.to.is_replicate() || !(step.from.is_partial(ReduceOp::sum) || step.from.is_partial(ReduceOp::avg))) return;
+    sums = &from->mesh().communicator(step.mesh_dims);
+    op = step.from.op;
+  }
+};
+
+at::Tensor in_layout(const at::Tensor& gradient, const LayoutPtr& like, LastMove& last) {
+  const auto& layout = as_dtensor(gradient)->layout();
+  if (layout->placements() == like->placements()) return gradient;
+  if (layout != last.from || last.to->placements() != like->placements()) last = LastMove(layout, layout->with(like->placements()));
+  comm::Cause cause("gradient", true);
+  if (gradient.requires_grad() && c10::GradMode::is_enabled()) return redistribute(gradient, like->placements());  // create_graph
+  const auto& part = as_dtensor(gradient)->local();
+  if (last.sums && last.sums->size() > 1 && fits_bucket(part)) return reduce_in_bucket(part, last.to, *last.sums, last.op);
+  return move_tensor(gradient, last.to);
+}
+
+// Whether the gradient is one that autograd::grad asked for, which the leaf does not get. (Before libtorch 2.0 no hook sees it.)
+bool is_only_captured(const at::Tensor& leaf) {
+  const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
+  if (!tasks || tasks->empty()) return false;
+  const auto task = tasks->find(torch::autograd::impl::grad_accumulator(leaf).get());
+  return task != tasks->end() && !task->second.needed_;
+}
+
+// Of a rank: how many NoSync live.
+struct Deferring {
+  std::atomic<int> no_sync = 0;
+};
+
+// Runs before the engine accumulates `gradient` into the leaf.
+at::Tensor on_gradient(const c10::weak_intrusive_ptr<c10::TensorImpl>& weak_leaf, const at::Tensor& gradient, LastMove& last) {
+  auto leaf_impl = weak_leaf.lock();
+  if (!leaf_impl || !gradient.defined() || !as_dtensor(gradient)) return at::Tensor();
+  const at::Tensor leaf(std::move(leaf_impl));
+  if (is_only_captured(leaf)) return at::Tensor();
+  const auto& member = as_dtensor(leaf)->member();
+  const auto layout = as_dtensor(leaf)->layout();
+  const bool defer = layout->mesh().world().local<Deferring>().no_sync > 0;
+  if (member) return member->group->reduce(member->index, leaf, gradient, defer);
+  if (defer) return at::Tensor();
+  auto& accumulated = leaf.mutable_grad();
+  if (accumulated.defined() && as_dtensor(accumulated) && as_dtensor(accumulated)->layout()->has_partial()) {
+    const auto deferred = std::exchange(accumulated, at::Tensor());
+    return in_layout(at::add(deferred, gradient), layout, last);
+  }
+  return in_layout(gradient, layout, last);
+}
+
+// A hook of a leaf that runs after all that register_hook adds, also later: those get the gradient that backward brings, and what they
+// return is moved and added to what is there.
+struct GradientHook final : torch::autograd::FunctionPreHook {
+  explicit GradientHook(const at::Tensor& leaf) : leaf_(leaf.getIntrusivePtr()) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    const auto moved = on_gradient(leaf_, gradients[0], last_);
+    return {moved.defined() ? moved : gradients[0]};
+  }
+
+  // Hooks of register_hook are one list, which is in its place among the others as soon as it is there.
+  static void add(const at::Tensor& leaf) {
+    leaf.remove_hook(leaf.register_hook([](const at::Tensor&) {}));
+#if DTENSOR_TORCH_AT_LEAST(2, 0)
+    torch::autograd::impl::hooks(leaf).push_back(std::make_unique<GradientHook>(leaf));  // add_hook is for a first one
+#else
+    torch::autograd::impl::add_hook(leaf, std::make_shared<GradientHook>(leaf));
+#endif
+  }
+
+ private:
+  const c10::weak_intrusive_ptr<c10::TensorImpl> leaf_;
+  LastMove last_;
+};
+
+}  // namespace
+
+// Of the rank: backward may run in a thread of libtorch's.
+NoSync::NoSync() { ++World::current().local<Deferring>().no_sync; }
+NoSync::~NoSync() { --World::current().local<Deferring>().no_sync; }
+
+void sync_gradients(c10::ArrayRef<at::Tensor> parameters) {
+  for (const auto& parameter : parameters) {
+    auto* impl = as_dtensor(parameter);
+    auto& gradient = parameter.mutable_grad();
+    LastMove last;
+    if (impl && gradient.defined() && as_dtensor(gradient)) gradient = in_layout(gradient, impl->layout(), last);
+  }
+  if (auto* world = detail::existing_world()) close_buckets(*world);
+}
+
+namespace {
+
+void check_leaf(DTensorImpl* impl) {
+  if (!impl->requires_grad()) return;
+  impl->leaf_checked = true;
+  const auto tensor = at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(impl));
+  // Not is_leaf(): of a view whose base was written it would work out the gradient function, which here, below autograd, is lost.
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  if (!meta || !meta->requires_grad_ || meta->grad_fn_) return;
+  GradientHook::add(tensor);
+}
+
+const bool leaves_have_hooks = [] {
+  dispatch::check_leaf = check_leaf;
+  return true;
+}();
+
+}  // namespace
+}  // namespace dtensor

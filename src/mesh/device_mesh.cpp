@@ -1,0 +1,227 @@
+// Device meshes: checks, slicing, and the groups along their dimensions.
+#include <dtensor/mesh/device_mesh.hpp>
+#include <dtensor/base/error.hpp>
+#include <dtensor/mesh/world.hpp>
+
+#include "src/mesh/world_state.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <ostream>
+
+namespace dtensor {
+
+namespace {
+
+using detail::MeshState;
+
+constexpr const char* kTag = "DeviceMesh";
+
+int64_t product(const std::vector<int64_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+}
+
+std::string tuple(const std::vector<int64_t>& sizes) { return fmt::format("({})", fmt::join(sizes, ", ")); }
+
+// The coordinates of the index-th element of a row-major array.
+std::vector<int64_t> unravel(int64_t index, const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> coordinate(sizes.size());
+  for (size_t d = sizes.size(); d-- > 0;) {
+    coordinate[d] = index % sizes[d];
+    index /= sizes[d];
+  }
+  return coordinate;
+}
+
+void check_names(const std::vector<std::string>& names) {
+  for (auto it = names.begin(); it != names.end(); ++it) {
+    require(!it->empty(), kTag, "a dimension has an empty name; got names {}", names);
+    require(std::find(names.begin(), it, *it) == it, kTag, "the dimension name \"{}\" is repeated; got names {}", *it,
+            names);
+  }
+}
+
+void check(const MeshState& mesh, int world_size) {
+  require(!mesh.sizes.empty(), kTag, "a mesh needs at least one dimension; hint: a mesh of one rank has sizes (1)");
+  for (int64_t size : mesh.sizes) {
+    require(size >= 1, kTag, "got sizes {}; expected every size to be at least 1", tuple(mesh.sizes));
+  }
+  require(mesh.names.size() == mesh.sizes.size(), kTag, "got {} sizes {} but {} names {}; hint: init_device_mesh(device, {{2, 2}}, {{\"dp\", \"tp\"}}) names each size", mesh.sizes.size(),
+          tuple(mesh.sizes), mesh.names.size(), mesh.names);
+  check_names(mesh.names);
+  require(product(mesh.sizes) == static_cast<int64_t>(mesh.ranks.size()), kTag, "sizes {} need {} ranks; got {}",
+          tuple(mesh.sizes), product(mesh.sizes), mesh.ranks.size());
+  std::vector<bool> seen(world_size);
+  for (int rank : mesh.ranks) {
+    require(rank >= 0 && rank < world_size, kTag, "rank {} is out of range; expected 0 to {}, the world has {} ranks",
+            rank, world_size - 1, world_size);
+    require(!seen[rank], kTag, "rank {} is repeated; expected each rank once", rank);
+    seen[rank] = true;
+  }
+}
+
+// The ranks reached from `fixed` (a coordinate) by moving along `dims`, row-major in the order of `dims`.
+std::vector<int> ranks_along(const MeshState& mesh, std::vector<int64_t> fixed, c10::ArrayRef<int64_t> dims) {
+  std::vector<int64_t> sizes;
+  for (int64_t d : dims) sizes.push_back(mesh.sizes[d]);
+  std::vector<int> ranks;
+  for (int64_t i = 0, n = product(sizes); i < n; ++i) {
+    const auto moved = unravel(i, sizes);
+    for (size_t k = 0; k < dims.size(); ++k) fixed[dims[k]] = moved[k];
+    int64_t index = 0;
+    for (size_t d = 0; d < fixed.size(); ++d) index = index * mesh.sizes[d] + fixed[d];
+    ranks.push_back(mesh.ranks[index]);
+  }
+  return ranks;
+}
+
+// "[[0, 1], [2, 3]]", or only the count when there are many.
+std::string ranks_text(const MeshState& mesh) {
+  if (mesh.ranks.size() > 64)
+    return fmt::format("{} ranks, {} to {}", mesh.ranks.size(), mesh.ranks.front(), mesh.ranks.back());
+  std::function<std::string(size_t, size_t, size_t)> nested = [&](size_t d, size_t begin, size_t count) -> std::string {
+    if (d == mesh.sizes.size()) return std::to_string(mesh.ranks[begin]);
+    const size_t each = count / mesh.sizes[d];
+    std::string text;
+    for (int64_t i = 0; i < mesh.sizes[d]; ++i) text += (i ? ", " : "") + nested(d + 1, begin + i * each, each);
+    return "[" + text + "]";
+  };
+  return "ranks=" + nested(0, 0, mesh.ranks.size());
+}
+
+}  // namespace
+
+DeviceMesh::DeviceMesh(c10::DeviceType device, std::vector<int> ranks, std::vector<int64_t> sizes,
+                       std::vector<std::string> names)
+    : DeviceMesh(World::current(), device, std::move(ranks), std::move(sizes), std::move(names)) {}
+
+DeviceMesh::DeviceMesh(World& world, c10::DeviceType device, std::vector<int> ranks, std::vector<int64_t> sizes,
+                       std::vector<std::string> names) {
+  MeshState mesh{device, std::move(ranks), std::move(sizes), std::move(names)};
+  check(mesh, world.size());
+  const auto here = std::find(mesh.ranks.begin(), mesh.ranks.end(), world.rank());
+  mesh.member = here != mesh.ranks.end();
+  if (mesh.member) mesh.coordinate = unravel(here - mesh.ranks.begin(), mesh.sizes);
+  state_ = world.state().intern(std::move(mesh));
+}
+
+c10::DeviceType DeviceMesh::device_type() const { return state_->device; }
+int64_t DeviceMesh::ndim() const { return static_cast<int64_t>(state_->sizes.size()); }
+int64_t DeviceMesh::size() const { return static_cast<int64_t>(state_->ranks.size()); }
+c10::ArrayRef<int64_t> DeviceMesh::sizes() const { return state_->sizes; }
+const std::vector<std::string>& DeviceMesh::names() const { return state_->names; }
+const std::vector<int>& DeviceMesh::ranks() const { return state_->ranks; }
+bool DeviceMesh::contains_this_rank() const { return state_->member; }
+
+int64_t DeviceMesh::size(int64_t dim) const {
+  if (dim < 0 || dim >= ndim())
+    fail(kTag, "mesh dimension {} is out of range; {} has {} dimensions", dim, str(), ndim());
+  return state_->sizes[dim];
+}
+
+int64_t DeviceMesh::dim(std::string_view name) const {
+  const auto it = std::find(names().begin(), names().end(), name);
+  require(it != names().end(), kTag, "there is no dimension \"{}\"; the mesh has {}; hint: the names are those given to init_device_mesh", name, names());
+  return it - names().begin();
+}
+
+World& DeviceMesh::world() const {
+  if (!state_->world)
+    fail(kTag, "the world of {} has ended; hint: use a mesh only inside the launch that made it", str());
+  return *state_->world;
+}
+
+c10::ArrayRef<int64_t> DeviceMesh::coordinate() const {
+  if (!state_->member) fail(kTag, "this rank is not in {}; hint: ask contains_this_rank() first", str());
+  return state_->coordinate;
+}
+
+std::vector<int64_t> DeviceMesh::coordinate_of(int64_t index) const {
+  if (index < 0 || index >= size()) fail(kTag, "index {} is out of range; {} has {} ranks", index, str(), size());
+  return unravel(index, state_->sizes);
+}
+
+DeviceMesh DeviceMesh::operator[](std::string_view name) const { return (*this)[{name}]; }
+
+DeviceMesh DeviceMesh::operator[](std::initializer_list<std::string_view> wanted) const {
+  std::vector<int64_t> dims, sizes;
+  std::vector<std::string> names;
+  for (auto name : wanted) {
+    dims.push_back(dim(name));
+    sizes.push_back(size(dims.back()));
+    names.emplace_back(name);
+  }
+  check_names(names);
+  auto ranks = ranks_along(*state_, coordinate().vec(), dims);
+  return DeviceMesh(world(), device_type(), std::move(ranks), std::move(sizes), std::move(names));
+}
+
+DeviceMesh DeviceMesh::flatten(std::initializer_list<std::string_view> joined, std::string name) const {
+  require(joined.size() > 0, kTag, "flatten needs the name of at least one dimension; the mesh has {}", names());
+  const int64_t first = dim(*joined.begin());
+  int64_t next = first, count = 1;
+  for (auto each : joined) {
+    require(dim(each) == next, kTag,
+            "flatten joins adjacent dimensions in the mesh's order; got {}, the mesh has {}; hint: slice the mesh by "
+            "name first "
+            "to reorder it",
+            std::vector<std::string>(joined.begin(), joined.end()), names());
+    count *= size(next++);
+  }
+  auto new_sizes = state_->sizes;
+  auto new_names = names();
+  new_sizes.erase(new_sizes.begin() + first + 1, new_sizes.begin() + next);
+  new_names.erase(new_names.begin() + first + 1, new_names.begin() + next);
+  new_sizes[first] = count;
+  new_names[first] = std::move(name);
+  return DeviceMesh(world(), device_type(), ranks(), std::move(new_sizes), std::move(new_names));
+}
+
+comm::Communicator& DeviceMesh::communicator(int64_t dim) const {
+  size(dim);  // checks the range
+  return communicator(c10::ArrayRef<int64_t>(&dim, 1));
+}
+
+comm::Communicator& DeviceMesh::communicator(c10::ArrayRef<int64_t> dims) const {
+  const bool ascending = std::adjacent_find(dims.begin(), dims.end(), std::greater_equal<>()) == dims.end();
+  if (dims.empty() || !ascending || dims.front() < 0 || dims.back() >= ndim()) {
+    fail(kTag, "got mesh dimensions {}; expected ascending dimensions of {}", dims.vec(), str());
+  }
+  auto& world_state = world().state();
+  std::lock_guard<std::recursive_mutex> lock(world_state.mutex);
+  auto& made = state_->communicators;
+  if (const auto found = made.find(dims); found != made.end()) return *found->second;
+  std::vector<std::string> group;
+  for (int64_t d : dims) group.push_back(names()[d]);
+  auto connected = world_state.connect(fmt::format("{}", fmt::join(group, "+")), ranks_along(*state_, coordinate().vec(), dims));
+  return *made.emplace(dims.vec(), std::move(connected)).first->second;
+}
+
+std::string DeviceMesh::str() const {
+  std::string text = "DeviceMesh(" + c10::DeviceTypeName(device_type(), /*lower_case=*/true);
+  for (int64_t d = 0; d < ndim(); ++d) text += fmt::format(", {}={}", names()[d], state_->sizes[d]);
+  return text + ", " + ranks_text(*state_) + ")";
+}
+
+DeviceMesh init_device_mesh(c10::DeviceType device, std::vector<int64_t> sizes, std::vector<std::string> names) {
+  const int world_size = World::current().size();
+  require(std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size > 0; }), kTag,
+          "mesh {} has a dimension without ranks; expected sizes of at least 1, whose product is the world's {}", tuple(sizes), world_size);
+  require(product(sizes) == world_size, kTag,
+          "mesh {} has {} ranks but the world has {}; hint: start {} ranks, or choose sizes "
+          "whose product is {}",
+          tuple(sizes), product(sizes), world_size, product(sizes), world_size);
+  std::vector<int> ranks(world_size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  if (names.empty()) {
+    for (size_t d = 0; d < sizes.size(); ++d) names.push_back(fmt::format("dim{}", d));
+  }
+  return DeviceMesh(device, std::move(ranks), std::move(sizes), std::move(names));
+}
+
+std::ostream& operator<<(std::ostream& out, const DeviceMesh& mesh) { return out << mesh.str(); }
+
+}  // namespace dtensor

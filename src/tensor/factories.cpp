@@ -1,0 +1,102 @@
+// Factories of distributed tensors.
+#include <dtensor/base/error.hpp>
+#include <dtensor/tensor/spmd.hpp>
+#include <dtensor/tensor/tensor.hpp>
+
+#include "src/dispatch/dtensor_impl.hpp"
+#include <dtensor/dispatch/local_mode.hpp>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
+namespace dtensor {
+
+namespace {
+
+// The meta device is of every mesh: tensors without values.
+at::TensorOptions on(const DeviceMesh& mesh, at::TensorOptions options) {
+  if (options.has_device() && options.device().is_meta()) return options;
+  require(!options.has_device() || options.device().type() == mesh.device_type(), "factory",
+          "the options ask for device {}, but the mesh is {}", options.device().str(), mesh.str());
+  return options.device(c10::Device(mesh.device_type()));
+}
+
+// A tensor of which each rank makes its part only; `make` gets the local sizes.
+template <class Make>
+DTensor per_part(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options,
+                 Make&& make) {
+  for (const auto& placement : placements) {
+    require(!placement.is_partial(), "factory", "a factory cannot make a Partial tensor; got {}", str(placements));
+  }
+  const auto layout = Layout::get(mesh, placements, sizes, c10::typeMetaToScalarType(options.dtype()));
+  at::Tensor result;
+  {
+    LocalMode local_mode;
+    result = wrap(make(layout->local_sizes()), layout);
+    as_dtensor(result)->laid_out = true;
+  }
+  result.set_requires_grad(options.requires_grad());
+  return DTensor(result);
+}
+
+// A tensor of which each rank draws its part only.
+template <class Draw>
+DTensor drawn(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options, Draw&& draw) {
+  const auto result = empty(sizes, mesh, placements, options.requires_grad(false)).tensor();
+  draw(result);
+  result.set_requires_grad(options.requires_grad());
+  return DTensor(result);
+}
+
+// A tensor whose values depend on the whole: made replicated, as Spmd makes it, then laid out.
+template <class Make>
+DTensor whole(const DeviceMesh& mesh, PlacementsRef placements, bool requires_grad, Make&& make) {
+  Spmd spmd(mesh);
+  at::Tensor result = DTensor(make()).redistribute(placements);
+  as_dtensor(result)->laid_out = true;
+  return DTensor(result.set_requires_grad(requires_grad));
+}
+
+}  // namespace
+
+DTensor empty(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
+  const auto o = on(mesh, options);
+  return per_part(sizes, mesh, placements, o, [&](c10::IntArrayRef local) { return at::empty(local, o.requires_grad(false)); });
+}
+
+DTensor full(c10::IntArrayRef sizes, const at::Scalar& value, const DeviceMesh& mesh, PlacementsRef placements,
+             at::TensorOptions options) {
+  const auto o = on(mesh, options);
+  return per_part(sizes, mesh, placements, o,
+                  [&](c10::IntArrayRef local) { return at::full(local, value, o.requires_grad(false).dtype(o.dtype())); });
+}
+
+DTensor zeros(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
+  return full(sizes, 0, mesh, placements, options);
+}
+
+DTensor ones(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
+  return full(sizes, 1, mesh, placements, options);
+}
+
+DTensor rand(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
+  return drawn(sizes, mesh, placements, options, [](const at::Tensor& tensor) { tensor.uniform_(); });
+}
+
+DTensor randn(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
+  return drawn(sizes, mesh, placements, options, [](const at::Tensor& tensor) { tensor.normal_(); });
+}
+
+DTensor randint(int64_t low, int64_t high, c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements,
+                at::TensorOptions options) {
+  const auto o = options.has_dtype() ? options : options.dtype(at::kLong);
+  return drawn(sizes, mesh, placements, o, [&](const at::Tensor& tensor) { tensor.random_(low, high); });
+}
+
+DTensor arange(const at::Scalar& end, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
+  const auto o = on(mesh, options).requires_grad(false);
+  return whole(mesh, placements, options.requires_grad(), [&] { return at::arange(end, o); });
+}
+
+}  // namespace dtensor

@@ -1,0 +1,284 @@
+// The DTensor handle and what makes and opens one, with gradients.
+#include <dtensor/tensor/tensor.hpp>
+
+#include <dtensor/dispatch/flat_group.hpp>
+
+#include <dtensor/mesh/two_meshes.hpp>
+#include "src/dispatch/compared.hpp"
+#include "src/dispatch/dtensor_impl.hpp"
+#include <dtensor/dispatch/local_mode.hpp>
+#include "src/dispatch/reading.hpp"
+#include "src/dispatch/replicated.hpp"
+
+#include <dtensor/base/error.hpp>
+#include <dtensor/redistribute/redistribute.hpp>
+#include <dtensor/tensor/spmd.hpp>
+#include <dtensor/mesh/world.hpp>
+
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+namespace dtensor {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+
+Placements to_vector(PlacementsRef placements) { return {placements.begin(), placements.end()}; }
+
+const LayoutPtr& layout_of(std::string_view tag, const at::Tensor& tensor) {
+  auto* impl = tensor.defined() ? as_dtensor(tensor) : nullptr;
+  require(impl, tag, "expected a distributed tensor; got {}; hint: make one with distribute_tensor or from_local",
+          tensor.defined() ? "a plain tensor" : "an undefined tensor");
+  return impl->layout();
+}
+
+at::Tensor local_of(const at::Tensor& tensor) { return as_dtensor(tensor)->local(); }
+
+// Where a gradient lies: as the tensor, but whole where the tensor is Partial (each rank's part gets the whole gradient).
+Placements gradient_placements(const Layout& layout) { return without_partial(layout.placements()); }
+
+// A function of one tensor with layout `layout`, saved for backward by an opaque holder.
+struct SavedLayout : torch::CustomClassHolder {
+  explicit SavedLayout(LayoutPtr l) : layout(std::move(l)) {}
+  LayoutPtr layout;
+};
+
+void save(AutogradContext* context, const LayoutPtr& layout) {
+  context->saved_data["layout"] = c10::IValue::make_capsule(c10::make_intrusive<SavedLayout>(layout));
+}
+
+LayoutPtr saved(AutogradContext* context) {
+  return c10::static_intrusive_pointer_cast<SavedLayout>(context->saved_data["layout"].toCapsule())->layout;
+}
+
+// The gradient of a move is the move back.
+struct Redistribute : Function<Redistribute> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const LayoutPtr& target) {
+    save(context, as_dtensor(tensor)->layout());
+    return move_tensor(tensor, target);
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto& gradient = gradients[0];
+    if (!gradient.defined()) return {at::Tensor(), at::Tensor()};
+    return {dtensor::redistribute(gradient, gradient_placements(*saved(context))), at::Tensor()};
+  }
+};
+
+at::Tensor local_part(const at::Tensor& gradient, const LayoutPtr& layout);
+at::Tensor from_part(const at::Tensor& gradient, const LayoutPtr& layout);
+
+struct ToLocal : Function<ToLocal> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const LayoutPtr& gradient) {
+    save(context, gradient);
+    as_dtensor(tensor)->note_written();  // it may be
+    LocalMode local_mode;
+    return local_of(tensor).alias();
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    if (!gradients[0].defined()) return {at::Tensor(), at::Tensor()};
+    return {from_part(gradients[0], saved(context)), at::Tensor()};
+  }
+};
+
+struct FromLocal : Function<FromLocal> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& local, const LayoutPtr& layout) {
+    save(context, layout);
+    LocalMode local_mode;
+    return wrap(local.alias(), layout);
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    if (!gradients[0].defined()) return {at::Tensor(), at::Tensor()};
+    const auto layout = saved(context);
+    const auto gradient = local_part(dtensor::redistribute(gradients[0], gradient_placements(*layout)), layout);
+    const auto share = averaged_over(*layout);
+    return {share == 1 ? gradient : gradient.div(share), at::Tensor()};
+  }
+
+ private:
+  // How many ranks' parts an element is the average of. What a part has in other reductions than sums depends on the parts.
+  static int64_t averaged_over(const Layout& layout) {
+    int64_t ranks = 1;
+    for (int64_t m = 0; m < layout.mesh().ndim(); ++m) {
+      const auto& placement = layout.placements()[m];
+      if (!placement.is_partial() || placement.is_partial(ReduceOp::sum)) continue;
+      require(placement.is_partial(ReduceOp::avg), "from_local",
+              "the gradient of a part is known for sums and averages only; got {}; hint: "
+              "reduce the parts before, or detach them",
+              layout.str());
+      ranks *= layout.mesh().size(m);
+    }
+    return ranks;
+  }
+};
+
+// Both are the other's gradient; where a gradient of a gradient is asked for, with one of their own.
+at::Tensor from_part(const at::Tensor& gradient, const LayoutPtr& layout) {
+  return gradient.requires_grad() ? FromLocal::apply(gradient, layout) : wrap(gradient, layout);
+}
+
+// Of a gradient of a tensor that was made of parts under `layout`: they make up the second gradient as they made up the tensor.
+at::Tensor local_part(const at::Tensor& gradient, const LayoutPtr& layout) {
+  if (!gradient.requires_grad()) return local_of(gradient);
+  auto placements = to_vector(layout->placements());
+  for (auto& placement : placements) {
+    if (placement.is_partial()) placement = partial();
+  }
+  return ToLocal::apply(gradient, as_dtensor(gradient)->layout()->with(placements));
+}
+
+// A replicated tensor that every rank holds whole, laid out: the gradient of the whole is the gathered gradient.
+at::Tensor replicated(const at::Tensor& full, const DeviceMesh& mesh) {
+  const Placements whole(mesh.ndim(), replicate());
+  return FromLocal::apply(full, Layout::get(mesh, whole, full.sizes(), full.strides(), full.scalar_type()));
+}
+
+// What a user laid out stays so.
+DTensor asked_for(at::Tensor tensor) {
+  as_dtensor(tensor)->laid_out = true;
+  return DTensor(std::move(tensor));
+}
+
+}  // namespace
+
+bool is_dtensor(const at::Tensor& tensor) { return tensor.defined() && as_dtensor(tensor); }
+
+DTensor::DTensor(at::Tensor tensor) : tensor_(std::move(tensor)) { layout_of("DTensor", tensor_); }
+
+const Layout& DTensor::layout() const { return *as_dtensor(tensor_)->layout(); }
+
+at::Tensor DTensor::to_local() const { return to_local(gradient_placements(layout())); }
+
+at::Tensor DTensor::to_local(PlacementsRef gradient) const {
+  const auto target = layout().with(gradient);
+  dispatch::before_write(as_dtensor(tensor_)->local());  // which whoever gets it may do
+  require(target->local_sizes() == layout().local_sizes(), "to_local",
+          "a part of the gradient has the sizes of a part of the tensor; got a gradient placed {} of {}", dtensor::str(gradient),
+          layout().str());
+  return ToLocal::apply(tensor_, target);
+}
+
+at::Tensor DTensor::full_tensor() const { return redistribute(Placements(mesh().ndim(), replicate())).to_local(); }
+
+DTensor DTensor::redistribute(PlacementsRef placements) const {
+  const auto& from = as_dtensor(tensor_)->layout();
+  check_maker("redistribute", from->mesh());
+  const auto target = from->with(placements);
+  return target == from ? *this : asked_for(Redistribute::apply(tensor_, target));
+}
+
+DTensor DTensor::redistribute(std::initializer_list<Placement> placements) const { return redistribute(PlacementsRef(placements)); }
+
+at::Tensor redistribute(const at::Tensor& tensor, PlacementsRef placements) {
+  return is_dtensor(tensor) ? DTensor(tensor).redistribute(placements).tensor() : tensor;
+}
+
+at::Tensor full_tensor(const at::Tensor& tensor) { return is_dtensor(tensor) ? DTensor(tensor).full_tensor() : tensor; }
+
+DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, PlacementsRef placements) {
+  require(full.defined(), "distribute_tensor", "the tensor is undefined");
+  require(mesh.contains_this_rank(), "distribute_tensor", "this rank is not in the mesh {}", mesh.str());
+  if (is_dtensor(full)) {
+    require(DTensor(full).mesh() == mesh, "distribute_tensor",
+            "the tensor is already distributed, on another mesh; got {}; expected {}; {}", DTensor(full).mesh().str(), mesh.str(),
+            why_two(DTensor(full).mesh(), mesh));
+    return DTensor(full).redistribute(placements);
+  }
+  require(full.is_meta() || full.device().type() == mesh.device_type(), "distribute_tensor",
+          "the tensor is on {}, and the mesh on {}; hint: tensor.to(...) first", full.device().str(),
+          c10::DeviceTypeName(mesh.device_type(), /*lower_case=*/true));
+  if (!full.is_meta() && Spmd::current() && replication_check() &&
+      dispatch::Compared::is_due(dispatch::compared(mesh).distributed++)) {
+    dispatch::check_replicated("distribute_tensor", full, mesh);
+  }
+  const DTensor whole(replicated(full, mesh));
+  const auto result = whole.redistribute(placements);
+  return asked_for(local_of(result).is_alias_of(full) ? result->clone() : result.tensor());
+}
+
+DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, std::initializer_list<Placement> placements) {
+  return distribute_tensor(full, mesh, PlacementsRef(placements));
+}
+
+DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes) {
+  require(local.defined() && !is_dtensor(local), "from_local", "expected a plain tensor as local part");
+  const auto layout = Layout::get(mesh, placements, sizes, local.scalar_type());
+  require(layout->local_sizes() == local.sizes(), "from_local",
+          "the local part does not have the sizes that the layout gives this rank; got [{}]; expected [{}] of {}",
+          fmt::join(local.sizes(), ", "), fmt::join(layout->local_sizes(), ", "), layout->str());
+  return asked_for(FromLocal::apply(local, layout));
+}
+
+DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, std::initializer_list<Placement> placements) {
+  return from_local(local, mesh, PlacementsRef(placements));
+}
+
+void join_group(const at::Tensor& tensor, c10::intrusive_ptr<FlatGroup> group, int64_t index) {
+  layout_of("join_group", tensor);
+  as_dtensor(tensor)->set_member(group ? c10::make_intrusive<FlatMember>(std::move(group), index, -1) : FlatMemberPtr());
+}
+
+FlatGroup* group_of(const at::Tensor& tensor) {
+  auto* impl = tensor.defined() ? as_dtensor(tensor) : nullptr;
+  return impl && impl->member() ? impl->member()->group.get() : nullptr;
+}
+
+void pin(const at::Tensor& tensor, bool pinned) {
+  layout_of("pin", tensor);
+  as_dtensor(tensor)->pinned = pinned;
+}
+
+bool is_pinned(const at::Tensor& tensor) {
+  const auto* impl = as_dtensor(tensor);
+  return impl && impl->pinned;
+}
+
+const Layout* find_layout(const at::Tensor& tensor) {
+  const auto* impl = as_dtensor(tensor);
+  return impl ? impl->layout().get() : nullptr;
+}
+
+at::Tensor make_part(at::Tensor local, LayoutPtr layout, comm::WorkPtr work) {
+  auto result = wrap(std::move(local), std::move(layout));
+  as_dtensor(result)->set_pending(std::move(work));
+  return result;
+}
+
+const at::Tensor& part_of(const at::Tensor& tensor) {
+  layout_of("part_of", tensor);
+  return as_dtensor(tensor)->local();
+}
+
+const at::Tensor& part_under_way(const at::Tensor& tensor) {
+  layout_of("part_under_way", tensor);
+  return as_dtensor(tensor)->local_under_way();
+}
+
+const LayoutPtr& layout_of(const at::Tensor& tensor) { return layout_of("layout_of", tensor); }
+
+void move_part(const at::Tensor& tensor, at::Tensor local) {
+  auto& impl = *as_dtensor(tensor);
+  const auto member = impl.member();
+  impl.set_member({});
+  impl.relay(std::move(local), layout_of("move_part", tensor));
+  impl.set_member(member);
+}
+
+void redistribute_(const at::Tensor& tensor, PlacementsRef placements) {
+  const auto from = layout_of("redistribute_", tensor);
+  require(tensor.is_leaf(), "redistribute_", "only a leaf can be laid out in place; got {}, the result of an operator", from->str());
+  const auto target = from->with(placements);
+  if (target == from) return;
+  auto* impl = as_dtensor(tensor);
+  impl->laid_out = true;
+  require(!impl->member(), "redistribute_", "the tensor lies in the flat buffer of a unit; got {}; hint: parallelize_module lays out such "
+          "parameters, and keeps them in their unit", from->str());
+  if (from->is_deferred()) return impl->lay_out_deferred(target);
+  LocalMode local_mode;
+  impl->relay(in_own_memory(move_local(impl->local(), from, target).get()), target);
+}
+
+}  // namespace dtensor

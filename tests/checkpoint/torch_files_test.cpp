@@ -1,0 +1,212 @@
+// Modules and tensors in files of torch::save, in and out, on any mesh.
+#include "tests/support/torch_files_support.hpp"
+
+#include <csignal>
+#include <sys/resource.h>
+
+namespace dt = dtensor;
+using namespace dt::test;
+
+TEST_CASE("files: a module's file is torch::save's byte for byte", "[files]") {
+  ManyKinds plain(3);
+  const auto expected = plain_bytes(plain);
+  for (const auto& way : ways()) {
+    for (const auto* transport : {"threads", "shm", "gloo"}) {
+      if (ranks_of(way) == 1 && std::string(transport) != "threads") continue;
+      CAPTURE(way, transport);
+      const Folder folder;
+      REQUIRE_NOTHROW(on_way(
+          way, 3,
+          [&](dt::World&, ManyKinds& model) {
+            dt::save(model, folder / "model.pt");
+            dt::require(bytes_of(folder / "model.pt").size() == expected.size(), "test", "the file is not there when save returns");
+          },
+          transport));
+      CHECK(bytes_of(folder / "model.pt") == expected);
+      CHECK(folder.files() == 1);
+      ManyKinds read(4);
+      torch::load(read, folder / "model.pt");
+      CHECK_NOTHROW(same_module(*read, *plain, "read by torch::load"));
+    }
+  }
+}
+
+TEST_CASE("files: a module takes the values of torch::save's file and stays as it lies", "[files]") {
+  ManyKinds plain(3);
+  const Folder folder;
+  torch::save(plain, folder / "model.pt");
+  for (const auto& way : ways()) {
+    for (const auto* transport : {"threads", "shm", "gloo"}) {
+      if (ranks_of(way) == 1 && std::string(transport) != "threads") continue;
+      CAPTURE(way, transport);
+      REQUIRE_NOTHROW(on_way(
+          way, 4,
+          [&](dt::World&, ManyKinds& model) {
+            std::vector<std::string> before;
+            for (const auto& [name, tensor] : tensors_of(*model)) before.push_back(dt::DTensor(tensor).layout().str());
+            dt::load(model, folder / "model.pt");
+            same_module(*model, *plain, "read by dt::load");
+            const auto after = tensors_of(*model);
+            for (size_t i = 0; i < after.size(); ++i) {
+              dt::require(dt::DTensor(after[i].second).layout().str() == before[i], "test", "{} lies otherwise", after[i].first);
+              dt::require(after[i].second.is_leaf(), "test", "{} is no leaf", after[i].first);
+            }
+            dt::require(model->frozen.requires_grad() == false && model->number.requires_grad(), "test", "what needs gradients changed");
+            dt::require(model->head.is_same(model->tokens->weight), "test", "what was tied is not");
+          },
+          transport));
+    }
+  }
+}
+
+TEST_CASE("files: training goes on with the values of a file", "[files]") {
+  const auto loss_of = [](ManyKinds& model, const torch::Tensor& ids) {
+    torch::manual_seed(9);  // of dropout
+    return model->forward(ids).square().mean();
+  };
+  const auto ids = torch::arange(24).mul(7).remainder(11);
+  ManyKinds plain(3);
+  const Folder folder;
+  torch::save(plain, folder / "model.pt");
+  const auto expected = loss_of(plain, ids);
+  expected.backward();
+  for (const auto& way : ways()) {
+    CAPTURE(way);
+    REQUIRE_NOTHROW(on_way(way, 4, [&](dt::World&, ManyKinds& model) {
+      const auto before = loss_of(model, ids);  // fully sharded units have gathered the old values
+      dt::load(model, folder / "model.pt");
+      model->zero_grad();
+      const auto loss = loss_of(model, ids);
+      loss.backward();
+      const auto off = std::abs(loss.item<float>() - expected.item<float>());
+      dt::require(off < 1e-6 * std::abs(expected.item<float>()), "test", "the loss is off by {}", off);
+      const auto gradient = dt::full_tensor(model->head.grad());
+      dt::require(gradient.allclose(plain->head.grad(), 1e-5, 1e-6), "test", "the gradient differs");
+    }));
+  }
+}
+
+namespace {
+
+// Runs `call` on each rank of a mesh; all throw, and their texts are returned.
+std::vector<std::string> errors_of(const Way& way, const std::function<void(ManyKinds&)>& call, const std::string& transport = "threads") {
+  std::vector<std::string> texts(ranks_of(way));
+  on_way(
+      way, 4,
+      [&](dt::World& world, ManyKinds& model) {
+        try {
+          call(model);
+        } catch (const dt::Error& error) {
+          texts[world.rank()] = error.what_without_backtrace();
+        }
+        world.barrier();
+        dt::NoSpmd no_region;
+        same_module(*model, *ManyKinds(4), "after the error");
+      },
+      transport);
+  return texts;
+}
+
+void check_all_say(const std::vector<std::string>& texts, const std::vector<std::string>& parts) {
+  for (const auto& text : texts) {
+    for (const auto& part : parts) CHECK_THAT(text, says(part));
+  }
+}
+
+struct Other : torch::nn::Module {
+  Other() {
+    register_parameter("head", torch::zeros({11, 7}));
+    register_parameter("frozn", torch::zeros({7}));
+    register_parameter("number", torch::zeros({}, torch::kDouble));
+    register_module("layers", torch::nn::Sequential(torch::nn::Linear(6, 8)));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("files: what does not fit is listed on every rank and nothing changes", "[files]") {
+  const Folder folder;
+  torch::save(std::make_shared<Other>(), folder / "other.pt");
+  std::ofstream(folder / "text.pt") << "no archive";
+  torch::save(torch::ones({3}), folder / "tensor.pt");
+  for (const auto* transport : {"threads", "gloo"}) {
+    const auto way = ways()[4];
+    const auto load = [&](const std::string& name) { return [&, name](ManyKinds& model) { dt::load(model, folder / name); }; };
+    check_all_say(
+        errors_of(way, load("other.pt"), transport),
+        {"[load]", "other.pt' does not fit the module", "'head' has sizes [11, 7], expected [11, 6]", "no 'frozen' (closest: 'frozn'",
+         "'number' is Double, expected Float", "no 'layers.2.weight'", "no 'tokens.weight'", "no 'conv.weight'"});
+    check_all_say(errors_of(way, load("text.pt"), transport), {"text.pt' is no file of torch::save"});
+    check_all_say(errors_of(way, load("tensor.pt"), transport), {"no 'tokens.weight'"});
+    check_all_say(errors_of(way, load("none.pt"), transport), {"none.pt' cannot be opened: No such file"});
+    check_all_say(errors_of(way, load(""), transport), {"cannot be opened: it is a folder"});
+    check_all_say(errors_of(
+                      way, [&](ManyKinds& model) { dt::save(model, folder / "nowhere/model.pt"); }, transport),
+                  {"[save]", "nowhere/model.pt' cannot be written: No such file"});
+  }
+}
+
+TEST_CASE("files: a file that cannot be completed leaves the old one and nothing else", "[files]") {
+  const Folder folder;
+  const auto path = folder / "model.pt";
+  std::ofstream(path) << "the old one";
+  const auto on_signal = std::signal(SIGXFSZ, SIG_IGN);
+  for (const rlim_t limit : {0, 1, 100, 1000, 3000, 6000}) {  // of bytes in a file
+    rlimit before{};
+    getrlimit(RLIMIT_FSIZE, &before);
+    const rlimit small{limit, before.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &small);
+    const auto texts = errors_of(ways()[2], [&](ManyKinds& model) { dt::save(model, path); });
+    setrlimit(RLIMIT_FSIZE, &before);
+    CAPTURE(limit);
+    check_all_say(texts, {"model.pt' cannot be written: File too large"});
+    CHECK(bytes_of(path) == "the old one");
+    CHECK(folder.files() == 1);
+  }
+  std::signal(SIGXFSZ, on_signal);
+}
+
+TEST_CASE("files: tensors and lists of them", "[files]") {
+  const Folder folder;
+  const auto plain = torch::randn({5, 4});
+  const std::vector<torch::Tensor> list{plain, torch::arange(7), torch::randn({0}), torch::ones({}, torch::kBool)};
+  REQUIRE_NOTHROW(on_ranks(3, [&](dt::World& world) {
+    const auto mesh = line(world);
+    const auto place = [&](const torch::Tensor& t) {
+      return dt::distribute_tensor(t, mesh, {t.dim() ? dt::shard(0) : dt::replicate()}).tensor();
+    };
+    std::vector<torch::Tensor> placed;
+    for (const auto& t : list) placed.push_back(place(t));
+    dt::Spmd spmd(mesh);
+    dt::save(placed[0] * 2, folder / "tensor.pt");
+    dt::save(placed, folder / "list.pt");
+    torch::Tensor tensor;
+    std::vector<torch::Tensor> read;
+    dt::load(tensor, folder / "tensor.pt");
+    dt::load(read, folder / "list.pt");
+    dt::NoSpmd no_region;
+    dt::require(tensor.equal(plain * 2), "test", "the tensor differs");
+    dt::require(read.size() == list.size(), "test", "{} tensors", read.size());
+    for (size_t i = 0; i < read.size(); ++i) dt::require(read[i].equal(list[i]), "test", "tensor {} differs", i);
+  }));
+  CHECK(bytes_of(folder / "list.pt") == plain_bytes(list));
+  CHECK(bytes_of(folder / "tensor.pt") == plain_bytes(torch::Tensor(plain * 2)));
+}
+
+TEST_CASE("files: what saves itself is written once", "[files]") {
+  const Folder folder;
+  REQUIRE_NOTHROW(on_ranks(3, [&](dt::World& world) {
+    dt::Spmd spmd(line(world));
+    torch::nn::Linear net(2, 2);
+    torch::optim::SGD optimizer(net->parameters(), 0.5);
+    dt::lr::Scheduler schedule(optimizer, dt::lr::cosine(8)), other(optimizer, dt::lr::cosine(8));
+    schedule.set_step(5);
+    dt::save(schedule, folder / "schedule.pt");
+    dt::GradScaler scaler, other_scaler({.init_scale = 3});
+    dt::save(scaler, folder / "scaler.pt");
+    dt::load(other, folder / "schedule.pt");
+    dt::load(other_scaler, folder / "scaler.pt");
+    dt::require(other.current_step() == 5 && other_scaler.get_scale() == scaler.get_scale(), "test", "they differ");
+  }));
+  CHECK(folder.files() == 2);
+}

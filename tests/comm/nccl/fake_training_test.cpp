@@ -1,0 +1,191 @@
+// Training on meshes of CUDA devices, which stand-ins play: what dispatch, FSDP and autograd do where a device is not the host. Not what a GPU's
+// kernels and libtorch's allocator make of it.
+#include "tests/pch/pch.hpp"  // first: libtorch's logging has a CHECK of its own
+
+#include "tests/comm/comm_bodies.hpp"
+#include "tests/support/fully_shard_support.hpp"
+#include "tests/comm/nccl/fake_cuda.hpp"
+#include "tests/comm/nccl/fake_ranks.hpp"
+
+#include <optional>
+#include <thread>
+
+using namespace dtensor;
+using namespace dtensor::test::sharding;
+using dtensor_tests::fails_with;
+using dtensor_tests::first_error;
+using dtensor_tests::run_gpus;
+
+namespace {
+
+// A stream of numbers that is the same on every device.
+void use_counter(World& world) { world.generator() = Generator(1); }
+
+Result expected() {
+  Result result;
+  LaunchOptions options;
+  launch(options, [&](World& world) {
+    use_counter(world);
+    result = on_one_device();
+  });
+  return result;
+}
+
+at::Tensor to_gpu(const at::Tensor& x) { return x.to(at::kCUDA); }
+
+Result on_host(Result result) {
+  for (auto* list : {&result.gradients, &result.parameters}) {
+    for (auto& tensor : *list) {
+      if (tensor.defined()) tensor = tensor.cpu();
+    }
+  }
+  return result;
+}
+
+std::string train_on(std::vector<int64_t> sizes, const std::vector<std::string>& names, Placements batch, const LayOut& lay_out) {
+  static const auto wanted = expected();
+  int ranks = 1;
+  for (const auto size : sizes) ranks *= static_cast<int>(size);
+  return first_error(run_gpus(ranks, [&](World& world) {
+    use_counter(world);
+    const auto mesh = init_device_mesh(c10::kCUDA, sizes, names);
+    Spmd spmd(mesh);
+    const auto got = on_host(train(lay_out, plain_step, [&](const at::Tensor& x) { return distribute_tensor(to_gpu(x), mesh, batch).tensor(); }));
+    compare("gradient", got.gradients, wanted.gradients, 1e-10);
+    compare("parameter", got.parameters, wanted.parameters, 1e-10);
+  }));
+}
+
+}  // namespace
+
+TEST_CASE("nccl stand-in: training on one GPU and data parallel", "[nccl]") {
+  CHECK(train_on({1}, {"dp"}, {replicate()}, [](Net&) {}) == "");
+  CHECK(train_on({2}, {"dp"}, {shard(0)}, [](Net&) {}) == "");
+}
+
+TEST_CASE("nccl stand-in: factories make tensors on the mesh's devices", "[nccl]") {
+  CHECK(first_error(run_gpus(2, [](World& world) {
+    use_counter(world);
+    Spmd spmd(init_device_mesh(c10::kCUDA, {2}, {"dp"}));
+    for (const auto& x : {torch::zeros({3}), torch::rand({3}), torch::arange(3), torch::randn({3}, torch::dtype(torch::kDouble))}) {
+      require(is_dtensor(x) && x.is_cuda() && DTensor(x).to_local().is_cuda(), "test", "on {}", x.device().str());
+    }
+    const auto plain = torch::zeros({3}, torch::device(torch::kCPU));
+    require(!is_dtensor(plain) && plain.is_cpu(), "test", "asked for on the host");
+  })) == "");
+}
+
+TEST_CASE("nccl stand-in: what is drawn in a backward pass is the rank's", "[nccl]") {
+  CHECK(first_error(run_gpus(2, [](World& world) {
+    const auto x = distribute_tensor(to_gpu(torch::ones({5, 4})), init_device_mesh(c10::kCUDA, {2}, {"dp"}), {shard(0)}).tensor();
+    const auto drawn = [&] {
+      const auto dropped = std::get<0>(torch::native_dropout(x, 0.5, true));
+      std::vector<at::Tensor> parts;
+      for (const auto& tensor : {torch::zeros_like(x).uniform_(), torch::randn_like(x), at::normal(x, 1.0), dropped}) {
+        parts.push_back(DTensor(tensor).to_local().cpu());
+      }
+      return parts;
+    };
+    use_counter(world);
+    const auto wanted = drawn();
+    use_counter(world);
+    std::vector<at::Tensor> got;
+    std::thread::id thread;
+    const auto y = x.detach().requires_grad_().mul(2);
+    y.register_hook([&](const at::Tensor&) {
+      got = drawn();
+      thread = std::this_thread::get_id();
+    });
+    y.sum().backward();
+    require(thread != std::this_thread::get_id(), "test", "the backward pass ran in the rank's thread");
+    for (size_t i = 0; i < wanted.size(); ++i) require(got.at(i).equal(wanted[i]), "test", "draw {} is of another stream", i);
+  })) == "");
+}
+
+TEST_CASE("nccl stand-in: a dt Generator does not draw for a CUDA graph", "[nccl]") {
+  CHECK(first_error(run_gpus(1, [](World& world) {
+    use_counter(world);
+    const auto x = torch::zeros({4}, torch::kCUDA);
+    dtensor_tests::is_capturing = true;
+    require(fails_with([&] { x.uniform_(); }, "[aten::uniform_] dt::Generator cannot draw while a CUDA graph"), "test", "it drew");
+    torch::zeros({4}).uniform_();
+    dtensor_tests::is_capturing = false;
+    x.uniform_();
+  })) == "");
+}
+
+TEST_CASE("nccl stand-in: fully sharded on GPUs", "[nccl]") {
+  for (const auto& [name, options] : kOptions) {
+    INFO(name);
+    CHECK(train_on({2}, {"dp"}, {shard(0)}, sharded(options)) == "");
+  }
+  CHECK(train_on({2, 2}, {"replicate", "dp"}, {shard(0), shard(0)}, sharded({}, {"replicate", "dp"})) == "");
+}
+
+TEST_CASE("nccl stand-in: tensor parallel on GPUs", "[nccl]") {
+  const auto plan = tensor_parallel({{"*.up", ColwiseParallel()}, {"*.down", RowwiseParallel()}});
+  const auto cut = [&](Net& net) { parallelize_module(*net, *Spmd::current(), plan); };
+  CHECK(train_on({2}, {"tp"}, {replicate()}, cut) == "");
+  CHECK(train_on({2, 2}, {"dp", "tp"}, {shard(0), replicate()}, [&](Net& net) {
+    cut(net);
+    sharded()(net);
+  }) == "");
+}
+
+TEST_CASE("nccl stand-in: shards that are kept on the host", "[nccl]") {
+  for (auto [name, options] : kOptions) {
+    INFO(name);
+    options.cpu_offload = true;
+    CHECK(train_on({1}, {"dp"}, {replicate()}, sharded(options)) == "");
+    CHECK(train_on({3}, {"dp"}, {shard(0)}, sharded(options)) == "");
+    CHECK(train_on({2, 2}, {"replicate", "dp"}, {shard(0), shard(0)}, sharded(options, {"replicate", "dp"})) == "");
+  }
+}
+
+TEST_CASE("nccl stand-in: shards on the host and tensor parallelism", "[nccl]") {
+  const auto plan = tensor_parallel({{"*.up", ColwiseParallel()}, {"*.down", RowwiseParallel()}});
+  const auto offload = with([](auto& o) { o.cpu_offload = true; });
+  for (const bool before : {false, true}) {
+    CHECK(train_on({2, 2}, {"dp", "tp"}, {shard(0), replicate()}, [&](Net& net) {
+      if (before) parallelize_module(*net, *Spmd::current(), plan);
+      sharded(offload)(net);
+      if (!before) parallelize_module(*net, *Spmd::current(), plan);
+    }) == "");
+  }
+}
+
+TEST_CASE("nccl stand-in: what is where with shards on the host", "[nccl]") {
+  CHECK(first_error(run_gpus(2, [](World& world) {
+    use_counter(world);
+    const auto mesh = init_device_mesh(c10::kCUDA, {2}, {"dp"});
+    Spmd spmd(mesh);
+    std::optional<DeferredInit> deferred(mesh);
+    Net net;
+    deferred.reset();
+    const auto units = fully_shard(*net, mesh, with([](auto& o) { o.cpu_offload = true; }));
+    materialize(*net);
+    torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.05));
+    loss_of(net, distribute_tensor(to_gpu(ids(0)), mesh, {shard(0)}).tensor()).backward();
+    const double norm = clip_grad_norm_(net->parameters(), 0.1);
+    require(norm > 0.1, "test", "norm {}", norm);
+    optimizer.step();
+    require(units.peak_whole_bytes() > 0, "test", "no unit was gathered");
+    for (const auto& item : net->named_parameters()) {
+      const auto& p = item.value();
+      if (!p.grad().defined()) continue;
+      require(p.is_cuda() && DTensor(p).to_local().is_cpu(), "test", "{} is on {}", item.key(), DTensor(p).to_local().device().str());
+      require(DTensor(p.grad()).to_local().is_cpu(), "test", "the gradient of {}", item.key());
+      require(p.detach().to(torch::kFloat).is_cuda() && p.view({-1}).is_cuda(), "test", "a view or copy of {}", item.key());
+    }
+    for (const auto& [key, state] : optimizer.state()) {
+      const auto& adamw = static_cast<const torch::optim::AdamWParamState&>(*state);
+      require(DTensor(adamw.exp_avg()).to_local().is_cpu(), "test", "a state");
+    }
+    const auto whole = full_tensor(net->head.detach());
+    require(whole.sizes() == net->head.sizes(), "test", "whole");
+    // By itself, where it is used in another dtype than its unit's.
+    const auto y = at::mm(distribute_tensor(to_gpu(torch::ones({2, NetImpl::kWidth}, torch::kDouble)), mesh, {replicate()}).tensor(),
+                          net->head.detach().to(torch::kDouble).t());
+    require(full_tensor(y).cpu().allclose(whole.cpu().to(torch::kDouble).sum(1).expand({2, 11})), "test", "product");
+  })) == "");
+}

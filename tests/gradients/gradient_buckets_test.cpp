@@ -1,0 +1,151 @@
+// Gradients that are reduced while others are computed: small ones together, and added when they are there.
+#include "tests/support/dispatch_support.hpp"
+
+#include <optional>
+
+namespace dt = dtensor;
+using namespace dt::test;
+
+namespace {
+
+// Layers of two small parameters each, and one of more than a bucket takes of a single gradient.
+torch::nn::Sequential layers(int64_t widest = 8) {
+  torch::nn::Sequential net;
+  for (int i = 0; i < 10; ++i) net->push_back(torch::nn::Linear(8, 8));
+  net->push_back(torch::nn::Linear(8, widest));
+  return net;
+}
+
+void train(torch::nn::Sequential& net, const at::Tensor& x, int steps, bool reset) {
+  for (int i = 0; i < steps; ++i) {
+    for (auto& p : net->parameters()) {
+      if (reset) p.mutable_grad().reset();
+      if (!reset && p.grad().defined()) p.grad().zero_();
+    }
+    net->forward(x).square().mean().backward();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("gradient buckets: small gradients are one message", "[gradients]") {
+  const char* transport = GENERATE("threads", "gloo");
+  const bool reset = GENERATE(true, false);
+  REQUIRE_NOTHROW(on_ranks(3, [&](dt::World& world) {
+    const auto mesh = line(world);
+    dt::Spmd spmd(mesh);
+    torch::manual_seed(1);
+    auto net = layers(10'000);  // its weight has 320 KB
+    auto x = dt::distribute_tensor(torch::randn({6, 8}), mesh, {dt::shard(0)}).tensor();
+    train(net, x, 1, reset);
+    for (const auto& p : net->parameters()) dt::DTensor(p.grad()).to_local();
+    dt::CommDebugMode comm;
+    train(net, x, 1, reset);
+    expect(comm, 2, "the widest weight, and 21 others");
+    for (const auto& p : net->parameters()) {
+      if (world.rank() == 1) dt::DTensor(p.grad()).to_local();
+    }
+    expect(comm, 2, "a rank may read by itself");
+  }, transport));
+}
+
+TEST_CASE("gradient buckets: the bits are those of single reductions", "[gradients]") {
+  REQUIRE_NOTHROW(on_ranks(4, [](dt::World&) {
+    const auto mesh = dt::init_device_mesh(c10::kCPU, {2, 2}, {"dp", "tp"});
+    dt::Spmd spmd(mesh);
+    torch::manual_seed(1);
+    auto net = layers();
+    const auto x = torch::randn({8, 8});
+    const auto gradients = [&](const dt::Placements& batch, bool alone) {
+      std::vector<at::Tensor> all;
+      std::optional<dt::NoSync> defer;
+      if (alone) defer.emplace();
+      train(net, dt::distribute_tensor(dt::full_tensor(x), mesh, batch).tensor(), 1, true);
+      for (const auto& p : net->parameters()) all.push_back(dt::full_tensor(p.grad()));
+      return all;
+    };
+    for (const auto& batch : {dt::Placements{dt::shard(0), dt::replicate()}, {dt::replicate(), dt::shard(0)}, {dt::shard(0), dt::shard(0)}}) {
+      const auto together = gradients(batch, false), alone = gradients(batch, true);
+      for (size_t i = 0; i < alone.size(); ++i) same(together[i], alone[i], "a gradient");
+    }
+  }));
+}
+
+TEST_CASE("gradient buckets: several backward passes add up", "[gradients]") {
+  REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+    const auto mesh = line(world);
+    dt::Spmd spmd(mesh);
+    torch::manual_seed(1);
+    auto net = layers();
+    const auto x = dt::distribute_tensor(torch::randn({4, 8}), mesh, {dt::shard(0)}).tensor();
+    train(net, x, 1, true);
+    std::vector<at::Tensor> once;
+    for (const auto& p : net->parameters()) once.push_back(dt::full_tensor(p.grad()).clone());
+    for (auto& p : net->parameters()) p.mutable_grad().reset();
+    std::vector<at::Tensor> seen;
+    for (int pass = 0; pass < 3; ++pass) {
+      net->forward(x).square().mean().backward();
+      if (pass == 0) {
+        for (const auto& p : net->parameters()) seen.push_back(p.grad());
+      }
+    }
+    for (size_t i = 0; i < once.size(); ++i) {
+      const auto p = net->parameters()[i];
+      dt::require(p.grad().is_same(seen[i]), "test", "gradient {} is another tensor", i);
+      same(dt::full_tensor(p.grad()), once[i] + once[i] + once[i], "three passes");
+    }
+    // A tensor that somebody else sees too is added to at once.
+    auto p = net->parameters()[0];
+    const auto view = p.grad().view({-1});
+    const auto before = dt::full_tensor(p.grad()).clone();
+    net->forward(x).square().mean().backward();
+    same(dt::full_tensor(view).view_as(before), before + once[0], "a view of a gradient");
+  }));
+}
+
+TEST_CASE("gradient buckets: a backward pass that fails", "[gradients]") {
+  std::vector<at::Tensor> left(2);
+  std::vector<std::string> first(2), again(2);
+  const auto error_of = [](const at::Tensor& gradient) -> std::string {
+    try {
+      dt::DTensor(gradient).to_local();
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    }
+    return "";
+  };
+  CHECK_THROWS_WITH(on_ranks(2, [&](dt::World& world) {
+    const auto mesh = line(world);
+    dt::Spmd spmd(mesh);
+    torch::nn::Linear below(3, 3), above(3, 3);
+    const auto y = below(dt::distribute_tensor(torch::ones({4, 3}), mesh, {dt::shard(0)}).tensor());
+    y.register_hook([&](const at::Tensor& gradient) {
+      dt::require(world.rank() == 0, "test", "out of cheese");
+      return gradient;
+    });
+    try {
+      above(y).sum().backward();
+      first[world.rank()] = error_of(above->weight.grad());
+      again[world.rank()] = error_of(above->weight.grad());
+      left[world.rank()] = above->weight.grad();
+    } catch (const c10::Error&) {
+      left[world.rank()] = above->weight.grad();
+      throw;
+    }
+  }), says("out of cheese"));
+  CHECK_THAT(first[0], says("rank 1 failed"));
+  CHECK(first[0] == again[0]);
+  CHECK_THROWS_WITH(dt::DTensor(left[1]).to_local(), says("was not begun when its World ended"));
+}
+
+TEST_CASE("gradient buckets: memory that somebody else sees is added to at once", "[gradients]") {
+  REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+    const auto mesh = line(world);
+    dt::Spmd spmd(mesh);
+    torch::nn::Linear layer(3, 3);
+    std::vector<float> memory(9, 1.0f);
+    layer->weight.mutable_grad() = dt::from_local(torch::from_blob(memory.data(), {3, 3}), mesh, {dt::replicate()}).tensor();
+    layer(dt::distribute_tensor(torch::ones({4, 3}), mesh, {dt::shard(0)}).tensor()).sum().backward();
+    dt::require(memory == std::vector<float>(9, 5.0f), "test", "the memory has {}", memory[0]);
+  }));
+}

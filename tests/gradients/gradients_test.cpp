@@ -1,0 +1,101 @@
+// Gradients through moves, parts and wholes, and where they accumulate.
+#include "tests/support/dispatch_support.hpp"
+
+namespace dt = dtensor;
+using namespace dt::test;
+
+TEST_CASE("gradients of redistribute and to_local and full_tensor and from_local", "[gradients]") {
+  for (const int ranks : {2, 3, 4}) {
+    REQUIRE_NOTHROW(on_ranks(ranks, [](dt::World& world) {
+      auto mesh = line(world);
+      const auto x = counting({5, 4}), weight = counting({5, 4}) + 3;
+      for (const auto& placement : {dt::shard(0), dt::shard(1), dt::replicate()}) {
+        auto leaf = x.clone().requires_grad_();
+        auto full = dt::distribute_tensor(leaf, mesh, {placement}).full_tensor();
+        (full * weight).sum().backward();
+        same(leaf.grad(), weight, "gradient through distribute_tensor and full_tensor");
+
+        auto shard = dt::distribute_tensor(x, mesh, {placement}).tensor().detach().requires_grad_();
+        auto moved = dt::DTensor(shard).redistribute({dt::shard(1)});
+        torch::mul(moved, dt::distribute_tensor(weight, mesh, {dt::shard(1)})).sum().backward();
+        same(shard.grad(), weight, "gradient through redistribute");
+        dt::require(dt::DTensor(shard.grad()).placements()[0] == placement, "test", "the gradient of {} lies as {}",
+                    placement.str(), dt::DTensor(shard.grad()).layout().str());
+      }
+      auto local = torch::full({2, 2}, 1.0 + world.rank(), torch::kDouble).requires_grad_();
+      dt::from_local(local, mesh, {dt::partial()})->mul(2.0).sum().backward();
+      same(local.grad(), torch::full({2, 2}, 2.0, torch::kDouble), "gradient of a Partial part");
+    }));
+  }
+}
+
+TEST_CASE("gradients of gradients pass through parts and wholes", "[gradients]") {
+  const auto x = torch::tensor({0.5, -1.0, 2.0, 3.0}, torch::kDouble);
+  // A gradient penalty: the square of the gradient of sum(y^3), beside another term.
+  const auto penalty = [](const at::Tensor& leaf, const std::function<at::Tensor(const at::Tensor&)>& cube) {
+    const auto gradient = torch::autograd::grad({cube(leaf).sum()}, {leaf}, {}, true, true)[0];
+    ((gradient * gradient).sum() + (leaf * leaf).sum()).backward();
+    return leaf.grad();
+  };
+  const auto cube = [](const at::Tensor& t) { return t * t * t; };
+  const auto expected = penalty(x.clone().requires_grad_(), cube);
+  for (const int ranks : {2, 3}) {
+    REQUIRE_NOTHROW(on_ranks(ranks, [&](dt::World& world) {
+      const auto mesh = line(world);
+      for (const auto& placement : {dt::shard(0), dt::replicate()}) {
+        const auto leaf = [&] { return dt::distribute_tensor(x, mesh, {placement}).tensor().detach().requires_grad_(); };
+        const auto mapped = dt::local_map(cube, mesh, {{placement}}, {{placement}});
+        same(penalty(leaf(), [&](const at::Tensor& t) { return mapped(t); }), expected, "through local_map");
+        same(penalty(leaf(),
+                     [&](const at::Tensor& t) { return dt::distribute_tensor(cube(dt::full_tensor(t)), mesh, {dt::shard(0)}).tensor(); }),
+             expected, "through full_tensor and distribute_tensor");
+        same(penalty(leaf(),
+                     [&](const at::Tensor& t) { return cube(dt::from_local(dt::DTensor(t).to_local(), mesh, {placement}).tensor()); }),
+             expected, "through to_local and from_local");
+      }
+    }));
+  }
+}
+
+TEST_CASE("gradients accumulate in the parameter's layout; no_sync defers", "[gradients]") {
+  const char* transport = GENERATE("threads", "gloo");
+  REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+    auto mesh = line(world);
+    dt::Spmd spmd(mesh);
+    torch::manual_seed(1);
+    torch::nn::Linear linear(4, 4);
+    const auto x = dt::distribute_tensor(torch::ones({6, 4}), mesh, {dt::shard(0)});
+    {
+      const auto deferred = dt::no_sync();
+      dt::CommDebugMode comm;
+      linear(x).sum().backward();
+      linear(x).sum().backward();
+      expect(comm, 0, "backward under no_sync");
+      dt::require(dt::DTensor(linear->weight.grad()).layout().has_partial(), "test", "no_sync did not defer");
+    }
+    linear(x).sum().backward();
+    for (const auto& parameter : linear->parameters()) {
+      dt::require(dt::DTensor(parameter.grad()).layout().is_replicated(), "test", "the gradient is left {}",
+                  dt::DTensor(parameter.grad()).layout().str());
+    }
+    same(linear->weight.grad(), torch::full({4, 4}, 18.0f), "three accumulated gradients");
+    linear->zero_grad();
+    {
+      const auto deferred = dt::no_sync();
+      linear(x).sum().backward();
+    }
+    dt::sync_gradients(linear->parameters());
+    same(linear->bias.grad(), torch::full({4}, 6.0f), "sync_gradients");
+    torch::optim::Adam optimizer(linear->parameters(), 0.1);
+    dt::parallelize_module(*linear, mesh, {{"weight", {{"tp", dt::shard(0)}}}});
+    linear->weight.mutable_grad().reset();
+    linear(x).sum().backward();
+    optimizer.step();
+    for (const auto& [key, state] : optimizer.state()) {
+      const auto& average = static_cast<torch::optim::AdamParamState&>(*state).exp_avg();
+      const bool is_weight = average.sizes() == linear->weight.sizes();
+      dt::require(dt::DTensor(average).placements()[0].is_shard() == is_weight, "test", "optimizer state lies as {}",
+                  dt::DTensor(average).layout().str());
+    }
+  }, transport));
+}

@@ -1,0 +1,184 @@
+// Writes through views of distributed tensors reach whatever shares their elements on one device.
+#include "catch.hpp"
+
+#include "tests/support/view_support.hpp"
+
+namespace dt = dtensor;
+using dt::shard;
+using namespace dt::test::views;
+
+TEST_CASE("a write reaches a view that had to be copied and its base", "[ops][view]") {
+  for (const auto* transport : {"threads", "gloo"}) {
+    REQUIRE_NOTHROW(on_each_rank(2, [] {
+      const std::vector<std::function<at::Tensor(const at::Tensor&)>> chains{
+          [](const at::Tensor& t) { return t.select(0, 2); },
+          [](const at::Tensor& t) { return t.select(1, 0); },
+          [](const at::Tensor& t) { return t.chunk(2, 1)[0]; },
+          [](const at::Tensor& t) { return t.slice(0, 1, 5); },
+          [](const at::Tensor& t) { return t.select(0, 2).slice(0, 1, 8, 3); },
+          [](const at::Tensor& t) { return t.transpose(0, 1).select(0, 3); },
+          [](const at::Tensor& t) { return t.view({-1}).slice(0, 3, 9); },
+          [](const at::Tensor& t) { return t.diagonal(); },
+          [](const at::Tensor& t) { return t.slice(1, 0, 4).t()[1]; }};
+      for (const auto& chain : chains) {
+        for (const auto& placement : {dt::replicate(), shard(0), shard(1), dt::partial()}) {
+          auto plain = numbers({6, 9});
+          auto x = dt::distribute_tensor(plain, mesh_of({2}), {placement}).tensor();
+          auto view = chain(x), of_plain = chain(plain), second = x.select(0, 2), of_second = plain.select(0, 2);
+          const auto check = [&](const char* what) {
+            dt::require(dt::full_tensor(x).equal(plain), "test", "{}: the base of {} differs", what, str(placement));
+            dt::require(dt::full_tensor(view).equal(of_plain), "test", "{}: the view of {} differs", what, str(placement));
+            dt::require(dt::full_tensor(second).equal(of_second), "test", "{}: another view of {} differs", what, str(placement));
+          };
+          view.mul_(3), of_plain.mul_(3);
+          check("written to the view");
+          x.neg_(), plain.neg_();
+          check("written to the base");
+          at::_foreach_zero_({second}), of_second.zero_();
+          check("written to another view");
+        }
+      }
+    }, transport));
+  }
+}
+
+TEST_CASE("a write to a piece of a cut dim communicates what was written or says so", "[ops][view]") {
+  REQUIRE_NOTHROW(on_each_rank(2, [] {
+    const auto mesh = mesh_of({2});
+    auto plain = numbers({4, 6});
+    auto x = dt::distribute_tensor(plain, mesh, {shard(0)}).tensor();
+    {
+      const auto row = x.select(0, 1);
+      dt::CommDebugMode comm;
+      row.fill_(7);  // cut as well: half a row is sent to each rank
+      dt::require(comm.count(dt::comm::Collective::all_gather) == 1 && comm.bytes() == 3 * 4, "test", "got {}", comm.str());
+      comm.reset();
+      x.add_(1);
+      dt::require(comm.count(dt::comm::Collective::all_gather) == 1 && comm.count() == 1, "test", "got {}", comm.str());
+      const auto refused = [](const auto& write, const char* words) {
+        std::string error;
+        try {
+          write();
+        } catch (const dt::Error& e) {
+          error = e.what_without_backtrace();
+        }
+        dt::require(error.find(words) != std::string::npos, "test", "got {}; expected {}", error, words);
+      };
+      x.fill_(0), plain.fill_(0);
+      at::_foreach_add_({row, x}, 1);
+      plain.add_(1).select(0, 1).add_(1);
+      dt::require(dt::full_tensor(x).equal(plain), "test", "foreach of a row and all differs");
+      const auto guard = dt::explicit_communication();
+      refused([&] { x.add_(1); }, "gathered for its views");
+    }
+    check_equal(dt::DTensor(x), plain, "after the refusals");
+    dt::CommDebugMode comm;
+    x.add_(1);
+    dt::require(comm.count() == 0, "test", "no view is left; got {}", comm.str());
+  }));
+}
+
+TEST_CASE("a write reaches views that read the bits anew", "[ops][view]") {
+  REQUIRE_NOTHROW(on_each_rank(2, [] {
+    for (const auto& placement : {dt::replicate(), shard(0), shard(1), dt::partial()}) {
+      auto plain = numbers({4, 2}).to(torch::kDouble);
+      auto x = dt::distribute_tensor(plain, mesh_of({2}), {placement}).tensor();
+      const auto complex = torch::view_as_complex(x), plain_complex = torch::view_as_complex(plain);
+      const auto check = [&](const char* what) {
+        dt::require(dt::full_tensor(x).equal(plain), "test", "{}: {} differs", what, str(placement));
+        dt::require(dt::full_tensor(complex).equal(plain_complex), "test", "{}: the complex view of {} differs", what, str(placement));
+      };
+      x.add_(1), plain.add_(1);
+      check("written to the numbers");
+      complex.mul_(c10::complex<double>(0, 2)), plain_complex.mul_(c10::complex<double>(0, 2));
+      check("written to the complex view");
+      x.slice(0, 1, 3).zero_(), plain.slice(0, 1, 3).zero_();
+      check("written to a piece");
+      if (placement.is_partial()) continue;
+      x.view(torch::kLong).bitwise_or_(1), plain.view(torch::kLong).bitwise_or_(1);
+      check("written to the bits");
+    }
+    const auto gradient = [](const at::Tensor& leaf) {
+      auto x = leaf * 1;
+      torch::imag(torch::view_as_complex(x.slice(0, 2, 4).view({1, 2}))).sin_();
+      return torch::autograd::grad({x.sum()}, {leaf})[0];
+    };
+    const auto leaf = numbers({4}).to(torch::kDouble);
+    const auto got = gradient(dt::distribute_tensor(leaf, mesh_of({2}), {shard(0)}).tensor().requires_grad_());
+    dt::require(dt::full_tensor(got).equal(gradient(leaf.clone().requires_grad_())), "test", "the gradient differs");
+  }));
+}
+
+TEST_CASE("a write reaches conjugated and negated views", "[ops][view]") {
+  using Complex = c10::complex<double>;
+  REQUIRE_NOTHROW(on_each_rank(2, [] {
+    const auto start = torch::complex(numbers({4, 2}).to(torch::kDouble), numbers({4, 2}).to(torch::kDouble) + 3);
+    for (const auto& placement : {dt::replicate(), shard(0), shard(1), dt::partial()}) {
+      auto plain = start.clone(), x = dt::distribute_tensor(start, mesh_of({2}), {placement}).tensor();
+      const auto conj = x.conj(), plain_conj = plain.conj(), back = conj.conj(), plain_back = plain_conj.conj();
+      const auto imag = torch::imag(conj), plain_imag = torch::imag(plain_conj);
+      const auto check = [&](const char* what) {
+        const auto same = [&](const at::Tensor& a, const at::Tensor& b) {
+          dt::require(dt::full_tensor(a).equal(b.resolve_conj().resolve_neg()), "test", "{} of {} differs", what, str(placement));
+        };
+        same(x, plain), same(conj, plain_conj), same(back, plain_back), same(imag, plain_imag);
+      };
+      conj.mul_(2), plain_conj.mul_(2);
+      check("written to the conjugate");
+      x.mul_(Complex(1, 2)), plain.mul_(Complex(1, 2));
+      check("written to the base");
+      conj.select(0, 1).fill_(Complex(3, 4)), plain_conj.select(0, 1).fill_(Complex(3, 4));
+      check("written to a piece");
+      imag.mul_(3), plain_imag.mul_(3);
+      check("written to the imaginary part");
+      back.mul_(Complex(0, 1)), plain_back.mul_(Complex(0, 1));
+      check("written to the conjugate's conjugate");
+    }
+    const auto gradient = [](const at::Tensor& leaf) {
+      auto x = leaf * 1;
+      x.conj().mul_(leaf);
+      return torch::autograd::grad({torch::real(x * x).sum()}, {leaf})[0];
+    };
+    const auto got = gradient(dt::distribute_tensor(start, mesh_of({2}), {shard(0)}).tensor().requires_grad_());
+    const auto expected = gradient(start.clone().requires_grad_()).resolve_conj();
+    dt::require(dt::full_tensor(got).equal(expected), "test", "the gradient differs");
+  }));
+}
+
+TEST_CASE("a written tensor is read where it overlaps as it was before", "[ops][view]") {
+  for (const auto* transport : {"threads", "gloo"}) {
+    REQUIRE_NOTHROW(on_each_rank(2, [] {
+      for (const auto& placement : {dt::replicate(), shard(0), shard(1)}) {
+        for (const int64_t rows : {3, 6}) {
+          auto plain = numbers({rows, rows});
+          auto x = dt::distribute_tensor(plain, mesh_of({2}), {placement}).tensor();
+          x.slice(1, 0, 2).add_(x.slice(1, 1, 3)), plain.slice(1, 0, 2).add_(plain.slice(1, 1, 3).clone());
+          x.slice(0, 1, 3).copy_(x.slice(0, 0, 2)), plain.slice(0, 1, 3).copy_(plain.slice(0, 0, 2).clone());
+          x.mul_(x.t()), plain.mul_(plain.t().clone());
+          dt::require(dt::full_tensor(x).equal(plain), "test", "{} rows of {} differ", rows, str(placement));
+        }
+      }
+    }, transport));
+  }
+}
+
+TEST_CASE("a gradient passes through a write to a piece of a cut dim", "[ops][view]") {
+  const auto gradients = [](const at::Tensor& leaf, const at::Tensor& row) {
+    auto x = leaf.mul(2);
+    x[1] = row.mul(3);
+    x.slice(0, 2, 4).mul_(leaf.slice(0, 0, 2));
+    return torch::autograd::grad({x.pow(2).sum()}, {leaf, row});
+  };
+  const auto expected = gradients(numbers({5, 3}).requires_grad_(), numbers({3}).requires_grad_());
+  for (const auto* transport : {"threads", "gloo"}) {
+    REQUIRE_NOTHROW(on_each_rank(2, [&] {
+      const auto mesh = mesh_of({2});
+      for (const auto& placement : {dt::replicate(), shard(0), shard(1)}) {
+        const auto leaf = dt::distribute_tensor(numbers({5, 3}), mesh, {placement}).tensor().requires_grad_();
+        const auto row = dt::distribute_tensor(numbers({3}), mesh, {dt::replicate()}).tensor().requires_grad_();
+        const auto got = gradients(leaf, row);
+        for (int i = 0; i < 2; ++i) dt::require(dt::full_tensor(got[i]).equal(expected[i]), "test", "gradient {} of {}", i, str(placement));
+      }
+    }, transport));
+  }
+}
