@@ -138,7 +138,7 @@ TEST_CASE("dispatch: what is written in place is brought back", "[dispatch]") {
 TEST_CASE("dispatch: a copy out of place leaves a pending operand as it was", "[dispatch]") {
   REQUIRE_NOTHROW(on_ranks(3, [](dt::World& world) {
     const auto mesh = line(world);
-    const auto pending = dt::from_local(torch::ones({2, 3}), mesh, {dt::partial()}).tensor();
+    const auto pending = dt::from_local(torch::ones({2, 3}, torch::kDouble), mesh, {dt::partial()}).tensor();
     const auto source = dt::distribute_tensor(counting({2, 3}), mesh, {dt::replicate()}).tensor();
     const auto copied = at::copy(pending, source);
     dt::require(dt::full_tensor(copied).equal(counting({2, 3})), "test", "the copy differs");
