@@ -20,5 +20,5 @@ fi
 
 library_objects() { ninja -C "$1" -t targets all | sed -n 's|^.*libdtensor\.so\.p/\(.*\.o\): .*|\1|p' | LC_ALL=C sort; }
 diff <(library_objects "$DTENSOR_BUILD") <(library_objects "$work/build") || { echo "the subproject has other files"; exit 1; }
-library_objects "$work/build" | grep -x src_core_layout.cpp.o
-ninja -C "$work/build" -j 2 program.p/program.cpp.o subprojects/dtensor/libdtensor.so.p/src_core_layout.cpp.o
+library_objects "$work/build" | grep -x src_mesh_layout.cpp.o
+ninja -C "$work/build" -j 2 program.p/program.cpp.o subprojects/dtensor/libdtensor.so.p/src_mesh_layout.cpp.o

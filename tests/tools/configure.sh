@@ -14,7 +14,7 @@ says() { grep -Eq "$1" "$TMPDIR/log" || { echo "configuring does not say: $1"; c
 
 setup "$TMPDIR/build" -Dtorch_root="$zip" -Dtests=disabled -Dbench=disabled || { cat "$TMPDIR/log"; exit 1; }
 says "libtorch *: [0-9.]+ in $zip"
-ninja -C "$TMPDIR/build" libdtensor.so.p/src_core_error.cpp.o
+ninja -C "$TMPDIR/build" libdtensor.so.p/src_base_error.cpp.o
 grep -Fq -- "$zip/lib/libtorch_cpu.so" "$TMPDIR/build/build.ninja"
 
 # A fmt that libtorch brings is not mixed with the system's libfmt, and pip's NCCL comes before nvcc's.
