@@ -45,6 +45,15 @@ bool writes_running(const Call& call) {
 // Whether a result is what cuDNN keeps for its gradient: nothing elsewhere.
 bool reserves(const Call& call) { return !is_backward(call) && call.schema.name().rfind("aten::_batch_norm_", 0) == 0; }
 
+// libtorch's kernels take one element for each channel, whatever there is. Those that are too many do no harm, but where they are returned.
+void check_length(const Call& call, const Operand& operand, int64_t channels) {
+  if (operand.ndim() != 1 || operand.sizes()[0] == 0) return;
+  const auto length = operand.sizes()[0];
+  const bool returned = is_running(call, operand) && call.schema.name().find("functional") != std::string::npos;
+  require(length >= channels && !returned, call.schema.name(), "{} has {} elements, and the input {} channels; hint: give one for each; libtorch "
+          "does not check this, and would reach outside of the shorter one", name_of(call, operand), length, channels);
+}
+
 Structure structure(const Call& call) {
   const auto input = call.operands[input_of(call)].sizes();
   const auto data = lettered(input);
@@ -53,9 +62,7 @@ Structure structure(const Call& call) {
   for (int i = 0; i < static_cast<int>(call.operands.size()); ++i) {
     const auto& operand = call.operands[i];
     const bool unused = operand.sizes() != c10::IntArrayRef({input[kChannel]});
-    const bool fits = !unused || operand.sizes() == input || (operand.ndim() == 1 && operand.sizes()[0] == 0) || operand.ndim() != 1;
-    require(fits, call.schema.name(), "{} has {} elements, and the input {} channels; hint: libtorch does not check this, and reaches outside "
-            "of the shorter one", name_of(call, operand), operand.sizes()[0], input[kChannel]);
+    if (unused) check_length(call, operand, input[kChannel]);
     result.in.push_back(operand.sizes() == input ? data : unused ? without_letters(operand.sizes()) : channels);
     if (is_running(call, operand) && writes_running(call)) result.unread.push_back(i);
   }

@@ -28,7 +28,7 @@ const TransportKind& transport_kind(std::string_view name) {
     for (const auto& [known, kind] : kinds()) names.push_back(known);
     fail("launch", "unknown transport; got '{}'; expected one of {}", name, fmt::join(names, ", "));
   }
-  require(found->second.missing.empty(), "launch", "this build has no transport '{}': {}", name, found->second.missing);
+  require(found->second.missing.empty(), "launch", "this build has no transport '{}'; hint: {}", name, found->second.missing);
   return found->second;
 }
 

@@ -64,7 +64,7 @@ Mesh::Mesh(int rank, int size, const std::string& interface, Milliseconds deadli
   }
 }
 
-Link::Link(const GlooOptions& options, std::shared_ptr<Listener> listener) {
+Link::Link(const GlooOptions& options, std::shared_ptr<Listener> listener, const std::function<void(Rendezvous&)>& also) {
   Rendezvous rendezvous(options, std::move(listener));
   NoBrokenPipeSignal guard;  // gloo's own threads start here
   try {
@@ -73,7 +73,7 @@ Link::Link(const GlooOptions& options, std::shared_ptr<Listener> listener) {
     fail("rendezvous", "rank {} of {} cannot connect to the others: {}; hint: set GLOO_SOCKET_IFNAME to the network interface that "
          "reaches them", options.rank, options.size, error.what());
   }
-  arena_ = shared_memory::Arena::meet(rendezvous, options.rank, options.size, options.shared_memory);
+  also(rendezvous);
   membership_ = std::make_unique<Membership>(options.rank, options.size, rendezvous.take_sockets(), [this] { interrupt(); });
 }
 

@@ -4,7 +4,6 @@
 #include "src/comm/failed_operators.hpp"
 #include "src/comm/rendezvous/membership.hpp"
 #include "src/comm/rendezvous/rendezvous.hpp"
-#include "src/comm/transports/shared_memory/arena.hpp"
 
 #include <gloo/context.h>
 #include <gloo/transport/device.h>
@@ -58,7 +57,8 @@ struct Need {
 
 class Link {
  public:
-  Link(const GlooOptions& options, std::shared_ptr<Listener> listener);
+  // Once all are connected, and before the rendezvous ends, ranks exchange there what else they have to: `also`.
+  Link(const GlooOptions& options, std::shared_ptr<Listener> listener, const std::function<void(Rendezvous&)>& also);
 
   Buffer buffer(void* data, int64_t bytes) { return mesh_->createUnboundBuffer(data, static_cast<size_t>(bytes)); }
 
@@ -74,9 +74,6 @@ class Link {
   void interrupt();
   // Calls `notice` at each interruption too.
   void watch(std::function<void()> notice);
-
-  // The memory shared with other ranks of this host.
-  const std::shared_ptr<shared_memory::Arena>& arena() const { return arena_; }
 
   // Notes that this rank made a call.
   void made(uint64_t stream, uint64_t sequence);
@@ -112,7 +109,6 @@ class Link {
   FailedOperators failed_;
   std::atomic<bool> ended_{false};
   std::shared_ptr<Mesh> mesh_;
-  std::shared_ptr<shared_memory::Arena> arena_;
   std::unique_ptr<Membership> membership_;
 };
 

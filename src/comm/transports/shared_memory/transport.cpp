@@ -1,4 +1,5 @@
-// The gloo transport: ranks are processes, on one host or several. Groups whose ranks share a host use its memory.
+// The transports of processes, gloo and shm, on one host or several: groups whose ranks share a host use its memory where they may, and TCP
+// elsewhere.
 #include <dtensor/base/error.hpp>
 #include <dtensor/comm/transport_kind.hpp>
 
@@ -15,11 +16,13 @@ namespace {
 class GlooTransport final : public Transport, public Control, public ComparesFailures {
  public:
   GlooTransport(const GlooOptions& options, std::shared_ptr<Listener> listener)
-      : rank_(options.rank), size_(options.size), link_(std::make_shared<Link>(options, std::move(listener))),
-        messages_(std::make_shared<MessageWorkers>()) {
+      : rank_(options.rank), size_(options.size), messages_(std::make_shared<MessageWorkers>()) {
+    link_ = std::make_shared<Link>(options, std::move(listener), [&](Rendezvous& rendezvous) {
+      arena_ = shared_memory::Arena::meet(rendezvous, rank_, size_, options.shared_memory);
+    });
     set_deadline(options.deadline);
-    if (link_->arena()->size() < 2) return;
-    engine_ = std::make_shared<shared_memory::Engine>(link_, link_->arena(), rank_);
+    if (arena_->size() < 2) return;
+    engine_ = std::make_shared<shared_memory::Engine>(link_, arena_, rank_);
     link_->watch([engine = std::weak_ptr(engine_)] {
       if (auto living = engine.lock()) living->interrupt();
     });
@@ -32,7 +35,7 @@ class GlooTransport final : public Transport, public Control, public ComparesFai
     messages_->stop();
   }
 
-  std::string_view name() const override { return !engine_ ? "gloo" : link_->arena()->size() < size_ ? "shm+gloo" : "shm"; }
+  std::string_view name() const override { return !engine_ ? "gloo" : arena_->size() < size_ ? "shm+gloo" : "shm"; }
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
@@ -40,8 +43,8 @@ class GlooTransport final : public Transport, public Control, public ComparesFai
     const int position = position_in(name, ranks, rank_, size_);
     uint64_t id = mix(0, static_cast<uint64_t>(connected_[ranks]++));
     for (int rank : ranks) id = mix(id, static_cast<uint64_t>(rank));
-    if (engine_ && ranks.size() > 1 && link_->arena()->holds(ranks)) {
-      if (auto channel = shared_memory::Channel::open(link_->arena(), id, ranks, position)) {
+    if (engine_ && ranks.size() > 1 && arena_->holds(ranks)) {
+      if (auto channel = shared_memory::Channel::open(arena_, id, ranks, position)) {
         return std::make_shared<shared_memory::SharedMemoryCommunicator>(name, ranks, position, id, link_, messages_, *this,
                                                                          std::move(channel), engine_);
       }
@@ -60,6 +63,7 @@ class GlooTransport final : public Transport, public Control, public ComparesFai
  private:
   const int rank_, size_;
   std::shared_ptr<Link> link_;
+  std::shared_ptr<shared_memory::Arena> arena_;    // the memory shared with other ranks of this host
   std::shared_ptr<shared_memory::Engine> engine_;  // where other ranks share this one's memory
   std::vector<std::shared_ptr<Worker>> workers_;   // one per communicator
   std::shared_ptr<MessageWorkers> messages_;
