@@ -45,13 +45,13 @@ bool writes_running(const Call& call) {
 // Whether a result is what cuDNN keeps for its gradient: nothing elsewhere.
 bool reserves(const Call& call) { return !is_backward(call) && call.schema.name().rfind("aten::_batch_norm_", 0) == 0; }
 
-// libtorch's kernels take one element for each channel, whatever there is. Those that are too many do no harm, but where they are returned.
+// libtorch's kernels take one element for each channel, whatever there is. Those that are too many do no harm, but to new statistics.
 void check_length(const Call& call, const Operand& operand, int64_t channels) {
   if (operand.ndim() != 1 || operand.sizes()[0] == 0) return;
   const auto length = operand.sizes()[0];
-  const bool returned = is_running(call, operand) && call.schema.name().find("functional") != std::string::npos;
-  require(length >= channels && !returned, call.schema.name(), "{} has {} elements, and the input {} channels; hint: give one for each; libtorch "
-          "does not check this, and would reach outside of the shorter one", name_of(call, operand), length, channels);
+  const bool renewed = is_running(call, operand) && trains(call);
+  require(length == channels || (length > channels && !renewed), call.schema.name(), "{} has {} elements, and the input {} channels; hint: give one for each; libtorch "
+          "does not check this, and would reach outside of a shorter one", name_of(call, operand), length, channels);
 }
 
 Structure structure(const Call& call) {
