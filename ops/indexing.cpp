@@ -155,15 +155,16 @@ RulePtr scatter(KeepsPartial (*keeps)(const Call&)) {
   return family(std::move(structure), write_own);
 }
 
-// index_add and its kin: `index` is a list of positions along `dim`; source runs alongside self elsewhere.
-// Of 16 bits, libtorch's kernel for a dim of length one reads beside its operands: so no shard becomes one.
+// Of 16 bits, libtorch's kernel for a dim of length one reads beside its operands: so no dim is cut, and no shard becomes one.
 bool reads_beside(const Call& call) {
   return call.schema.name().rfind("aten::index_reduce", 0) == 0 && c10::elementSize(call.operands[0].layout->dtype()) == 2;
 }
 
+// index_add and its kin: `index` is a list of positions along `dim`; source runs alongside self elsewhere.
 RulePtr index_write(KeepsPartial (*keeps)(const Call&)) {
   auto structure = [keeps](const Call& call) {
     const auto& self = call.operands[0];
+    const bool whole = reads_beside(call);
     const auto dim = wrap_dim(call.int_arg("dim"), self.ndim());
     std::vector<Dims> in;
     for (const auto& operand : call.operands) {
@@ -171,7 +172,7 @@ RulePtr index_write(KeepsPartial (*keeps)(const Call&)) {
       in.push_back(runs_along ? lettered(operand.sizes()) : without_letters(operand.sizes()));
       if (runs_along && self.ndim() > 0) in.back()[dim].letter = kWhole;
       for (int64_t d = 0; runs_along && d < self.ndim(); ++d) {
-        if (operand.sizes()[d] != self.sizes()[d] || reads_beside(call)) in.back()[d].letter = kWhole;  // source broadcasts
+        if (whole || operand.sizes()[d] != self.sizes()[d]) in.back()[d].letter = kWhole;  // source broadcasts
       }
     }
     return written_along(dim, std::move(in), keeps(call));

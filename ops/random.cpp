@@ -4,8 +4,9 @@
 #include "rng/check.hpp"
 #include "rng/counter_generator.hpp"
 #include "rng/cuda/draw.hpp"
-#include <dtensor/rng/device_generator.hpp>
 #include "rng/own_part.hpp"
+
+#include <dtensor/rng/device_generator.hpp>
 
 #include <dtensor/base/error.hpp>
 

@@ -3,6 +3,7 @@
 
 #include <dtensor/base/compat.hpp>
 #include <dtensor/base/error.hpp>
+#include <dtensor/mesh/alias.hpp>
 #include <dtensor/rules/rule.hpp>
 
 #include <ATen/ExpandUtils.h>
@@ -31,7 +32,7 @@ class AsStridedRule : public Rule {
     const int offset_argument = call.argument_index("storage_offset");
     const auto offset = offset_argument < 0 ? std::vector<int64_t>() : call.ints_arg("storage_offset");
     const auto& layout = resolution.in[0];
-    const bool clones = scatters(call) && (!DTENSOR_TORCH_AT_LEAST(2, 0) || is_expanded(*layout));  // whose memory it is then that strides count in
+    const bool clones = scatters(call) && (!DTENSOR_TORCH_AT_LEAST(2, 0) || dtensor::detail::is_expanded(*layout));  // whose memory it is then that strides count in
     const auto strides = clones ? dense_strides(*layout) : Sizes(layout->strides());
     const bool empty = c10::multiply_integers(size) == 0;  // reads nothing, wherever
     const int64_t last = reach(size, stride), most = reach(layout->sizes(), strides);
@@ -56,13 +57,6 @@ class AsStridedRule : public Rule {
 
  private:
   static bool scatters(const Call& call) { return call.operands.size() > 1; }  // its result is as the tensor that it writes a copy of
-
-  static bool is_expanded(const Layout& layout) {
-    for (int64_t d = 0; d < layout.ndim(); ++d) {
-      if (layout.strides()[d] == 0 && layout.sizes()[d] > 1) return true;
-    }
-    return false;
-  }
 
   static Sizes dense_strides(const Layout& layout) {
     const auto dense = at::infer_dense_strides(layout.sizes(), layout.strides());

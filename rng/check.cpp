@@ -2,9 +2,9 @@
 
 #include <dtensor/base/compat.hpp>
 #include <dtensor/base/error.hpp>
+#include <dtensor/mesh/world.hpp>
 #include <dtensor/rng/random.hpp>
 #include <dtensor/tensor/tensor.hpp>
-#include <dtensor/mesh/world.hpp>
 
 #include "src/comm/describe.hpp"
 #include "src/dispatch/compared.hpp"

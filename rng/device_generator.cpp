@@ -1,7 +1,7 @@
 #include <dtensor/rng/device_generator.hpp>
 
-#include <dtensor/rng/random.hpp>
 #include <dtensor/mesh/world.hpp>
+#include <dtensor/rng/random.hpp>
 
 #include "rng/counter_generator.hpp"
 #include "rng/streams.hpp"

@@ -5,8 +5,8 @@
 #include "rng/memory_order.hpp"
 #include "rng/stream.hpp"
 
-#include <dtensor/rng/random.hpp>
 #include <dtensor/redistribute/redistribute.hpp>
+#include <dtensor/rng/random.hpp>
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>

@@ -1,16 +1,17 @@
 #include "rng/rank_generator.hpp"
 
 #include <dtensor/base/error.hpp>
+#include <dtensor/mesh/world.hpp>
 #include <dtensor/rng/random.hpp>
 #include <dtensor/tensor/tensor.hpp>
-#include <dtensor/mesh/world.hpp>
 
 #include "rng/check.hpp"
 #include "rng/counter_generator.hpp"
-#include <dtensor/rng/device_generator.hpp>
-#include <dtensor/rng/lent_stream.hpp>
 #include "src/mesh/rank_stream.hpp"
 #include "src/mesh/world_state.hpp"
+
+#include <dtensor/rng/device_generator.hpp>
+#include <dtensor/rng/lent_stream.hpp>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>

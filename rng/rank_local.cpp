@@ -1,6 +1,6 @@
 // The stream of a rank's own.
-#include <dtensor/rng/random.hpp>
 #include <dtensor/mesh/world.hpp>
+#include <dtensor/rng/random.hpp>
 
 #include "rng/rank_generator.hpp"
 #include "rng/streams.hpp"

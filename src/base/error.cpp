@@ -5,7 +5,7 @@
 
 namespace dtensor {
 
-detail::Caller (*detail::caller)() = +[] { return detail::Caller(); };
+constinit detail::Caller (*detail::caller)() = +[] { return detail::Caller(); };
 
 // A text may quote errors, which name the rank too: it is named once, at the end. (Other ranks that are named stay.)
 static void name_rank(std::string& message, int rank) {

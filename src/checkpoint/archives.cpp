@@ -1,7 +1,7 @@
 #include "src/checkpoint/archives.hpp"
 
-#include <dtensor/deferred/deferred_init.hpp>
 #include <dtensor/base/error.hpp>
+#include <dtensor/deferred/deferred_init.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/ops/empty_like.h>

@@ -3,9 +3,9 @@
 #include "src/parallel/patterns.hpp"
 #include "src/parallel/tensors_of.hpp"
 
+#include <dtensor/base/error.hpp>
 #include <dtensor/checkpoint/torch_files.hpp>
 #include <dtensor/deferred/deferred_init.hpp>
-#include <dtensor/base/error.hpp>
 #include <dtensor/tensor/spmd.hpp>
 #include <dtensor/tensor/tensor.hpp>
 

@@ -2,8 +2,8 @@
 #include "src/checkpoint/archives.hpp"
 #include "src/optim/param_states.hpp"
 
-#include <dtensor/checkpoint/torch_files.hpp>
 #include <dtensor/base/error.hpp>
+#include <dtensor/checkpoint/torch_files.hpp>
 #include <dtensor/optim/optimizer.hpp>
 #include <dtensor/tensor/spmd.hpp>
 #include <dtensor/tensor/tensor.hpp>

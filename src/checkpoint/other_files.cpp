@@ -1,8 +1,8 @@
 // Tensors, and what writes an archive of its own.
 #include "src/checkpoint/archives.hpp"
 
-#include <dtensor/checkpoint/torch_files.hpp>
 #include <dtensor/base/error.hpp>
+#include <dtensor/checkpoint/torch_files.hpp>
 #include <dtensor/tensor/spmd.hpp>
 
 #include <c10/core/GradMode.h>

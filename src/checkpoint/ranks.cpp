@@ -3,9 +3,10 @@
 #include <dtensor/tensor/spread.hpp>
 
 #include <dtensor/base/error.hpp>
+#include <dtensor/base/error_text.hpp>
 #include <dtensor/comm/record.hpp>
-#include <dtensor/tensor/tensor.hpp>
 #include <dtensor/mesh/world.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -34,10 +35,8 @@ void Ranks::first_does(const std::function<void()>& work) const {
   if (is_first()) {
     try {
       work();
-    } catch (const c10::Error& error) {
-      problem = error.what_without_backtrace();
-    } catch (const std::exception& error) {
-      problem = error.what();
+    } catch (...) {
+      problem = detail::text_of(std::current_exception());
     }
   }
   problem = from_first(problem);

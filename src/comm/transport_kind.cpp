@@ -16,7 +16,7 @@ std::map<std::string, TransportKind, std::less<>>& kinds() {
 
 }  // namespace
 
-void register_transport(TransportKind kind) {
+RegisterTransport::RegisterTransport(TransportKind kind) {
   auto& known = kinds()[kind.name];
   if (known.name.empty() || kind.missing.empty()) known = std::move(kind);
 }

@@ -1,14 +1,15 @@
 #include <dtensor/data/feed.hpp>
 
-#include <dtensor/rng/lent_stream.hpp>
-#include <dtensor/base/error_text.hpp>
 #include "src/data/parcel.hpp"
 
+#include <dtensor/base/error_text.hpp>
+#include <dtensor/rng/lent_stream.hpp>
+
 #include <dtensor/base/error.hpp>
+#include <dtensor/mesh/world.hpp>
 #include <dtensor/rng/random.hpp>
 #include <dtensor/tensor/spmd.hpp>
 #include <dtensor/tensor/tensor.hpp>
-#include <dtensor/mesh/world.hpp>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>

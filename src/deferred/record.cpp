@@ -1,18 +1,19 @@
 #include "src/deferred/record.hpp"
 
 #include "rng/copy.hpp"
-#include <dtensor/rng/device_generator.hpp>
 #include "rng/own_part.hpp"
 #include "src/deferred/replay.hpp"
 #include "src/dispatch/decide.hpp"
 #include "src/dispatch/execute.hpp"
-#include <dtensor/dispatch/local_mode.hpp>
 #include "src/dispatch/stand_ins.hpp"
 
+#include <dtensor/dispatch/local_mode.hpp>
+#include <dtensor/rng/device_generator.hpp>
+
 #include <dtensor/base/error.hpp>
+#include <dtensor/mesh/world.hpp>
 #include <dtensor/rng/random.hpp>
 #include <dtensor/tensor/tensor.hpp>
-#include <dtensor/mesh/world.hpp>
 
 #include <ATen/ops/alias.h>
 #include <ATen/ops/empty.h>

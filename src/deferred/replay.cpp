@@ -2,8 +2,9 @@
 
 #include "rng/copy.hpp"
 #include "src/deferred/exact.hpp"
-#include <dtensor/dispatch/local_mode.hpp>
 #include "src/dispatch/stand_ins.hpp"
+
+#include <dtensor/dispatch/local_mode.hpp>
 
 #include <dtensor/rng/random.hpp>
 #include <dtensor/tensor/spmd.hpp>

@@ -3,6 +3,7 @@
 #include <dtensor/rules/rule.hpp>
 
 #include "src/dispatch/dtensor_impl.hpp"
+
 #include <dtensor/dispatch/local_mode.hpp>
 
 #include <ATen/core/dispatch/Dispatcher.h>

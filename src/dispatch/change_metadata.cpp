@@ -1,7 +1,8 @@
-#include <dtensor/mesh/alias.hpp>
 #include "src/dispatch/execute.hpp"
-#include <dtensor/dispatch/local_mode.hpp>
 #include "src/dispatch/region.hpp"
+
+#include <dtensor/dispatch/local_mode.hpp>
+#include <dtensor/mesh/alias.hpp>
 
 
 namespace dtensor::dispatch {

@@ -1,21 +1,22 @@
 #include "src/dispatch/decide.hpp"
 
-#include <dtensor/mesh/two_meshes.hpp>
-#include <dtensor/dispatch/backward.hpp>
-#include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/compared.hpp"
+#include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/ran_whole.hpp"
 #include "src/dispatch/region.hpp"
 #include "src/dispatch/replicated.hpp"
 
+#include <dtensor/dispatch/backward.hpp>
+#include <dtensor/mesh/two_meshes.hpp>
+
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/accumulate.h>
 #include <c10/util/hash.h>
 #include <dtensor/base/error.hpp>
-#include <fmt/ranges.h>
-#include <dtensor/redistribute/redistribute.hpp>
 #include <dtensor/mesh/world.hpp>
-#include <ATen/ops/empty.h>
-#include <c10/util/accumulate.h>
+#include <dtensor/redistribute/redistribute.hpp>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <cstdio>
@@ -91,16 +92,12 @@ void check_plain_operands(const OpInfo& info, const rules::Call& call, bool expl
   }
 }
 
-// Whether an operand is a plain tensor inside Spmd, whose values may differ between ranks in a later call if not in this.
-bool may_differ(const rules::Call& call) {
-  return current_mesh && call.mesh.size() > 1 && std::any_of(call.operands.begin(), call.operands.end(), [](const auto& operand) {
-    return operand.plain && operand.ndim() > 0;
-  });
-}
-
 bool has_plain_operand(const rules::Call& call) {
   return std::any_of(call.operands.begin(), call.operands.end(), [](const auto& operand) { return operand.plain && operand.ndim() > 0; });
 }
+
+// Whether an operand is a plain tensor inside Spmd, whose values may differ between ranks in a later call if not in this.
+bool may_differ(const rules::Call& call) { return current_mesh && call.mesh.size() > 1 && has_plain_operand(call); }
 
 void warn_once(const OpInfo& info, const char* what) {
   static std::mutex mutex;

@@ -1,11 +1,12 @@
 #include "src/dispatch/dtensor_impl.hpp"
 
-#include <dtensor/mesh/alias.hpp>
 #include "src/base/fast_thread_local.hpp"
 #include "src/dispatch/deferred.hpp"
 #include "src/dispatch/execute.hpp"
-#include <dtensor/dispatch/local_mode.hpp>
 #include "src/dispatch/reading.hpp"
+
+#include <dtensor/dispatch/local_mode.hpp>
+#include <dtensor/mesh/alias.hpp>
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/redistribute/redistribute.hpp>

@@ -1,8 +1,8 @@
 // The TensorImpl of a distributed tensor: global metadata, a local tensor and a layout; no storage, until somebody asks for one (lend.cpp).
 #pragma once
 
-#include <dtensor/comm/work.hpp>
 #include <dtensor/base/compat.hpp>
+#include <dtensor/comm/work.hpp>
 #include <dtensor/dispatch/flat_group.hpp>
 #include <dtensor/mesh/layout.hpp>
 

@@ -1,25 +1,26 @@
 #include "src/dispatch/execute.hpp"
 
-#include <dtensor/mesh/alias.hpp>
 #include "src/dispatch/compared.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/explicit.hpp"
 #include "src/dispatch/failure.hpp"
 #include "src/dispatch/fallback.hpp"
 #include "src/dispatch/lists.hpp"
-#include <dtensor/dispatch/local_mode.hpp>
 #include "src/dispatch/ran_whole.hpp"
 #include "src/dispatch/reading.hpp"
 #include "src/dispatch/replicated.hpp"
 #include "src/dispatch/write_through.hpp"
 
+#include <dtensor/dispatch/local_mode.hpp>
+#include <dtensor/mesh/alias.hpp>
+
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <dtensor/comm/record.hpp>
 #include <dtensor/base/error.hpp>
-#include <fmt/ranges.h>
+#include <dtensor/comm/record.hpp>
 #include <dtensor/redistribute/redistribute.hpp>
+#include <fmt/ranges.h>
 
 #include <unordered_set>
 
@@ -319,9 +320,14 @@ void make_on_mesh(const OpInfo& info, Stack& stack, size_t begin, const DeviceMe
 // Compares the plain operands between the mesh's ranks, in some calls.
 static void compare_plain(const Decision& decision, const Stack& stack, size_t begin) {
   if (!checks_replicated || !Compared::is_due(compared(decision.mesh).calls++)) return;
+  const auto compare = [&](const c10::IValue& value) {
+    if (!value.isTensor() || !value.toTensor().defined() || value.toTensor().dim() == 0 || as_dtensor(value.toTensor())) return;
+    check_replicated(decision.info->name, value.toTensor(), decision.mesh);
+  };
   for (size_t i = begin; i < stack.size(); ++i) {
-    if (!stack[i].isTensor() || !stack[i].toTensor().defined() || stack[i].toTensor().dim() == 0) continue;
-    if (!as_dtensor(stack[i].toTensor())) check_replicated(decision.info->name, stack[i].toTensor(), decision.mesh);
+    compare(stack[i]);
+    if (!stack[i].isList()) continue;
+    for (const auto& element : stack[i].toListRef()) compare(element);
   }
 }
 

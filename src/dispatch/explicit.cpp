@@ -3,8 +3,8 @@
 #include "src/base/fast_thread_local.hpp"
 
 #include <dtensor/base/error.hpp>
-#include <fmt/ranges.h>
 #include <dtensor/dispatch/explicit.hpp>
+#include <fmt/ranges.h>
 
 #include <c10/core/ScalarType.h>
 

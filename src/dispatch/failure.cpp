@@ -2,8 +2,9 @@
 
 #include "src/comm/failed_operators.hpp"
 
-#include <dtensor/comm/transport.hpp>
 #include <dtensor/base/error.hpp>
+#include <dtensor/base/error_text.hpp>
+#include <dtensor/comm/transport.hpp>
 #include <dtensor/mesh/world.hpp>
 
 #include <fmt/ranges.h>
@@ -14,20 +15,8 @@ namespace dtensor::dispatch {
 
 namespace {
 
-std::string text_of_current_exception() {
-  try {
-    throw;
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  } catch (...) {
-    return "an exception that is not a std::exception";
-  }
-}
-
 // "aten::mm (S(0)) [4, 8] (R) [8, 2]"
-std::string text_of(const Decision& decision) {
+std::string describe(const Decision& decision) {
   auto call = decision.info->name;
   for (const auto& layout : decision.pinned) call += fmt::format(" {} [{}]", str(layout->placements()), fmt::join(layout->sizes(), ", "));
   return call;
@@ -36,7 +25,7 @@ std::string text_of(const Decision& decision) {
 }  // namespace
 
 void rethrow_failure(const Decision& decision) {
-  const auto call = text_of(decision);
+  const auto call = describe(decision);
   note_failure(decision.mesh, decision.info->name, call);
   try {
     throw;
@@ -53,7 +42,7 @@ void rethrow_failure(const Decision& decision) {
 
 void note_failure(const DeviceMesh& mesh, std::string_view function, std::string_view call) noexcept try {
   auto* compares = mesh.size() > 1 ? dynamic_cast<comm::ComparesFailures*>(&mesh.world().transport()) : nullptr;
-  if (compares) compares->failed_operators().add(mesh.ranks(), function, call, text_of_current_exception());
+  if (compares) compares->failed_operators().add(mesh.ranks(), function, call, dtensor::detail::text_of(std::current_exception()));
 } catch (...) {
 }
 

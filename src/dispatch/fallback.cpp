@@ -8,13 +8,14 @@
 #include "src/dispatch/deferred.hpp"
 #include "src/dispatch/execute.hpp"
 #include "src/dispatch/failure.hpp"
-#include <dtensor/dispatch/local_mode.hpp>
 #include "src/dispatch/out_form.hpp"
 #include "src/dispatch/region.hpp"
 #include "src/dispatch/write_through.hpp"
 
-#include <dtensor/comm/record.hpp>
+#include <dtensor/dispatch/local_mode.hpp>
+
 #include <dtensor/base/error.hpp>
+#include <dtensor/comm/record.hpp>
 
 #include <torch/library.h>
 

@@ -1,10 +1,11 @@
 // The way of an operator call on DTensors, for the boxed fallback and the typed kernels.
 #pragma once
 
-#include <dtensor/dispatch/backward.hpp>
 #include "src/dispatch/cache.hpp"
 #include "src/dispatch/decision.hpp"
 #include "src/dispatch/region.hpp"
+
+#include <dtensor/dispatch/backward.hpp>
 
 #include <c10/core/DefaultDtype.h>
 

@@ -1,11 +1,12 @@
 // The memory of a distributed tensor, for what reads and writes it by pointer: data_ptr, accessors, storage(), torch::save. A part that is
 // the whole tensor lends its memory when it is asked for it, so that it costs nothing where nobody asks.
-#include <dtensor/mesh/alias.hpp>
-#include <dtensor/dispatch/backward.hpp>
 #include "src/dispatch/deferred.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/parted.hpp"
 #include "src/dispatch/reading.hpp"
+
+#include <dtensor/dispatch/backward.hpp>
+#include <dtensor/mesh/alias.hpp>
 
 #include <dtensor/base/error.hpp>
 

@@ -1,8 +1,9 @@
 // An operator's outputs on one device, found by running it on meta tensors of the global sizes.
 #include "src/dispatch/decide.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
-#include <dtensor/dispatch/local_mode.hpp>
 #include "src/dispatch/stand_ins.hpp"
+
+#include <dtensor/dispatch/local_mode.hpp>
 
 #include <ATen/ops/empty_strided.h>
 #include <dtensor/base/error.hpp>

@@ -1,9 +1,10 @@
 // An operator tried on stand-ins for its operands, so that a call that libtorch refuses is refused in its words and before anything
 // is communicated, where there is no meta kernel to say so (and for what kernels themselves refuse, as dtypes).
 #include "src/dispatch/decide.hpp"
-#include <dtensor/dispatch/local_mode.hpp>
 #include "src/dispatch/out_form.hpp"
 #include "src/dispatch/stand_ins.hpp"
+
+#include <dtensor/dispatch/local_mode.hpp>
 
 #include <dtensor/base/error.hpp>
 

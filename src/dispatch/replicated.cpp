@@ -3,10 +3,11 @@
 
 #include "src/comm/describe.hpp"
 #include "src/dispatch/compared.hpp"
+
 #include <dtensor/dispatch/local_mode.hpp>
 
-#include <dtensor/comm/record.hpp>
 #include <dtensor/base/error.hpp>
+#include <dtensor/comm/record.hpp>
 #include <dtensor/mesh/world.hpp>
 
 #include <ATen/ops/scalar_tensor.h>

@@ -2,6 +2,7 @@
 #include "src/dispatch/decide.hpp"
 
 #include <dtensor/base/error.hpp>
+#include <dtensor/mesh/alias.hpp>
 #include <dtensor/redistribute/redistribute.hpp>
 
 #include "src/mesh/cut_check.hpp"
@@ -43,20 +44,12 @@ int64_t elements(c10::IntArrayRef sizes) {
   return count;
 }
 
-// An expanded tensor is constant along a dim of stride 0, as the gradient of a sum is: to reduce it whole on every rank would be
-// work that grows with the mesh, and its part is free.
-bool is_expanded(const LayoutPtr& layout) {
-  for (int64_t d = 0; d < layout->ndim(); ++d) {
-    if (layout->strides()[d] == 0 && layout->sizes()[d] > 1) return true;
-  }
-  return false;
-}
-
-// The time to reduce replicated, expanded operands under a candidate; 0 for all other calls.
+// The time to reduce replicated, expanded operands under a candidate; 0 for all other calls. Such a tensor is constant along a dim, as the
+// gradient of a sum is: to reduce it whole on every rank would be work that grows with the mesh, and its part is free.
 double expanded_seconds(const Candidate& candidate, int64_t parts, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
   double bytes = 0;
   for (const auto& layout : now) {
-    if (!layout->placements()[mesh_dim].is_replicate() || !is_expanded(layout)) return 0;
+    if (!layout->placements()[mesh_dim].is_replicate() || !dtensor::detail::is_expanded(*layout)) return 0;
     bytes += static_cast<double>(elements(layout->sizes()) * static_cast<int64_t>(c10::elementSize(layout->dtype())));
   }
   const bool reduces = std::all_of(candidate.out.begin(), candidate.out.end(), [](const auto& p) { return p.is_partial(); });

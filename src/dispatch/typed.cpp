@@ -1,14 +1,15 @@
 // Kernels of their own for the operators that training calls most: the arguments stay on the machine's stack and the local call is
 // direct, where the boxed fallback would build a list of IValues and take it apart again. What is not simple goes to the fallback.
-#include "src/rules/reshaped.hpp"
-#include <dtensor/dispatch/backward.hpp>
 #include "src/dispatch/execute.hpp"
 #include "src/dispatch/explicit.hpp"
 #include "src/dispatch/failure.hpp"
 #include "src/dispatch/fallback.hpp"
-#include <dtensor/dispatch/local_mode.hpp>
 #include "src/dispatch/ran_whole.hpp"
 #include "src/dispatch/reading.hpp"
+#include "src/rules/reshaped.hpp"
+
+#include <dtensor/dispatch/backward.hpp>
+#include <dtensor/dispatch/local_mode.hpp>
 
 #include <dtensor/comm/record.hpp>
 

@@ -1,9 +1,10 @@
 #include "src/dispatch/write_through.hpp"
 
-#include <dtensor/mesh/alias.hpp>
 #include "src/dispatch/explicit.hpp"
-#include <dtensor/dispatch/local_mode.hpp>
 #include "src/dispatch/reading.hpp"
+
+#include <dtensor/dispatch/local_mode.hpp>
+#include <dtensor/mesh/alias.hpp>
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/redistribute/redistribute.hpp>

@@ -1,13 +1,14 @@
 #include "src/gradients/gradient_buckets.hpp"
 
 #include "src/comm/reduce.hpp"
-#include <dtensor/mesh/alias.hpp>
-#include <dtensor/dispatch/backward.hpp>
 #include "src/dispatch/dtensor_impl.hpp"
-#include <dtensor/dispatch/local_mode.hpp>
 
-#include <dtensor/comm/record.hpp>
+#include <dtensor/dispatch/backward.hpp>
+#include <dtensor/dispatch/local_mode.hpp>
+#include <dtensor/mesh/alias.hpp>
+
 #include <dtensor/base/error.hpp>
+#include <dtensor/comm/record.hpp>
 #include <dtensor/mesh/world.hpp>
 
 #include <torch/csrc/autograd/engine.h>
@@ -61,7 +62,7 @@ class Bucket final : public comm::Work {
     buffer_.reset();
   }
 
-  // Never begins a reduction: when somebody asks is no point of the program.
+  // Never begins a reduction: ranks ask at different times.
   bool done() override {
     if (!buffer_.defined()) return true;
     if (group_ || abandoned_ || error_ || (reducing_.work && !reducing_.work->done())) return false;

@@ -1,14 +1,15 @@
 // A gradient accumulates in its parameter's layout: leaves get a hook on first use that moves what backward brings.
 #include "src/dispatch/dtensor_impl.hpp"
-#include "src/mesh/world_state.hpp"
-#include "src/gradients/gradient_buckets.hpp"
-#include <dtensor/dispatch/local_mode.hpp>
 #include "src/dispatch/key.hpp"
+#include "src/gradients/gradient_buckets.hpp"
+#include "src/mesh/world_state.hpp"
+
+#include <dtensor/dispatch/local_mode.hpp>
 
 #include <dtensor/base/error.hpp>
+#include <dtensor/mesh/world.hpp>
 #include <dtensor/redistribute/redistribute.hpp>
 #include <dtensor/tensor/tensor.hpp>
-#include <dtensor/mesh/world.hpp>
 
 #include <ATen/ops/add.h>
 #include <c10/core/GradMode.h>

@@ -4,13 +4,14 @@
 #include <dtensor/mesh/world.hpp>
 
 #include "src/comm/rendezvous/rendezvous.hpp"
-#include <dtensor/base/error_text.hpp>
 #include "src/launch/devices.hpp"
 #include "src/launch/environment.hpp"
 #include "src/launch/memory.hpp"
 #include "src/launch/place.hpp"
 #include "src/launch/single_threaded.hpp"
 #include "src/launch/unfused.hpp"
+
+#include <dtensor/base/error_text.hpp>
 
 #include <fmt/ranges.h>
 
@@ -191,14 +192,15 @@ void launch(const LaunchOptions& given, const Body& body) {
   auto options = given;
   options.deadline = std::min<comm::Milliseconds>(options.deadline, std::chrono::seconds(kLongestDeadline));
   require(options.ranks >= 1, "launch", "got {} ranks; expected at least 1", options.ranks);
-  detail::keep_freed_memory();
   const auto launched = detail::find_launcher();
   const bool processes = launched && launched->size > 1;
   const auto& kind = comm::transport_kind(!options.transport.empty() ? options.transport : processes ? "shm" : "threads");
-  if (processes) return run_process(*launched, options, kind, body);
   constexpr int kMostThreads = 4096;
-  require(options.ranks <= kMostThreads || kind.one_for_all, "launch", "got {} ranks, as threads of this process; expected at most {}; hint: "
+  require(processes || options.ranks <= kMostThreads || kind.one_for_all, "launch", "got {} ranks, as threads of this process; expected at most {}; hint: "
           "--transport fake has one rank of as many as are wanted", options.ranks, kMostThreads);
+  require(processes || kind.threads, "launch", "the transport '{}' is of processes; hint: dtensor-run -n {} ./program", kind.name, options.ranks);
+  detail::keep_freed_memory();
+  if (processes) return run_process(*launched, options, kind, body);
   if (launched && !kind.one_for_all) options.ranks = 1;
   const auto make = kind.threads({options.ranks, options.deadline});
   if (kind.one_for_all) options.ranks = 1;

@@ -1,5 +1,6 @@
 // Device meshes: checks, slicing, and the groups along their dimensions.
 #include <dtensor/mesh/device_mesh.hpp>
+
 #include <dtensor/base/error.hpp>
 #include <dtensor/mesh/world.hpp>
 

@@ -1,6 +1,7 @@
 // Layouts: their normal form, their table, and which global elements each rank holds.
-#include <dtensor/base/error.hpp>
 #include <dtensor/mesh/layout.hpp>
+
+#include <dtensor/base/error.hpp>
 
 #include "src/mesh/cut_check.hpp"
 #include "src/mesh/world_state.hpp"

@@ -1,6 +1,7 @@
 // Placements: how they print, and which part of a dimension a shard is.
-#include <dtensor/base/error.hpp>
 #include <dtensor/mesh/placement.hpp>
+
+#include <dtensor/base/error.hpp>
 
 #include <fmt/ranges.h>
 

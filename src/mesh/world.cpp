@@ -1,6 +1,7 @@
 // A rank's view of the job: which world the calling thread is in, and what the world keeps.
-#include <dtensor/base/error.hpp>
 #include <dtensor/mesh/world.hpp>
+
+#include <dtensor/base/error.hpp>
 
 #include "src/base/caller.hpp"
 #include "src/base/regions.hpp"

@@ -1,6 +1,7 @@
 #include <dtensor/optim/adam8bit.hpp>
 
 #include "src/optim/blocks.hpp"
+
 #include <dtensor/tensor/spread.hpp>
 
 #include <dtensor/base/error.hpp>

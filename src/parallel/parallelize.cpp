@@ -4,9 +4,10 @@
 #include <dtensor/dispatch/flat_group.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
-#include <dtensor/mesh/two_meshes.hpp>
 #include "src/parallel/patterns.hpp"
 #include "src/parallel/tensors_of.hpp"
+
+#include <dtensor/mesh/two_meshes.hpp>
 
 #include <algorithm>
 #include <set>

@@ -1,7 +1,8 @@
 // R -> S(d): every rank keeps its part. Nothing is communicated. The part is a view of the whole unless a split makes
 // it several pieces.
-#include <dtensor/mesh/alias.hpp>
 #include "src/redistribute/transition.hpp"
+
+#include <dtensor/mesh/alias.hpp>
 
 namespace dtensor::redistribute {
 

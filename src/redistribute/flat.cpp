@@ -1,6 +1,7 @@
 // Flat -> R, P(op) -> Flat and R -> Flat: the elements of the local tensor in memory order, of which a flat layout cuts a piece.
-#include <dtensor/mesh/alias.hpp>
 #include "src/redistribute/transition.hpp"
+
+#include <dtensor/mesh/alias.hpp>
 
 #include <dtensor/redistribute/elements.hpp>
 

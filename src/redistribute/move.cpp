@@ -2,9 +2,10 @@
 #include <dtensor/base/error.hpp>
 #include <dtensor/mesh/world.hpp>
 
-#include <dtensor/mesh/two_meshes.hpp>
 #include "src/redistribute/plan_cache.hpp"
 #include "src/redistribute/transition.hpp"
+
+#include <dtensor/mesh/two_meshes.hpp>
 
 #include <c10/util/hash.h>
 #include <fmt/ranges.h>

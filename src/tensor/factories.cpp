@@ -4,6 +4,7 @@
 #include <dtensor/tensor/tensor.hpp>
 
 #include "src/dispatch/dtensor_impl.hpp"
+
 #include <dtensor/dispatch/local_mode.hpp>
 
 #include <ATen/ops/arange.h>

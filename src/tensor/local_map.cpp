@@ -2,6 +2,7 @@
 #include <dtensor/tensor/custom_op.hpp>
 
 #include "src/dispatch/failure.hpp"
+
 #include <dtensor/mesh/two_meshes.hpp>
 
 #include <dtensor/base/compat.hpp>

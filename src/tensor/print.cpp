@@ -6,10 +6,11 @@
 //   [ CPUFloatType{2,3} ]
 #include "src/comm/describe.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
+
 #include <dtensor/dispatch/local_mode.hpp>
 
-#include <dtensor/comm/record.hpp>
 #include <dtensor/base/error.hpp>
+#include <dtensor/comm/record.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/core/Formatting.h>

@@ -3,17 +3,18 @@
 
 #include <dtensor/dispatch/flat_group.hpp>
 
-#include <dtensor/mesh/two_meshes.hpp>
 #include "src/dispatch/compared.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
-#include <dtensor/dispatch/local_mode.hpp>
 #include "src/dispatch/reading.hpp"
 #include "src/dispatch/replicated.hpp"
 
+#include <dtensor/dispatch/local_mode.hpp>
+#include <dtensor/mesh/two_meshes.hpp>
+
 #include <dtensor/base/error.hpp>
+#include <dtensor/mesh/world.hpp>
 #include <dtensor/redistribute/redistribute.hpp>
 #include <dtensor/tensor/spmd.hpp>
-#include <dtensor/mesh/world.hpp>
 
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>

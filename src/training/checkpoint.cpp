@@ -10,11 +10,11 @@
 
 #include <dtensor/base/compat.hpp>
 #include <dtensor/base/error.hpp>
+#include <dtensor/mesh/world.hpp>
 #include <dtensor/parallel/overlap.hpp>
 #include <dtensor/rng/random.hpp>
 #include <dtensor/tensor/spmd.hpp>
 #include <dtensor/tensor/tensor.hpp>
-#include <dtensor/mesh/world.hpp>
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>

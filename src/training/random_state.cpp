@@ -1,7 +1,7 @@
 #include "src/training/random_state.hpp"
 
-#include <dtensor/rng/random.hpp>
 #include <dtensor/mesh/world.hpp>
+#include <dtensor/rng/random.hpp>
 
 #include <dtensor/rng/device_generator.hpp>
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 
 #include "tests/catch.hpp"  // last: libtorch's logging has a CHECK of its own
 
@@ -25,9 +26,9 @@ TEST_CASE("transports register themselves and say what is missing", "[comm]") {
 }
 
 TEST_CASE("a transport of one's own is launched by its name", "[comm]") {
-  int made = 0;
-  comm::register_transport({.name = "own", .threads = [&](const comm::ThreadsJob& job) {
-    made = job.ranks;
+  const auto made = std::make_shared<int>(0);  // the transport stays
+  const comm::RegisterTransport own({.name = "own", .threads = [made](const comm::ThreadsJob& job) {
+    *made = job.ranks;
     return comm::transport_kind("threads").threads(job);
   }});
   dtensor::LaunchOptions options;
@@ -35,8 +36,8 @@ TEST_CASE("a transport of one's own is launched by its name", "[comm]") {
   options.transport = "own";
   std::atomic<int> sum{0};
   CHECK_NOTHROW(dtensor::launch(options, [&](World& world) { sum += world.size(); }));
-  CHECK(made == 3);
+  CHECK(*made == 3);
   CHECK(sum == 9);
-  comm::register_transport({.name = "own", .missing = "it was a test"});
+  const comm::RegisterTransport missing({.name = "own", .missing = "it was a test"});
   CHECK_NOTHROW(comm::transport_kind("own"));  // what is there stays
 }

@@ -120,6 +120,7 @@ TEST_CASE("errors: a plain tensor that differs later", "[errors]") {
       });
     };
     until_refused("aten::mul", [&](const torch::Tensor& mine) { torch::mul(x, mine); });
+    until_refused("aten::cat", [&](const torch::Tensor& mine) { torch::cat({x, mine}); });
     until_refused("distribute_tensor", [&](const torch::Tensor& mine) { dt::distribute_tensor(mine, mesh, {dt::shard(0)}); });
   }));
 }

@@ -1,9 +1,9 @@
 // How collectives on plain tensors cut, join and check them.
 #pragma once
 
+#include <dtensor/base/error.hpp>
 #include <dtensor/collectives/pending.hpp>
 #include <dtensor/mesh/device_mesh.hpp>
-#include <dtensor/base/error.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/ops/cat.h>

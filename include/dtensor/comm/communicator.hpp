@@ -6,9 +6,9 @@
 // all of them. An input must not be written until the work is done; it is kept alive by the work.
 #pragma once
 
+#include <dtensor/base/reduce_op.hpp>
 #include <dtensor/comm/record.hpp>
 #include <dtensor/comm/work.hpp>
-#include <dtensor/base/reduce_op.hpp>
 
 #include <map>
 #include <memory>

@@ -37,8 +37,12 @@ struct TransportKind {
   bool one_for_all = false;  // one rank stands for all, of which there may be any number
 };
 
-// Of two of one name the one that is not missing stays.
-void register_transport(TransportKind kind);
+// Makes a transport known by its name, for as long as the program runs. Of two of one name the later one stays, unless it is missing.
+//
+//   const RegisterTransport mine({.name = "mine", .process = [](const ProcessJob& job) { return std::make_unique<Mine>(job); }});
+struct RegisterTransport {
+  explicit RegisterTransport(TransportKind kind);
+};
 
 // Throws for a name that nobody registered, with those that are known, and for one that this build does not have.
 const TransportKind& transport_kind(std::string_view name);

@@ -57,6 +57,14 @@ inline bool part_in_row_major_order(const at::Tensor& part, bool whole) {
   return zeros > 0 && zeros < part.dim() ? whole : in_row_major_order(part);
 }
 
+// Whether a dim of more than one index lies at one place.
+inline bool is_expanded(const Layout& layout) {
+  for (int64_t d = 0; d < layout.ndim(); ++d) {
+    if (layout.strides()[d] == 0 && layout.sizes()[d] > 1) return true;
+  }
+  return false;
+}
+
 // at::narrow of a tensor with storage.
 inline at::Tensor narrow(const at::Tensor& base, int64_t dim, int64_t begin, int64_t length) {
   c10::SmallVector<int64_t, 6> sizes(base.sizes().begin(), base.sizes().end());

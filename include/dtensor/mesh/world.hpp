@@ -35,7 +35,7 @@ class World {
   // Waits for all ranks.
   void barrier();
 
-  // This rank's T, made on first use: what a layer or a module keeps for each rank. Lives as long as the world.
+  // This rank's T, default-constructed on first use: what a layer or a module keeps for each rank. Lives as long as the world.
   template <class T>
   T& local() {
     return slots_.get<T>();

@@ -1,13 +1,14 @@
 // Which parameters are units, and whether they can be.
 #include <dtensor/parallel/fully_shard.hpp>
 
-#include <dtensor/mesh/two_meshes.hpp>
 #include "src/parallel/fully_shard/unit.hpp"
 #include "src/parallel/patterns.hpp"
 
+#include <dtensor/mesh/two_meshes.hpp>
+
 #include <dtensor/base/error.hpp>
-#include <dtensor/tensor/tensor.hpp>
 #include <dtensor/mesh/world.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <fmt/ranges.h>
 #include <torch/nn/modules/container/modulelist.h>

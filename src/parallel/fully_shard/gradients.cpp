@@ -1,8 +1,9 @@
 // Gradients of a unit: they land in a whole flat buffer, which one reduce_scatter brings to where the parameters are.
-#include <dtensor/mesh/alias.hpp>
-#include <dtensor/dispatch/local_mode.hpp>
 #include "src/parallel/fully_shard/buffer.hpp"
 #include "src/parallel/fully_shard/unit.hpp"
+
+#include <dtensor/dispatch/local_mode.hpp>
+#include <dtensor/mesh/alias.hpp>
 
 #include <dtensor/comm/record.hpp>
 #include <dtensor/redistribute/redistribute.hpp>

@@ -1,7 +1,8 @@
 #include "src/parallel/fully_shard/schedule.hpp"
 
-#include <dtensor/dispatch/backward.hpp>
 #include "src/parallel/fully_shard/unit.hpp"
+
+#include <dtensor/dispatch/backward.hpp>
 
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>

@@ -1,12 +1,13 @@
 // Parameters of a unit: laying them out in the flat buffer, and gathering it.
 #include "src/parallel/fully_shard/unit.hpp"
 
-#include <dtensor/mesh/alias.hpp>
-#include <dtensor/dispatch/local_mode.hpp>
 #include "src/parallel/fully_shard/buffer.hpp"
 
-#include <dtensor/comm/record.hpp>
+#include <dtensor/dispatch/local_mode.hpp>
+#include <dtensor/mesh/alias.hpp>
+
 #include <dtensor/base/error.hpp>
+#include <dtensor/comm/record.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/Context.h>

@@ -147,12 +147,9 @@ std::unique_ptr<Transport> make_fake_transport(int rank, int size) {
 
 namespace {
 
-const bool registered = [] {
-  register_transport({.name = "fake",
-                      .threads = [](const ThreadsJob& job) { return [size = job.ranks](int) { return make_fake_transport(0, size); }; },
-                      .one_for_all = true});
-  return true;
-}();
+const RegisterTransport fake({.name = "fake",
+                              .threads = [](const ThreadsJob& job) { return [size = job.ranks](int) { return make_fake_transport(0, size); }; },
+                              .one_for_all = true});
 
 }  // namespace
 

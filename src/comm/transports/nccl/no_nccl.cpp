@@ -1,6 +1,6 @@
 // Stands for the nccl transport in a build without NCCL, or with a libtorch without CUDA.
-#include <dtensor/comm/transport.hpp>
 #include <dtensor/base/error.hpp>
+#include <dtensor/comm/transport.hpp>
 #include <dtensor/comm/transport_kind.hpp>
 
 namespace dtensor::comm {
@@ -14,10 +14,7 @@ constexpr const char* kMissing =
     "configure with -Dtorch_root= a libtorch with CUDA, where nvcc is in the path and NCCL's nccl.h and libnccl lie next to it (-Dnccl=enabled says "
     "what is missing); or use the transport gloo with CPU tensors";
 
-const bool registered = [] {
-  register_transport({.name = "nccl", .missing = kMissing});
-  return true;
-}();
+const RegisterTransport no_nccl({.name = "nccl", .missing = kMissing});
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 #include "src/comm/failed_operators.hpp"
 
 #include <dtensor/base/error.hpp>
+#include <dtensor/base/error_text.hpp>
 #include <dtensor/comm/transport_kind.hpp>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -113,11 +114,8 @@ std::unique_ptr<Transport> make_nccl_transport(std::unique_ptr<Transport> host, 
   auto transport = std::make_unique<nccl::NcclTransport>(std::move(host), device);
   try {
     transport->set_up();
-  } catch (const c10::Error& error) {
-    transport->leave(error.what_without_backtrace());  // or the others would wait for this rank, and it for them
-    throw;
-  } catch (const std::exception& error) {
-    transport->leave(error.what());
+  } catch (...) {
+    transport->leave(detail::text_of(std::current_exception()));  // or the others would wait for this rank, and it for them
     throw;
   }
   return transport;
@@ -125,20 +123,19 @@ std::unique_ptr<Transport> make_nccl_transport(std::unique_ptr<Transport> host, 
 
 namespace {
 
-const bool registered = [] {
-  register_transport({.name = "nccl",
-                      .threads = [](const ThreadsJob& job) {
-                        require(job.ranks == 1, "launch", "the nccl transport has one process per GPU; got {} ranks in one process; hint: dtensor-run "
-                                "-n {} ./program --transport nccl", job.ranks, job.ranks);
-                        return [](int) { return make_nccl_transport(std::move(make_threads_transports(1).front()), 0); };
-                      },
-                      .process = [](const ProcessJob& job) {
-                        require(job.device.has_value(), "launch", "the environment does not say which GPU is this rank's; hint: set LOCAL_RANK to its "
-                                "number among the ranks of the host, or start the program with dtensor-run or torchrun");
-                        return make_nccl_transport(transport_kind("shm").process(job), *job.device);
-                      }});
-  return true;
-}();
+TransportKind::MakeRank alone(const ThreadsJob& job) {
+  require(job.ranks == 1, "launch", "the nccl transport has one process per GPU; got {} ranks in one process; hint: dtensor-run -n {} ./program "
+          "--transport nccl", job.ranks, job.ranks);
+  return [](int) { return make_nccl_transport(std::move(make_threads_transports(1).front()), 0); };
+}
+
+std::unique_ptr<Transport> of_process(const ProcessJob& job) {
+  require(job.device.has_value(), "launch", "the environment does not say which GPU is this rank's; hint: set LOCAL_RANK to its number among the "
+          "ranks of the host, or start the program with dtensor-run or torchrun");
+  return make_nccl_transport(transport_kind("shm").process(job), *job.device);
+}
+
+const RegisterTransport over_nccl({.name = "nccl", .threads = alone, .process = of_process});
 
 }  // namespace
 

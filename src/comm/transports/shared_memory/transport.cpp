@@ -96,21 +96,18 @@ TransportKind::MakeRank connected(const ThreadsJob& job, bool shared_memory) {
   };
 }
 
-void register_as(const char* name, bool shared_memory) {
-  register_transport({.name = name,
-                      .threads = [=](const ThreadsJob& job) { return connected(job, shared_memory); },
-                      .process = [=](const ProcessJob& job) {
-                        auto options = job.meeting;
-                        options.shared_memory = shared_memory;
-                        return make_gloo_transport(options, job.listener);
-                      }});
+TransportKind kind_of(const char* name, bool shared_memory) {
+  return {.name = name,
+          .threads = [=](const ThreadsJob& job) { return connected(job, shared_memory); },
+          .process = [=](const ProcessJob& job) {
+            auto options = job.meeting;
+            options.shared_memory = shared_memory;
+            return make_gloo_transport(options, job.listener);
+          }};
 }
 
-const bool registered = [] {
-  register_as("gloo", false);
-  register_as("shm", true);  // where ranks share a host, gloo elsewhere
-  return true;
-}();
+const RegisterTransport over_tcp(kind_of("gloo", false));
+const RegisterTransport over_memory(kind_of("shm", true));  // where ranks share a host, gloo elsewhere
 
 }  // namespace
 

@@ -190,13 +190,10 @@ std::vector<std::unique_ptr<Transport>> make_threads_transports(int size) {
 
 namespace {
 
-const bool registered = [] {
-  register_transport({.name = "threads", .threads = [](const ThreadsJob& job) {
-    auto ranks = std::make_shared<std::vector<std::unique_ptr<Transport>>>(make_threads_transports(job.ranks));
-    return [ranks](int rank) { return std::move((*ranks)[rank]); };
-  }});
-  return true;
-}();
+const RegisterTransport of_threads({.name = "threads", .threads = [](const ThreadsJob& job) {
+  auto ranks = std::make_shared<std::vector<std::unique_ptr<Transport>>>(make_threads_transports(job.ranks));
+  return [ranks](int rank) { return std::move((*ranks)[rank]); };
+}});
 
 }  // namespace
 
