@@ -5,7 +5,8 @@
 
 namespace dtensor {
 
-constinit detail::Caller (*detail::caller)() = +[] { return detail::Caller(); };
+static detail::Caller nobody() { return {}; }
+detail::Caller (*detail::caller)() = nobody;
 
 // A text may quote errors, which name the rank too: it is named once, at the end. (Other ranks that are named stay.)
 static void name_rank(std::string& message, int rank) {
