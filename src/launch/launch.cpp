@@ -212,7 +212,7 @@ int launch(int argc, char** argv, const Body& body) {
     launch(parse_options(argc, argv), body);
     return 0;
   } catch (...) {
-    std::fprintf(stderr, "error: %s\n", detail::text_of(std::current_exception()).c_str());
+    fmt::print(stderr, "error: {}\n", detail::text_of(std::current_exception()));  // one write: the lines of ranks do not mix
     return 1;
   }
 }

@@ -5,6 +5,7 @@
 #include "src/comm/describe.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <thread>
 
 using namespace dtensor;
@@ -27,11 +28,31 @@ void says_all(const std::string& text, const std::vector<std::string>& parts, co
   for (const auto& part : parts) require(text.find(part) != std::string::npos, "test", "{}: no '{}' in '{}'", what, part, text);
 }
 
-void on_all(const std::function<void(World&)>& body, const std::vector<int>& sizes = {2, 3, 4}) {
+// Where the ranks of a test, which are threads, wait for each other without a collective. A failure is told to every rank, also to one
+// that has not read the result of an earlier call yet: what comes before the failure has to be over on all of them.
+class Meeting {
+ public:
+  explicit Meeting(int ranks) : ranks_(ranks) {}
+  void wait() {
+    const int end = (came_++ / ranks_ + 1) * ranks_;
+    const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (came_ < end) {
+      require(std::chrono::steady_clock::now() < patience, "test", "a rank did not come to the meeting");
+      std::this_thread::yield();
+    }
+  }
+
+ private:
+  const int ranks_;
+  std::atomic<int> came_{0};
+};
+
+void on_all(const std::function<void(World&, Meeting&)>& body, const std::vector<int>& sizes = {2, 3, 4}) {
   for (const std::string transport : {"threads", "shm", "gloo"}) {
     for (const int ranks : sizes) {
       INFO(transport << ", " << ranks << " ranks");
-      CHECK_NOTHROW(on_ranks(ranks, body, transport));
+      Meeting meeting(ranks);
+      CHECK_NOTHROW(on_ranks(ranks, [&](World& world) { body(world, meeting); }, transport));
     }
   }
 }
@@ -50,11 +71,12 @@ DTensor sum_of(const DeviceMesh& mesh, double value) { return from_local(torch::
 }  // namespace
 
 TEST_CASE("an operator that fails on one rank ends the calls of all who are told", "[errors][comm]") {
-  on_all([](World& world) {
+  on_all([](World& world, Meeting& meeting) {
     const auto mesh = line(world);
     const int odd = world.size() - 1;
     const auto bad = rows_of(mesh, {odd});
     const auto first = sum_of(mesh, 1), second = sum_of(mesh, 2);
+    meeting.wait();
     // The rank makes a call less: what comes next has equal kinds and sizes, and would be mixed.
     const auto failed = words_of([&] {
       bad();
@@ -71,10 +93,11 @@ TEST_CASE("an operator that fails on one rank ends the calls of all who are told
 }
 
 TEST_CASE("an operator that fails on one rank before a call of another kind", "[errors][comm]") {
-  on_all([](World& world) {
+  on_all([](World& world, Meeting& meeting) {
     const auto mesh = line(world);
     const auto bad = rows_of(mesh, {0});
     const auto sum = sum_of(mesh, 1);
+    meeting.wait();
     words_of(bad);
     const auto text = words_of([&] {
       if (world.rank() == 0) torch::relu(sum);
@@ -85,7 +108,7 @@ TEST_CASE("an operator that fails on one rank before a call of another kind", "[
 }
 
 TEST_CASE("an operator that fails on all ranks alike is over when it is caught", "[errors][comm]") {
-  on_all([](World& world) {
+  on_all([](World& world, Meeting&) {
     const auto mesh = line(world);
     std::vector<int64_t> everyone;
     for (int64_t rank = 0; rank < world.size(); ++rank) everyone.push_back(rank);
@@ -116,7 +139,7 @@ TEST_CASE("an operator that fails on all ranks alike is over when it is caught",
 }
 
 TEST_CASE("an operator that fails on all ranks of a smaller mesh does not concern a larger one", "[errors][comm]") {
-  on_all([](World& world) {
+  on_all([](World& world, Meeting&) {
     const auto all = line(world);
     const auto some = DeviceMesh(torch::kCPU, {0, 1}, {2}, {"pair"});
     if (world.rank() < 2) {
@@ -129,8 +152,7 @@ TEST_CASE("an operator that fails on all ranks of a smaller mesh does not concer
 }
 
 TEST_CASE("an operator that fails in one row of a mesh ends what goes over the rows", "[errors][comm]") {
-  std::atomic<int> went_on{0};
-  on_all([&](World&) {
+  on_all([](World&, Meeting& meeting) {
     const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"});
     auto indices = torch::zeros({4}, torch::kLong);
     indices[3] = 99;  // in the second row's part
@@ -145,8 +167,7 @@ TEST_CASE("an operator that fails in one row of a mesh ends what goes over the r
       });
     };
     require(along({replicate(), partial()}).empty(), "test", "a row, of which no rank failed alone, goes on");
-    const int end = (went_on++ / 4 + 1) * 4;  // the failure is told to all, also to a rank that has not read its row's sum yet
-    while (went_on < end) std::this_thread::yield();
+    meeting.wait();
     const auto text = along({partial(), replicate()});
     says_all(text, {"failed: aten::index_select failed on this rank", "out of range"}, "over the rows");
     require(text.find("rank 2") != std::string::npos || text.find("rank 3") != std::string::npos, "test", "no rank of the second row in '{}'", text);
