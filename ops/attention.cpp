@@ -1,5 +1,4 @@
-// Fused scaled dot-product attention: batch and heads are independent, and so are queries as long as each sees every
-// key.
+// Fused scaled dot-product attention. Batch and heads are independent; queries are too, as long as each attends to every key.
 #include "ops/family.hpp"
 
 #include <dtensor/base/compat.hpp>

@@ -1,4 +1,4 @@
-// Batch normalization. Statistics are of one channel over the whole batch: ranks that hold parts of it combine theirs.
+// Batch normalization. Statistics are per channel over the whole batch: ranks that hold shards of the batch combine theirs.
 #include "ops/family.hpp"
 
 #include <dtensor/base/error.hpp>

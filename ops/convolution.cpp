@@ -1,5 +1,5 @@
-// Convolution, its transpose, and their gradients. Samples are independent, channels are as in a matrix product, and positions
-// need their neighbours: a halo.
+// Convolution, its transpose, and their gradients. Samples are independent, channels work as in a matrix product, and positions need
+// a halo of their neighbours.
 #include "ops/halo.hpp"
 
 #include "ops/family.hpp"

@@ -1,4 +1,4 @@
-// Copies and fills.
+// Copies and fills: the source is moved to the layout of the destination.
 #include "ops/family.hpp"
 
 #include <ATen/ops/full_like.h>

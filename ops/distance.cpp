@@ -1,4 +1,4 @@
-// Distances and products between rows.
+// Distances and products between pairs of rows.
 #include "ops/family.hpp"
 #include "ops/view_dims.hpp"
 

@@ -1,4 +1,4 @@
-// Fourier transforms: linear, along whole dims.
+// Fourier transforms. They are linear, and need the transformed dims whole.
 #include "ops/family.hpp"
 
 namespace dtensor::rules {

@@ -1,5 +1,5 @@
-// Operators on lists of tensors: the i-th elements of all lists belong together, and lie as the i-th element of the
-// first.
+// Operators on lists of tensors. The i-th elements of all lists belong together, and get the placements of the i-th element of the first
+// list.
 #include "ops/family.hpp"
 
 #include <ATen/ops/empty_strided.h>

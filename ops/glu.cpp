@@ -1,4 +1,4 @@
-// Gated linear units: two halves of one dim, one gating the other. A dim that is cut within both halves alike stays cut.
+// Gated linear units: one half of a dim gates the other half. A dim that is sharded within both halves alike stays sharded.
 #include "ops/family.hpp"
 
 namespace dtensor::rules {

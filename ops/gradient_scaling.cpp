@@ -1,4 +1,4 @@
-// Dynamic loss scaling: gradients are unscaled in place, and any that is not finite on any rank is reported to all.
+// Dynamic loss scaling: unscales gradients in place. If a gradient is not finite on one rank, all ranks get to know.
 #include "ops/family.hpp"
 
 namespace dtensor::rules {

@@ -1,4 +1,4 @@
-// Windows over a cut dim: a rank fetches what its outputs read of the others' inputs, and gives back the gradients of that.
+// Windows over a sharded dim. A rank fetches from other ranks the inputs that its outputs read (the halo), and sends their gradients back.
 #pragma once
 
 #include <dtensor/rules/rule.hpp>
@@ -10,13 +10,13 @@ namespace dtensor::rules {
 // An interval per rank of a group, in the group's order.
 using Shares = std::vector<Interval>;
 
-// The interval of `dim` that this rank needs, [.., needed[rank].length(), ..], put together from what the ranks hold: disjoint,
-// ascending intervals that cover what is needed. One all_to_all of exact sizes; none where all hold what they need.
+// The interval of `dim` that this rank needs, [.., needed[rank].length(), ..]. The intervals `held` by the ranks must be disjoint and
+// ascending, and cover what is needed. Communicates one all_to_all of exact sizes, or nothing if all ranks hold what they need.
 at::Tensor fetch_interval(const at::Tensor& local, int64_t dim, const Shares& held, const Shares& needed,
                           comm::Communicator& group);
 
-// The adjoint: every rank has values for the interval that it needed, and gets the sum, in rank order, of all values for the one
-// that it holds. Communicates as fetch_interval does.
+// The adjoint: every rank has values for the interval that it needed. It gets the sum, in rank order, of all ranks' values for the
+// interval that it holds. Communicates as fetch_interval does.
 at::Tensor return_interval(const at::Tensor& local, int64_t dim, const Shares& held, const Shares& needed,
                            comm::Communicator& group);
 
@@ -24,17 +24,17 @@ at::Tensor return_interval(const at::Tensor& local, int64_t dim, const Shares& h
 struct Window {
   int64_t kernel = 1, stride = 1, padding = 0, dilation = 1;
 
-  // All that `outputs` read; reaches past the input where there is padding. Nothing reads nothing.
+  // The inputs that `outputs` read. With padding it reaches past the input. Empty for no outputs.
   Interval reads(const Interval& outputs) const;
 };
 
-// A dim of which inputs and outputs are cut by the same mesh dimensions, as torch.chunk does.
+// A dim whose inputs and outputs are sharded by the same mesh dimensions, as torch.chunk does.
 class Halo {
  public:
   Halo(const LayoutPtr& input, const LayoutPtr& output, int64_t dim, const Window& window);
 
   int64_t dim() const { return dim_; }
-  const Interval& read() const { return read_; }  // of this rank's outputs
+  const Interval& read() const { return read_; }  // the inputs that this rank's outputs read
 
   // This rank's inputs -> all that its outputs read, [.., read().length(), ..], with `beyond` outside of the input.
   at::Tensor fetch(const at::Tensor& input, const at::Scalar& beyond) const;
@@ -49,7 +49,7 @@ class Halo {
   Interval read_, own_;   // own_: the part of read_ that is inside of the input
 };
 
-// The halos of all cut dims among those from `first` on, which have a window each. Dims take turns, so that corners come along.
+// The halos of all sharded dims from `first` on, which have a window each. Dims are fetched one after the other, which includes corners.
 class Halos {
  public:
   Halos(const LayoutPtr& input, const LayoutPtr& output, int64_t first, const std::vector<Window>& windows);
@@ -67,8 +67,8 @@ class Halos {
   std::vector<Halo> halos_;
 };
 
-// At most so many bytes come to a rank when mesh dimension `mesh_dim` cuts `dim` of a tensor of `sizes` and the `outputs` windows
-// on it. `like` is an operand whose other dims are cut as that tensor's are.
+// The most bytes that a rank receives if mesh dimension `mesh_dim` shards `dim` of a tensor of `sizes`, and the `outputs` windows on it.
+// `like` is an operand whose other dims are sharded as those of the tensor.
 int64_t halo_bytes(const Call& call, int64_t mesh_dim, const Operand& like, c10::IntArrayRef sizes, int64_t outputs, int64_t dim,
                    const Window& window);
 

@@ -1,4 +1,4 @@
-// Reading and writing by index: an indexed dim is whole, index dims and all other dims are free.
+// Reading and writing by index. An indexed dim is whole; the dims of the index and all other dims may be sharded.
 #include "ops/family.hpp"
 
 #include <dtensor/base/error.hpp>

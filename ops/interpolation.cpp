@@ -1,4 +1,4 @@
-// Resampling of planes: samples and channels are free, positions are whole.
+// Resampling of planes. Samples and channels may be sharded; positions are whole.
 #include "ops/family.hpp"
 
 namespace dtensor::rules {

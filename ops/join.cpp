@@ -1,4 +1,4 @@
-// Joining and repeating tensors: data movement, which keeps Partial of any operation.
+// Joining and repeating tensors. Elements only move, so pending reductions of any kind stay pending.
 #include "ops/family.hpp"
 
 #include <ATen/ExpandUtils.h>

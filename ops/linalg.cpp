@@ -1,4 +1,4 @@
-// Linear algebra on batches: every matrix by itself, whole.
+// Linear algebra on batches of matrices. The batch may be sharded; each matrix is whole.
 #include "ops/family.hpp"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Losses: pointwise terms, then no reduction, a sum, or a mean over the global batch.
+// Losses: pointwise terms, and then no reduction, a sum, or a mean over the global batch.
 #include "ops/family.hpp"
 
 #include <dtensor/base/error.hpp>

@@ -1,4 +1,4 @@
-// Scattering by a mask: what goes where depends on the whole mask.
+// Scattering by a mask. The place of an element depends on the whole mask, so every rank needs it whole.
 #include "ops/family.hpp"
 
 #include <dtensor/base/error.hpp>

@@ -1,4 +1,4 @@
-// Layer, RMS and group normalization: the normalized dims are whole; gradients of weights sum over all the others.
+// Layer, RMS and group normalization. The normalized dims are whole; gradients of weights sum over all other dims.
 #include "ops/family.hpp"
 
 namespace dtensor::rules {

@@ -1,4 +1,4 @@
-// Padding: dims that are padded are whole, others are free.
+// Padding. Dims that are padded are whole; others may be sharded.
 #include "ops/family.hpp"
 
 #include <dtensor/base/compat.hpp>

@@ -1,4 +1,4 @@
-// Pointwise operators: every dim may be cut. What differs is which Partial operands they pass through.
+// Pointwise operators. Every dim may be sharded. They differ in which Partial operands pass through unreduced.
 #include "ops/pointwise.hpp"
 
 #include "ops/family.hpp"

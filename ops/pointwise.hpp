@@ -7,18 +7,21 @@
 
 namespace dtensor::rules {
 
-// What a pending value passes through. Data movement keeps Partial of any operation. Sums and averages pass what adds them up or scales
-// them by factors that cannot be infinite: a part may be zero, or have another sign than the sum, and infinity times it would be NaN.
-// Extremes pass increasing operators of that operand alone, which give a number for an infinity: a part of no elements is one. Of equal
-// values v the average and the extremes are v.
+// Which reductions may stay pending through an operator:
+//   data movement    all of them
+//   sums, averages   through operators that add them up, or scale them by factors that cannot be infinite. (A summand may be zero, or have
+//                    another sign than the sum; infinity times it would be NaN.)
+//   extremes         through increasing operators of that operand alone that give a number for an infinity. (A rank without elements holds
+//                    one.)
+// The average and the extremes of equal values v are v.
 inline const std::vector<ReduceOp> kAnyPartial{ReduceOp::sum, ReduceOp::avg, ReduceOp::product,
                                                ReduceOp::min, ReduceOp::max, ReduceOp::norm2};
 inline const std::vector<ReduceOp> kSums{ReduceOp::sum, ReduceOp::avg};
 inline const std::vector<ReduceOp> kExtremes{ReduceOp::max, ReduceOp::min};
 inline const std::vector<ReduceOp> kOfEqualValues{ReduceOp::avg, ReduceOp::max, ReduceOp::min};
 
-// When an operator may run on Partial operands: those of one of `together` are Partial(op) with op in `ops`, all others
-// replicated; the outputs are then Partial(op) too. `flips`: of a maximum the operator makes a minimum, and the reverse.
+// The Partial operands on which an operator may run. The operands of one list of `together` are Partial(op) with op in `ops`, all others
+// are replicated, and the outputs are Partial(op) too. `flips`: the operator makes a minimum of a maximum, and the reverse.
 class KeepsPartial {
  public:
   struct Line {
@@ -31,13 +34,13 @@ class KeepsPartial {
   KeepsPartial(std::vector<ReduceOp> ops, std::vector<std::vector<int>> together, bool flips = false)
       : lines_{{std::move(ops), std::move(together), flips}} {}
 
-  // What either passes through.
+  // The combinations of both.
   friend KeepsPartial operator|(KeepsPartial a, const KeepsPartial& b) {
     a.lines_.insert(a.lines_.end(), b.lines_.begin(), b.lines_.end());
     return a;
   }
 
-  // The combinations for operands that lie as `now` on one mesh dimension: those of a line in which some operand is Partial.
+  // The combinations for operands with placements `now` on one mesh dimension: those of a line in which some operand is Partial.
   // `extremes`: whether maxima and minima pass.
   Candidates candidates(const Placements& now, size_t outputs, bool extremes = true) const;
 
@@ -50,12 +53,12 @@ bool is_divisor(const c10::IValue& number);
 // Whether an operand holds whole numbers or bools, which are not infinite.
 bool is_whole(const Operand& operand);
 
-// Whether arithmetic on maxima of these operands could wrap around: that of an empty part is the smallest whole number there is.
+// Whether arithmetic on maxima of these operands could wrap around: an empty local tensor has the smallest integer as its maximum.
 bool wraps_around(const Call& call, const std::vector<int>& members);
 
 RulePtr pointwise(KeepsPartial keeps = {});
 
-// The result of a pointwise operator on all operands: sizes broadcast, and dims lie in the operands' order.
+// The metadata of the result of a pointwise operator on all operands: sizes broadcast, and memory order is that of the operands.
 OutputMeta pointwise_meta(const Call& call);
 
 // The candidates of a pointwise operator over some operands of a call: `members` are indices into call.operands. Every

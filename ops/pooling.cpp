@@ -1,4 +1,4 @@
-// Pooling. Samples and channels are free; windows of a fixed size may also be cut along positions, with a halo.
+// Pooling. Samples and channels may be sharded; positions too, with a halo, if windows have a fixed size.
 #include "ops/halo.hpp"
 
 #include "ops/family.hpp"

@@ -1,4 +1,4 @@
-// prelu as libtorch 1 has it: a weight per channel (dim 1), or one for all. Since 2.0 it is pointwise.
+// prelu of libtorch 1: one weight per channel (dim 1), or one for all channels. Since libtorch 2.0 prelu is pointwise.
 #include "ops/family.hpp"
 
 namespace dtensor::rules {

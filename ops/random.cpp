@@ -1,4 +1,4 @@
-// Random operators: a rank draws its part of what one device draws, and its generator goes on as that of one device does.
+// Random operators. A rank draws its own elements of what one device would draw, and its generator ends in the state of one device's.
 #include "ops/family.hpp"
 
 #include "rng/check.hpp"

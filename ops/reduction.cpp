@@ -1,4 +1,4 @@
-// Reductions: a cut dim that is reduced makes the result Partial in the reduction's own operation.
+// Reductions. Reducing a sharded dim makes the result Partial, with the operation of the reduction.
 #include "ops/family.hpp"
 
 #include <ATen/OpMathType.h>

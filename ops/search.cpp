@@ -1,4 +1,4 @@
-// Looking values up in sorted or listed ones.
+// Looking up values in sorted values, or in a list.
 #include "ops/family.hpp"
 
 namespace dtensor::rules {

@@ -1,4 +1,4 @@
-// Planes regrouped: pixels to channels and back, windows to columns and back, channels shuffled.
+// Regrouping of planes: pixels to channels and back, windows to columns and back, shuffled channels.
 #include "ops/family.hpp"
 
 #include <algorithm>

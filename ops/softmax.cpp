@@ -1,5 +1,5 @@
-// Softmax: every slice along `dim` by itself. Where `dim` is cut, a slice's maximum and sum are put together from the ranks' parts,
-// which takes reductions of tensors that lack `dim`.
+// Softmax of every slice along `dim`. Where `dim` is sharded, ranks reduce the maximum and the sum of each slice: all_reduces of tensors
+// without `dim`.
 #include "ops/family.hpp"
 
 #include <ATen/OpMathType.h>

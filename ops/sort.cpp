@@ -1,4 +1,4 @@
-// Order along a dim, and triangles.
+// Sorting along a dim, and triangles of matrices.
 #include "ops/family.hpp"
 
 namespace dtensor::rules {

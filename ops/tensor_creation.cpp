@@ -1,4 +1,4 @@
-// Tensors made in the likeness of another: the operand is not read, so it never moves.
+// Tensors made like another one (zeros_like, new_empty). The operand's values are not read, so it never moves.
 #include "ops/family.hpp"
 
 namespace dtensor::rules {

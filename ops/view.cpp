@@ -1,4 +1,4 @@
-// Views that map dims to dims: permuting, selecting, slicing, expanding, and those that change nothing.
+// Views that map dims to dims: permuting, selecting, slicing, expanding, and views that change nothing.
 #include "ops/view_dims.hpp"
 #include "ops/view_strided.hpp"
 

@@ -1,5 +1,5 @@
-// The gradients of views that drop elements: zeros of the operand's sizes with the gradient written where the view looked.
-// Zeros are the same under every reduction, so pending reductions pass.
+// The gradients of views that drop elements: zeros of the operand's sizes, with the gradient written to the elements of the view. Any
+// reduction of zeros is zero, so pending reductions stay pending.
 #include "ops/view_dims.hpp"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Views that map dims to dims: permuting, dropping, adding and slicing them. A cut of a dim that the view keeps stays where it is.
+// Views that map dims to dims: they permute, drop, add and slice dims. The cut of a dim that the view keeps moves no elements.
 #pragma once
 
 #include "ops/family.hpp"
@@ -9,7 +9,7 @@
 
 namespace dtensor::rules {
 
-// Where one dim of the operand goes in an output.
+// The dim of an output that one dim of the operand becomes.
 struct Image {
   int64_t dim = -1;  // of the output; -1: a cut of it has no counterpart there
   // [begin, end) of `whole` indices: a slice of the operand's dim is the output's, or (embeds) the reverse.

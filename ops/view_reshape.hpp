@@ -1,8 +1,8 @@
-// The algebra of cuts under a reshape: which cut of the output holds, on every rank, the elements of a cut of the input.
+// Placements under a reshape: finds the Shard of the output that gives every rank the same elements as a Shard of the input.
 //
-// A Shard of a dim sees the row-major sequence of the elements as (K, middle, U): K blocks, each cut in chunks of whole units of
-// U elements. For dim d with the dims before it of product P and those after it of product Q, Shard(d, split, unit) has
-// K = P * split and U = unit * Q. Any dim of the other shape whose P' divides K and whose Q' divides the chunks names the same cut.
+// A Shard sees the row-major sequence of elements as (K, middle, U): K blocks, each cut in chunks of whole units of U elements. Let P be
+// the product of the dims before dim d, and Q that of the dims after it. Then Shard(d, split, unit) has K = P * split and U = unit * Q. A
+// dim of the other shape can express the same cut if its P' divides K and its Q' divides the chunks.
 #pragma once
 
 #include <dtensor/mesh/layout.hpp>
@@ -18,7 +18,7 @@ class Reshape {
   Reshape(c10::IntArrayRef in, c10::IntArrayRef out);
 
   // The Shard of the output that is the same cut as the Shard `in` of the input, over `parts` ranks, on top of the cuts made so
-  // far; nothing when no placement names it. Exact on every rank, uneven and empty parts included.
+  // far; nullopt if no placement expresses it. Exact on every rank, uneven and empty shards included.
   std::optional<Placement> forward(const Placement& in, int64_t parts) const;
 
   // The same from the output to the input.
@@ -34,7 +34,7 @@ class Reshape {
   };
 
  private:
-  std::vector<Pair> local_;  // (in, out) of every kind of rank that holds anything: uneven cuts make several kinds
+  std::vector<Pair> local_;  // (in, out) of every kind of rank that has elements: uneven cuts make several kinds
 };
 
 }  // namespace dtensor::rules

@@ -1,4 +1,4 @@
-// Writing into a view of a copy: slice_scatter and its kin. Elements only move.
+// Operators that write into a view of a copy: slice_scatter, select_scatter, diagonal_scatter. Elements only move.
 #include "ops/family.hpp"
 
 namespace dtensor::rules {

@@ -1,4 +1,4 @@
-// Operators whose strides count in the memory of the whole tensor.
+// as_strided and its forms. Their strides address the memory of the whole tensor, so operands must not be sharded.
 #pragma once
 
 #include <dtensor/base/compat.hpp>

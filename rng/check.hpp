@@ -1,4 +1,4 @@
-// What can go wrong with the generators of ranks, looked for.
+// Checks of the ranks' random generators: that each rank has its own, and that ranks draw alike.
 #pragma once
 
 #include <dtensor/mesh/device_mesh.hpp>
@@ -11,17 +11,17 @@
 
 namespace dtensor::rng {
 
-// Throws when another rank of this process draws from the generator too: it can only follow one of them.
+// Throws when another rank of this process draws from the generator too, because a generator can follow only one rank.
 void check_owner(const at::Generator& generator, World& world);
 
-// Forgets what a rank that ends has drawn from.
+// Forgets the generators that a rank has drawn from; called when the rank ends.
 void forget_owner(World& world);
 
-// Compares the generator between ranks, as generator_check() says, before a distributed tensor is drawn. Throws, inside of a
-// RankLocalRandom, when the tensor is replicated.
+// Compares the generator between ranks, as often as generator_check() says, before a distributed tensor is drawn. Inside a RankLocalRandom
+// it throws when the tensor is replicated.
 void check_draw(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, const at::Generator& generator);
 
-// The same where the operator does not take a generator, or not as an argument.
+// The same for an operator that takes no generator, or not as an argument.
 void check_draw(std::string_view op, const DeviceMesh& mesh, PlacementsRef placements, const at::Generator& generator);
 
 }  // namespace dtensor::rng

@@ -7,7 +7,7 @@
 
 namespace dtensor::rng {
 
-// at::Generator::clone() never frees its copy on some versions.
+// A copy of a generator. (In some versions of libtorch, at::Generator::clone() never frees its copy.)
 inline at::Generator copy_of(const at::Generator& generator) {
   if (generator.device().is_cuda()) return generator.clone();  // libtorch's class of it is not there in every build
   auto copy = as_counter(generator) ? at::make_generator<CounterGenerator>(0) : at::make_generator<at::CPUGeneratorImpl>();

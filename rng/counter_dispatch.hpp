@@ -1,4 +1,4 @@
-// From an operator and a dtype to the numbers that dt::Generator draws, for whoever writes them.
+// Maps an operator and a dtype to the numbers that dt::Generator draws; used by the kernels that write them.
 #pragma once
 
 #include "rng/counter_fill.hpp"

@@ -73,7 +73,7 @@ namespace {
 
 double number(const c10::Stack& arguments, size_t index) { return arguments[index].toScalar().toDouble(); }
 
-// What random_ draws from when it is not told: as many whole numbers as the dtype holds exactly.
+// From how many whole numbers, from 0 on, random_ draws when it is given no range: those that the dtype holds exactly.
 uint64_t numbers_of(at::ScalarType dtype) {
   switch (dtype) {
     case at::kBool: return 2;
@@ -118,7 +118,7 @@ void check_numbers(const std::string& name, double a, double b, at::ScalarType d
   if (name == "geometric_") expect(a > 0 && a < 1, "0 < p < 1");
 }
 
-// What an operator draws, from its name and arguments; throws for numbers that libtorch refuses.
+// The numbers that an operator draws, from its name and arguments. Throws for arguments that libtorch refuses.
 CounterNumbers numbers_of(const std::string& name, const c10::Stack& arguments, at::ScalarType dtype) {
   if (name == "random_") return whole_numbers(arguments, dtype);
   const double a = number(arguments, 1), b = arguments.size() > 3 ? number(arguments, 2) : 0;
@@ -126,7 +126,7 @@ CounterNumbers numbers_of(const std::string& name, const c10::Stack& arguments, 
   return {name, a, b};
 }
 
-// To a contiguous tensor. Elsewhere than where a kernel is, the bits are the CPU's all the same.
+// Draws to a contiguous tensor. On a device without a kernel the numbers are drawn on the CPU, with the same bits.
 void write(const at::Tensor& to, const Part& part, const CounterDraw& draw, const CounterNumbers& numbers) {
   bool drawn = false;
   if (to.is_cpu()) {

@@ -9,7 +9,8 @@
 
 namespace dtensor::rng {
 
-// Its state is a seed, and how many draws there were. On no device that libtorch draws on, so that a kernel which does not know it throws.
+// Its state is a seed and the number of draws so far. Its device is none that libtorch draws on, so that a kernel which does not know it
+// throws.
 class CounterGenerator final : public c10::GeneratorImpl {
  public:
   explicit CounterGenerator(uint64_t seed);
@@ -34,23 +35,23 @@ class CounterGenerator final : public c10::GeneratorImpl {
 // Null for other generators.
 CounterGenerator* as_counter(const at::Generator& generator);
 
-// Whether the operator, which writes a plain tensor, its first argument, is drawn by draw_by_counter().
+// Whether draw_by_counter() can draw the operator, which writes its first argument, a plain tensor.
 bool draws_by_counter(const c10::OperatorHandle& op);
 
-// Runs it, leaving its first argument alone on the stack.
+// Runs the operator, and leaves only its first argument on the stack.
 void draw_by_counter(const c10::OperatorHandle& op, CounterGenerator& generator, c10::Stack& stack);
 
-// at::normal of tensors. The second runs it on plain ones: draws, scales and moves, as ATen does.
+// at::normal of tensors. normal_by_counter() runs it on plain tensors: it draws, scales and shifts, as ATen does.
 bool is_normal_of_tensors(const c10::OperatorHandle& op);
 void normal_by_counter(const c10::OperatorHandle& op, const at::Generator& generator, c10::Stack& stack);
 
-// The elements of a part among those of the whole, row-major: as runs for the CPU, and as an index for a GPU.
+// Where the elements of a shard are in the whole tensor, in row-major order: as runs for the CPU, and as an index for a GPU.
 struct Part {
   Runs runs;
   std::function<std::optional<cuda::PartIndex>()> index;
 };
 
-// Draws one into a contiguous tensor of as many elements.
+// Draws a shard into a contiguous tensor of as many elements.
 void draw_by_counter(const Draw& draw, CounterGenerator& generator, const at::Tensor& to, const Part& part);
 
 }  // namespace dtensor::rng

@@ -1,5 +1,5 @@
-// From the words of a counter-based generator to random numbers; C is the type that is computed in, float (of 32-bit words) or double (of
-// 64-bit words). Plain C++ for host and device.
+// Turns the words of a counter-based generator into random numbers. C is the type of the computation: float (from 32-bit words) or double
+// (from 64-bit words). Plain C++ for host and device.
 #pragma once
 
 #include "rng/elementary.hpp"

@@ -1,4 +1,4 @@
-// What a random operator draws.
+// A call of a random operator, which can be repeated on other tensors and generators.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -18,7 +18,7 @@ struct Draw {
   bool is(const char* name) const { return op.schema().name() == name; }  // "aten::uniform_"
 };
 
-// With the arguments between the tensor and the generator.
+// Makes a Draw from the arguments between the tensor and the generator.
 Draw draw_of(const c10::OperatorHandle& op, std::initializer_list<c10::IValue> between, const at::TensorOptions& options);
 
 }  // namespace dtensor::rng

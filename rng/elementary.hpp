@@ -1,5 +1,5 @@
-// Logarithm, exponential, sine and cosine by their series, in additions, multiplications and divisions that every processor rounds alike:
-// the same bits on CPU and GPU, where the libraries' differ. Not to be compiled with contraction to fused multiply-adds.
+// Logarithm, exponential, sine and cosine as series of additions, multiplications and divisions, which every processor rounds alike. So CPU
+// and GPU get the same bits; those of their own libraries differ. Do not compile this with contraction to fused multiply-adds.
 #pragma once
 
 #include "rng/philox.hpp"

@@ -12,7 +12,7 @@
 
 namespace dtensor::rng {
 
-// -- Who has been lent what ---------------------------------------------------------------------------------------------------
+// -- Which threads were lent which stream -------------------------------------------------------------------------------------
 
 namespace {
 
@@ -27,7 +27,7 @@ Lendings& lendings() {
   return *instance;
 }
 
-// What the calling thread has found out, and when.
+// What the calling thread found at its last look, and how many changes there had been then.
 struct Found {
   uint64_t changes = 0;
   std::shared_ptr<LentStream> stream;
@@ -131,7 +131,7 @@ void draw_from_lent(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kEveryThread), stack);
 }
 
-// Those that write a tensor: factories, which have a kernel of libtorch's for the key, call them.
+// Only operators that write a tensor: factories have a kernel of libtorch's for this key, and call these operators.
 TORCH_LIBRARY_IMPL(aten, BackendSelect, library) {
   static_assert(kEveryThread == c10::DispatchKey::BackendSelect, "the library is registered for this key");
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {

@@ -1,4 +1,4 @@
-// A rank's part in the order of the whole tensor's memory, in which libtorch draws.
+// A rank's shard in the order of the whole tensor's memory, in which libtorch draws.
 #pragma once
 
 #include <dtensor/mesh/layout.hpp>
@@ -7,7 +7,7 @@
 
 namespace dtensor::rng {
 
-// A rank's part, one-dimensional in that order, as a tensor of local sizes.
+// Turns a rank's shard, one-dimensional in that order, into a tensor of local sizes.
 at::Tensor in_place(const at::Tensor& flat, const Layout& layout, const Sizes& order);
 
 }  // namespace dtensor::rng

@@ -1,12 +1,12 @@
-// Going forward in ATen's CPU stream, the Mersenne Twister MT19937, without drawing.
+// Skips ahead in ATen's CPU stream, the Mersenne Twister MT19937, without drawing.
 #pragma once
 
 #include <ATen/core/MT19937RNGEngine.h>
 
 namespace dtensor::rng {
 
-// Leaves the engine as after `words` more 32-bit outputs: block by block, or, far ahead, by a jump whose cost does not depend on how
-// far (a few milliseconds).
+// Leaves the engine as after `words` more 32-bit outputs. It goes block by block, or, far ahead, by a jump of a few milliseconds, however
+// far.
 void skip(at::mt19937& engine, uint64_t words);
 
 // How many outputs of the stream lie between two states of one engine. At most 623.

@@ -1,6 +1,7 @@
-// The Mersenne Twister far ahead. Its state moves by a linear map T over GF(2), whose characteristic polynomial P has degree 19937. So
-// T^n = g(T) with g = x^n mod P, and the state after n words is the sum of the states after k words for which g has the term x^k
-// (Haramoto, Matsumoto, Nishimura, Panneton, L'Ecuyer, "Efficient Jump Ahead for F2-Linear Random Number Generators", 2008).
+// Moves the Mersenne Twister far ahead in one jump. Its state moves by a linear map T over GF(2), whose characteristic polynomial P has
+// degree 19937. So T^n = g(T) with g = x^n mod P, and the state after n words is the sum of the states after k words for all k for which g
+// has the term x^k (Haramoto, Matsumoto, Nishimura, Panneton, L'Ecuyer, "Efficient Jump Ahead for F2-Linear Random Number Generators",
+// 2008).
 #include "rng/mt19937.hpp"
 
 #include <bit>

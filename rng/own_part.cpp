@@ -19,11 +19,11 @@ namespace dtensor::rng {
 
 namespace {
 
-// Which elements are a rank's, with the dims in such an order. The whole tensor is seen as rows; a row is the last dim that is cut with
-// all after it. Of a flat layout some elements at both ends are not the rank's.
+// The elements that a rank holds, with the dims in the given order. The whole tensor is seen as rows: a row is the last sharded dim with all
+// dims after it. Under a flat layout, some elements at both ends belong to other ranks.
 class Rows {
  public:
-  // Consecutive rows of which this rank has the same part, never nothing.
+  // Consecutive rows of which this rank holds the same elements, at least one of each.
   struct Block {
     int64_t first, count;
     Intervals in_row;
@@ -53,7 +53,7 @@ class Rows {
 
   int64_t length() const { return row_; }              // elements of a row
 
-  // Whether to draw run by run, and skip what lies between; else row by row.
+  // Whether to draw run by run and skip what lies between. Else it draws whole rows.
   bool in_long_runs() const {
     constexpr int64_t kLong = 1024;
     const auto is_long = [](const Interval& run) { return run.length() >= kLong; };
@@ -71,7 +71,7 @@ class Rows {
   }
 
  private:
-  // What is this rank's of such rows: parts of a first and a last one, and the whole ones between.
+  // This rank's elements of these rows: a piece of the first and the last row, and the whole rows between them.
   template <class Body>
   void for_own(int64_t first, int64_t count, int64_t before, const Body& body) const {
     if (own_row_ == 0) return;
@@ -89,7 +89,7 @@ class Rows {
     }
   }
 
-  // `own` counts the elements of a row that the other placements leave.
+  // `own` is an interval of the elements of a row that the other placements leave to this rank.
   Intervals part_of_row(Interval own) const {
     Intervals part;
     int64_t before = 0;
@@ -141,7 +141,7 @@ void keep_long_runs(Stream& stream, const Rows& part, const Rows::Block& block, 
   }
 }
 
-// As many rows at once as a window takes.
+// Draws as many rows at once as fit in a window.
 void keep_short_runs(Stream& stream, const Rows& part, const Rows::Block& block, at::Tensor to) {
   const auto own = to.view({block.count, block.own_row});
   const int64_t step = Stream::kWindow / part.length();
@@ -169,7 +169,7 @@ bool in_parts(const Draw& draw, int64_t numel) {
   return numel >= Stream::kSmall && !at::isComplexType(c10::typeMetaToScalarType(draw.options.dtype()));
 }
 
-// By a counter-based generator an element is drawn alone, by its row-major index.
+// With a counter-based generator each element is drawn by itself, by its row-major index.
 at::Tensor draw_by_index(const Layout& layout, const Draw& draw, CounterGenerator& generator) {
   const auto order = memory_order(contiguous_strides(layout.sizes()));
   const Rows part(layout, order);

@@ -26,20 +26,20 @@ namespace dtensor::detail {
 
 namespace {
 
-// Above every other key, and otherwise without a kernel: a mode of the calling thread that operators without a generator
-// argument fall through at no cost.
+// A key above all others, used as a mode of the calling thread. Operators that draw, and those of ops/composite/, have kernels for it; all
+// others fall through at no cost.
 constexpr c10::DispatchKey kRandomKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 // -- The process's generator -> the rank's ---------------------------------------------------------------------------
 
-// ATen's default generator: what is asked of it is asked of the rank that the calling thread is.
+// ATen's default generator. It passes each call on to the generator of the rank that the calling thread is.
 class ForwardingGenerator final : public at::CPUGeneratorImpl {
  public:
   using Base = at::CPUGeneratorImpl;
   using Base::Base;
 
-  // Threads that are no ranks draw from the process's, unless they were lent another: with one rank what it draws from too, as without ranks;
-  // else other numbers than any rank's.
+  // Threads that are not ranks draw from the process's generator, unless they were lent a stream. With one rank, that is also the rank's
+  // generator. With several, it gets a seed of its own, so that these threads draw other numbers than any rank.
   void set_current_seed(uint64_t seed) override {
     auto* world = existing_world();
     if (auto* lent = rng::lent_to_this_thread()) return lent->draw().set_current_seed(seed);
@@ -57,7 +57,7 @@ class ForwardingGenerator final : public at::CPUGeneratorImpl {
     return copy;
   }
 
-  // The thread's own: a rank's, or one that it was lent. Null where this is it.
+  // The thread's own generator: a rank's, or that of a stream that it was lent. Null if it is this one.
   c10::GeneratorImpl* own() const {
     if (auto* lent = rng::lent_to_this_thread()) return other_than_this(lent->draw());
     auto* world = existing_world();
@@ -87,7 +87,7 @@ bool is_generator(const c10::Argument& argument) {
   return optional && optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
 }
 
-// Where an operator draws.
+// The device on which an operator draws.
 c10::Device device_of(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments) {
   for (const auto& value : arguments) {
     if (value.isTensor() && value.toTensor().defined()) return value.toTensor().device();
@@ -98,7 +98,7 @@ c10::Device device_of(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IVal
   return at && mesh ? c10::Device(mesh->device_type()) : c10::Device(c10::kCPU);
 }
 
-// The rank that draws. Autograd runs a backward pass on a GPU in a thread of its own, which is no rank: there the operands tell.
+// The rank that draws. Autograd runs a backward pass on a GPU in a thread of its own, which is no rank; there the operands tell the rank.
 World& world_of(c10::ArrayRef<c10::IValue> arguments) {
   for (const auto& value : arguments) {
     if (value.isTensor() && value.toTensor().defined() && is_dtensor(value.toTensor())) return DTensor(value.toTensor()).mesh().world();
@@ -108,7 +108,7 @@ World& world_of(c10::ArrayRef<c10::IValue> arguments) {
 
 bool is_plain(const c10::IValue& self) { return self.isTensor() && !is_dtensor(self.toTensor()); }
 
-// Gives the call the rank's generator, where it was given none, and goes on to the kernel below.
+// Gives the call the rank's generator if it has none, and goes on to the kernel below.
 void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const auto begin = stack->size() - arguments.size();
@@ -140,7 +140,8 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* s
   }
 }
 
-// A factory that takes no generator: torch::randn(sizes). The operators that it is made of find the rank's; here ranks' are compared.
+// A factory that takes no generator: torch::randn(sizes). The operators that it calls find the rank's generator; here the ranks compare
+// theirs.
 void draw_factory(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   const auto given = c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - op.schema().arguments().size());
   rng::check_draw(op, given, rng::generator_for(World::current(), device_of(op.schema(), given)));
@@ -153,7 +154,7 @@ bool is_random_factory(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::nondeterministic_seeded) && std::none_of(arguments.begin(), arguments.end(), takes_tensor);
 }
 
-// ATen's kernel takes no dt::Generator: it draws plain tensors here, and distributed ones in the operator's rule.
+// ATen's kernel takes no dt::Generator. So plain tensors are drawn here, and distributed ones in the operator's rule.
 void draw_normal(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   const auto arguments = c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - op.schema().arguments().size());
   const auto given = arguments[2].isNone() ? world_of(arguments).generator() : arguments[2].toGenerator();

@@ -1,4 +1,4 @@
-// The stream of a rank's own.
+// The stream of random numbers of dt::rank_local_random(), which each rank has for itself.
 #include <dtensor/mesh/world.hpp>
 #include <dtensor/rng/random.hpp>
 

@@ -10,8 +10,8 @@ namespace dtensor::rng {
 
 namespace {
 
-// normal_ makes 16 normal numbers of 16 uniform ones (at::native::templates::cpu::normal_fill). The others go element by element or,
-// keeping the second of a pair for later, by pairs: any even number will do for them.
+// normal_ makes 16 normal numbers of 16 uniform ones (at::native::templates::cpu::normal_fill). The other operators go element by element,
+// or by pairs whose second number is kept for later; any even number will do for them.
 constexpr int64_t kBlock = 16;
 
 int64_t round_up(int64_t value) { return (value + kBlock - 1) / kBlock * kBlock; }
@@ -31,7 +31,7 @@ at::Tensor Stream::scratch(int64_t length) const {
   return spread_ ? at::empty({length, 2}, draw_.options).select(1, 0) : at::empty({length}, draw_.options);
 }
 
-// Draws two blocks at once, and one by one, from copies of the generator.
+// Draws two blocks at once, and then one by one, from copies of the generator, and compares them.
 void Stream::probe() {
   const auto together = scratch(2 * kBlock), apart = scratch(2 * kBlock);
   auto one = copy_of(generator_), other = copy_of(generator_);
@@ -70,7 +70,7 @@ void Stream::skip_words(int64_t words) {
   generator->set_engine(state);
 }
 
-// The last block is drawn, so that a number which a generator keeps for the next call is the right one.
+// The last block before `position` is drawn, so that a number that the generator keeps for its next call is the right one.
 void Stream::skip_to(int64_t position) {
   const int64_t blocks = (position - last_) / kBlock, rest = (position - last_) % kBlock;
   if (blocks > 1) skip_words((blocks - 1) * words_);

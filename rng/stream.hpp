@@ -1,29 +1,29 @@
-// What one device draws for a whole tensor, window by window, in bounded memory.
+// Draws what one device draws for a whole tensor, window by window, in bounded memory.
 #pragma once
 
 #include "rng/draw.hpp"
 
 namespace dtensor::rng {
 
-// The elements in the order in which ATen draws them: that of memory. How many random words an element takes is measured on a copy of
-// the generator, not assumed: it differs between dtypes and versions.
+// The elements of a tensor in the order in which ATen draws them, which is that of memory. How many random words an element takes differs
+// between dtypes and versions of libtorch. So it is not assumed, but measured on a copy of the generator.
 class Stream {
  public:
-  // Of a tensor of `numel` elements, dense row-major if `contiguous`. Below kSmall elements, use Draw::fill. ATen's normal_ has an
-  // algorithm for memory without gaps and one for other.
+  // For a tensor of `numel` elements, dense row-major if `contiguous`. Below kSmall elements, use Draw::fill. ATen's normal_ has one
+  // algorithm for memory without gaps and another for memory with gaps.
   Stream(at::Generator generator, const Draw& draw, int64_t numel, bool contiguous);
 
   static constexpr int64_t kSmall = 1024;
   static constexpr int64_t kWindow = 65536;
 
-  // False where a draw in pieces is none: a vendor's library seeds a stream of its own for every call.
+  // False if a draw in pieces does not give the numbers of one draw: a vendor's library seeds a stream of its own for every call.
   bool divisible() const { return divisible_; }
 
   // Elements [begin, end), at most kWindow, valid until the next call. Windows come in ascending order and do not overlap; elements
   // between them are skipped without being drawn.
   at::Tensor window(int64_t begin, int64_t end);
 
-  // Leaves the generator as the whole draw does.
+  // Leaves the generator as a draw of the whole tensor does.
   void finish();
 
  private:
@@ -40,7 +40,7 @@ class Stream {
   bool spread_;       // normal_ in memory with gaps: windows have gaps too, for the same algorithm
   int64_t tail_ = 0;  // elements beyond the last whole block, which are drawn anew with those before them, as ATen does
   bool divisible_ = true;
-  int64_t words_ = 0;  // of kBlock elements
+  int64_t words_ = 0;  // that kBlock elements take
   at::Tensor buffer_;
   int64_t first_ = 0, last_ = 0;  // the elements in buffer_
 };

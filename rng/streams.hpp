@@ -9,8 +9,8 @@
 namespace dtensor::rng {
 
 struct Streams {
-  at::Generator own;                                         // the rank's own, undefined until it is drawn from
-  std::map<std::pair<int, bool>, at::Generator> of_devices;  // by CUDA device, and whether it is the rank's own
+  at::Generator own;                                         // of rank_local_random(); undefined until it is drawn from
+  std::map<std::pair<int, bool>, at::Generator> of_devices;  // by CUDA device, and whether it is of rank_local_random()
 };
 
 }  // namespace dtensor::rng

@@ -1,5 +1,5 @@
-// Composite operators that read memory themselves, above autograd, where a DTensor has none. Each has a kernel here in the mode that
-// every rank's thread is in, which libtorch asks before it takes the operator apart.
+// Kernels for composite operators that read memory above autograd, where a DTensor has none. They are registered for the mode that every
+// rank's thread is in, which libtorch calls before it takes the operator apart.
 #include "ops/composite/composite.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/op_info.hpp"

@@ -1,4 +1,4 @@
-// What kernels in the mode above autograd share (composite.cpp).
+// Helpers of the kernels in the mode above autograd (composite.cpp).
 #pragma once
 
 #include <dtensor/dispatch/local_mode.hpp>

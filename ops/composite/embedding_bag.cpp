@@ -1,4 +1,4 @@
-// embedding_bag on distributed tables: the rows, as embedding finds them, and a sum per bag. libtorch's own resizes tensors in place.
+// embedding_bag on distributed tables: an embedding, and a sum per bag. libtorch's own kernel resizes tensors in place.
 #include "ops/composite/composite.hpp"
 
 #include <ATen/OpMathType.h>

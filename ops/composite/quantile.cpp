@@ -1,5 +1,5 @@
-// quantile and nanquantile by public operators: a sort along the dim, and a mean of the two neighbours of each position in it.
-// libtorch's own is no operator either, and since 2.14 selects through pointers.
+// quantile and nanquantile from public operators: a sort along the dim, and a mean of the two neighbours of each position in it.
+// libtorch composes them too, but since 2.14 it selects elements through pointers.
 #include "ops/composite/composite.hpp"
 
 #include <ATen/core/dispatch/Dispatcher.h>

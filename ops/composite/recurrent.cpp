@@ -1,5 +1,5 @@
-// Recurrent networks, above autograd, before libtorch takes them apart into steps: a state that is whole on every rank is cut as the batch
-// is, so that no step gathers; and packed sequences, whose lengths libtorch reads from memory.
+// Recurrent networks, above autograd, before libtorch takes them apart into time steps. A state that is whole on every rank is sharded as
+// the batch is, so that no step gathers. Packed sequences are handled here too, because libtorch reads their lengths from memory.
 #include "ops/composite/composite.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/op_info.hpp"

@@ -1,4 +1,4 @@
-// dt::Generator's draws on a GPU, with the bits of the CPU. Compiled without contraction (meson.build), see elementary.hpp.
+// Draws of dt::Generator on a GPU, with the bits of the CPU. Compiled without contraction (meson.build), see elementary.hpp.
 #include "rng/counter_dispatch.hpp"
 #include "rng/cuda/launch.cuh"
 

@@ -1,4 +1,4 @@
-// For builds with kernels.
+// The current CUDA stream, for builds with kernels.
 #include "rng/cuda/kernels.hpp"
 
 #include <c10/cuda/CUDAException.h>

@@ -1,4 +1,4 @@
-// The kernels, which nvcc compiles. Without it, no_kernels.cpp stands in for them, and has none.
+// The CUDA kernels, which nvcc compiles. In builds without nvcc, no_kernels.cpp stands in for them and has none.
 #pragma once
 
 #include "rng/counter_fill.hpp"
@@ -15,10 +15,10 @@ bool have_kernels();
 Device current_device();
 void* current_stream();
 
-// Whether that stream is recorded for a CUDA graph. A kernel of ours gets its seed as a number, and would draw the same at each replay.
+// Whether that stream is being captured for a CUDA graph. A kernel of ours gets its seed as a number, so each replay would draw the same.
 bool is_capturing();
 
-// Where to write the elements of a part, one after the other: memory of the current device.
+// Where to write the elements of a shard, one after the other: memory of the current device.
 struct Elements {
   void* to;
   c10::ScalarType dtype;
@@ -27,7 +27,7 @@ struct Elements {
   void* stream;
 };
 
-// The words that libtorch's kernels take.
+// The random words that libtorch's kernels use.
 struct Words {
   uint64_t seed, offset;
   Launch launch;
@@ -35,19 +35,19 @@ struct Words {
 
 enum class Kind { uniform, normal, log_normal, exponential, cauchy, geometric, bernoulli, whole, whole_from, dropout };
 
-// What libtorch makes of them.
+// The numbers that libtorch makes of the words.
 struct Numbers {
   Kind kind;
   double a = 0, b = 0;     // from and to, mean and std, lambda, ...
-  bool wide = false;       // of two words each
+  bool wide = false;       // two words for each number
   int64_t from = 0;        // Kind::whole_from
   uint64_t range = 0;
 };
 
-// libtorch's draw. False when there is no such kernel.
+// Draws as libtorch does. Returns false when there is no such kernel.
 bool draw(const Elements& elements, const Words& words, const Numbers& numbers);
 
-// dt::Generator's.
+// Draws as dt::Generator does.
 bool draw_by_counter(const Elements& elements, const CounterDraw& draw, const CounterNumbers& numbers);
 
 }  // namespace dtensor::rng::cuda

@@ -1,4 +1,4 @@
-// Starting a kernel with a thread for each element of a part.
+// Starts a kernel with a thread for each element of a shard.
 #pragma once
 
 #include "rng/cuda/kernels.hpp"

@@ -1,10 +1,10 @@
-// Which words of Philox libtorch's CUDA kernels give to the elements of a tensor, so that a rank can draw its part of what one GPU draws
-// for the whole. Plain C++ for host and device.
+// Which words of Philox libtorch's CUDA kernels give to each element of a tensor. With this a rank can draw its shard of what one GPU draws
+// for the whole tensor. Plain C++ for host and device.
 //
-// One GPU launches N threads, each of which follows a subsequence of its own, and loops over the tensor in strides; how many there are
-// hangs on the whole tensor and on the GPU (calc_execution_policy and distribution_elementwise_grid_stride_kernel in ATen's
-// DistributionTemplates.h; fused_dropout_kernel_vec in Dropout.cu). A call of the generator gives a thread four words: four numbers of 32
-// bits, or two of 64. Holds for tensors that fit(); libtorch cuts larger ones.
+// A GPU launches N threads. Each follows a subsequence of its own, and loops over the tensor in strides. N depends on the whole tensor and
+// on the GPU (calc_execution_policy and distribution_elementwise_grid_stride_kernel in ATen's DistributionTemplates.h;
+// fused_dropout_kernel_vec in Dropout.cu). One call of the generator gives a thread four words: four numbers of 32 bits, or two of 64.
+// Holds for tensors that fit(); libtorch divides larger ones.
 #pragma once
 
 #include "rng/philox.hpp"

@@ -1,4 +1,4 @@
-// For builds without nvcc, or with a libtorch without CUDA.
+// Stands in for the kernels in builds without nvcc, or with a libtorch without CUDA.
 #include "rng/cuda/kernels.hpp"
 
 namespace dtensor::rng::cuda {

@@ -1,6 +1,6 @@
-// libtorch's numbers, element by element: those that its kernels would give to an element of the whole tensor. Compiled with the flags and
-// against the headers of libtorch, whose transformations of random numbers differ between versions. For the host too, where tests compare
-// them with what GPUs have printed.
+// The numbers that libtorch's kernels give to an element of the whole tensor, computed element by element. Compiled with libtorch's flags
+// and headers, because its transformations of random words differ between versions. Also compiled for the host, where tests compare the
+// numbers with what GPUs have printed.
 #pragma once
 
 #include "rng/cuda/kernels.hpp"

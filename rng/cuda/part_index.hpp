@@ -1,4 +1,4 @@
-// Which element of the whole tensor an element of a rank's part is. Plain C++ for host and device, small enough for a kernel's argument.
+// Maps an element of a rank's shard to its index in the whole tensor. Plain C++ for host and device, small enough for a kernel's argument.
 #pragma once
 
 #include "rng/philox.hpp"

@@ -1,4 +1,4 @@
-// libtorch's draws on a GPU.
+// Draws on a GPU with the numbers of libtorch's own kernels.
 #include "rng/cuda/launch.cuh"
 #include "rng/cuda/numbers.cuh"
 

@@ -1,4 +1,4 @@
-// What the files of torch::save are made of: archives, and whole tensors in them.
+// Reading and writing the files of torch::save: archives with whole tensors.
 #pragma once
 
 #include "src/checkpoint/ranks.hpp"
@@ -10,8 +10,8 @@
 
 namespace dtensor::files {
 
-// Whole tensors as the first rank writes them, in host memory; the other ranks help to gather and get undefined ones. Names of one tensor
-// share memory in the file too.
+// Makes the whole tensors that the first rank writes, in host memory. The other ranks take part in the gather and get undefined tensors. Two
+// names of one tensor share memory in the file too.
 class Wholes {
  public:
   explicit Wholes(const Ranks& ranks) : ranks_(ranks) {}
@@ -23,16 +23,16 @@ class Wholes {
   std::unordered_map<const c10::TensorImpl*, at::Tensor> known_;
 };
 
-// A whole, plain tensor of this rank, as `like` lies.
+// Distributes a whole, plain tensor of this rank in the layout of `like`.
 at::Tensor laid_out_like(const at::Tensor& like, const at::Tensor& whole);
 
-// The file appears under its name when it is complete. Throws std::runtime_error, and leaves nothing behind.
+// Writes a file, which appears under its name when it is complete. When it throws (std::runtime_error), it leaves nothing behind.
 void write_file(torch::serialize::OutputArchive& archive, const std::string& path);
 
-// Tensors are read to the CPU. Throws std::runtime_error.
+// Reads a file, its tensors to the CPU. Throws std::runtime_error.
 torch::serialize::InputArchive read_file(const std::string& path);
 
-// The first rank's file, for each of them to read: what reads it may communicate.
+// Lets every rank read the first rank's file; the function that reads it may communicate.
 torch::serialize::InputArchive read_file_on_all(const Ranks& ranks, const std::string& path);
 
 }  // namespace dtensor::files

@@ -1,4 +1,4 @@
-// Modules: the archive is the one of torch::nn::Module::save.
+// Files of modules. The archive is that of torch::nn::Module::save.
 #include "src/checkpoint/archives.hpp"
 #include "src/parallel/patterns.hpp"
 #include "src/parallel/tensors_of.hpp"
@@ -27,7 +27,7 @@ std::vector<at::Tensor> values_of(const torch::nn::Module& module) {
   return tensors;
 }
 
-// Ranks that are not the first have no archive.
+// Only the first rank has an archive.
 void write(torch::serialize::OutputArchive* archive, const torch::nn::Module& module, Wholes& wholes) {
   const auto each = [&](const auto& tensors, bool is_buffer) {
     for (const auto& item : tensors) {
@@ -49,8 +49,8 @@ void write(torch::serialize::OutputArchive* archive, const torch::nn::Module& mo
   }
 }
 
-// A module's tensors, of what torch::nn::Module::load reads and in its order, and the file's of the same names, undefined where it has
-// none.
+// A module's tensors, those that torch::nn::Module::load reads and in its order, each with the tensor of the same name in the file
+// (undefined if the file has none).
 struct Pair {
   std::string name;
   at::Tensor own, saved;
@@ -82,7 +82,7 @@ void names_in(torch::serialize::InputArchive& archive, const std::string& prefix
   }
 }
 
-// Throws std::runtime_error with all that does not fit.
+// Throws std::runtime_error that lists everything that does not fit.
 void check(const std::vector<Pair>& pairs, torch::serialize::InputArchive& archive, const std::string& path) {
   std::vector<std::string> problems;
   std::vector<std::string> names;

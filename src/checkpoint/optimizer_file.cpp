@@ -1,4 +1,5 @@
-// Optimizers: the archive is the one of their own save(), of states whose tensors are whole for that time.
+// Files of optimizers. The archive is the one that the optimizer's own save() writes, while the tensors of its states are replaced by whole
+// ones.
 #include "src/checkpoint/archives.hpp"
 #include "src/optim/param_states.hpp"
 
@@ -39,7 +40,7 @@ std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) 
   return all;
 }
 
-// LBFGS remembers vectors over all parameters, with the first of them.
+// LBFGS keeps vectors over all parameters, in the state of the first parameter.
 std::vector<at::Tensor*> tensors_of(LBFGSParamState& state) {
   std::vector<at::Tensor*> all{&state.d(), &state.H_diag(), &state.prev_flat_grad()};
   const auto add = [&](auto& tensors) {
@@ -52,8 +53,8 @@ std::vector<at::Tensor*> tensors_of(LBFGSParamState& state) {
   return all;
 }
 
-// libtorch cannot write the room that LBFGS has for numbers of a history that is not full yet ("Cannot access storage of
-// UndefinedTensorImpl"). Each of these is written before it is read, so that any number will do.
+// While the history of LBFGS is not full, it has undefined tensors, which libtorch cannot write ("Cannot access storage of
+// UndefinedTensorImpl"). LBFGS writes each of them before it reads it, so any number will do in the file.
 void fill_history(const torch::optim::Optimizer& optimizer) {
   for (const auto& [key, state] : optimizer.state()) {
     auto* lbfgs = dynamic_cast<LBFGSParamState*>(state.get());
@@ -64,7 +65,7 @@ void fill_history(const torch::optim::Optimizer& optimizer) {
   }
 }
 
-// The tensors of a state of libtorch's, those that it has. Throws for a state of another type.
+// The tensors of a state of one of libtorch's optimizers, those that are defined. Throws for a state of another type.
 std::vector<at::Tensor*> tensors_of(OptimizerParamState& state) {
   std::vector<at::Tensor*> all;
   if (auto* sgd = dynamic_cast<torch::optim::SGDParamState*>(&state)) all = {&sgd->momentum_buffer()};
@@ -85,7 +86,7 @@ std::vector<at::Tensor*> tensors_of(OptimizerParamState& state) {
   return all;
 }
 
-// change(parameter, tensor) for each tensor of the optimizer's states, in the order of the parameters.
+// Calls change(parameter, tensor) for each tensor of the optimizer's states, in the order of the parameters.
 template <class Change>
 void for_each_tensor(const std::vector<at::Tensor>& parameters, optim::States& states, const Change& change) {
   for (const auto& parameter : parameters) {
@@ -100,7 +101,7 @@ bool saves_itself(const torch::optim::Optimizer& optimizer, const std::vector<at
   return dynamic_cast<const optim::Optimizer*>(&optimizer) || std::none_of(parameters.begin(), parameters.end(), is_dtensor);
 }
 
-// Other states until it ends.
+// Gives the optimizer other states until it ends.
 class WithStates {
  public:
   WithStates(torch::optim::Optimizer& optimizer, optim::States& states) : optimizer_(optimizer), states_(states) {
@@ -133,7 +134,7 @@ void check_sizes(const std::vector<at::Tensor>& parameters, optim::States& state
   }
 }
 
-// What the first rank has read, to be told to the others: the file with tensors of the same sizes that take no memory, and the tensors.
+// What the first rank has read and sends to the others: the file, with tensors of the same sizes that take no memory, and the tensors.
 struct Told {
   std::string skeleton;
   std::vector<at::Tensor> tensors;
@@ -153,7 +154,7 @@ Told take_tensors(torch::optim::Optimizer& optimizer, const std::vector<at::Tens
   return told;
 }
 
-// Undoes what load() of an optimizer changes, unless it is kept.
+// Undoes what an optimizer's load() changed, unless keep() is called.
 class Undo {
  public:
   explicit Undo(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {
@@ -168,7 +169,7 @@ class Undo {
   Undo(const Undo&) = delete;
   Undo& operator=(const Undo&) = delete;
 
-  // States of which nothing was loaded stay.
+  // Keeps states of which nothing was loaded.
   void keep() {
     for (auto& [key, state] : states_) {
       auto& now = optimizer_.state()[key];

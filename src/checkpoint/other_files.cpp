@@ -1,4 +1,4 @@
-// Tensors, and what writes an archive of its own.
+// Files of tensors, and of objects that write an archive of their own.
 #include "src/checkpoint/archives.hpp"
 
 #include <dtensor/base/error.hpp>

@@ -1,4 +1,4 @@
-// The ranks that save or load something together. The first of them has the file.
+// The ranks that save or load something together. The first of them reads and writes the file.
 #pragma once
 
 #include <dtensor/mesh/device_mesh.hpp>
@@ -15,15 +15,15 @@ namespace dtensor::files {
 
 class Ranks {
  public:
-  // The ranks of the meshes that `tensors` lie on; of the world, when all are plain. Throws when no mesh holds the others.
+  // The ranks of the meshes that `tensors` lie on, or of the world when all tensors are plain. Throws when no mesh holds the others.
   Ranks(std::string_view tag, c10::ArrayRef<at::Tensor> tensors);
 
   bool is_first() const { return !group_ || group_->rank() == 0; }
 
-  // The first rank works; what it throws is thrown on every rank. Returns after it.
+  // Runs `work` on the first rank. What it throws is thrown on every rank. Every rank returns after it.
   void first_does(const std::function<void()>& work) const;
 
-  // The first rank's text, and its tensor, which is contiguous, on the CPU, and like what the others give.
+  // Send the first rank's text, or its tensor, to all ranks. The tensor is contiguous and on the CPU; the other ranks give one like it.
   std::string from_first(const std::string& text) const;
   at::Tensor from_first(const at::Tensor& tensor) const;
 

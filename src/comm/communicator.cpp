@@ -1,4 +1,4 @@
-// The public half of Communicator: checks the arguments, numbers the call, leaves its record, and asks the transport.
+// The public functions of Communicator: they check the arguments, number the call, leave its record, and call the transport.
 #include <dtensor/comm/communicator.hpp>
 
 #include <dtensor/base/error.hpp>

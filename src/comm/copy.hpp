@@ -6,10 +6,10 @@
 
 namespace dtensor::comm {
 
-// A result of this many bytes is not found in a cache afterwards.
+// A result of this many bytes does not stay in a cache.
 constexpr int64_t kLargeBytes = 8 << 20;
 
-// memcpy; into a part of a large result past the caches, which does not read what is overwritten and leaves the caches to others.
+// memcpy. Writes to a `large` result go past the caches: the old contents are not read first, and the caches keep other data.
 void copy_bytes(void* to, const void* from, size_t bytes, bool large);
 
 }  // namespace dtensor::comm

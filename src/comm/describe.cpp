@@ -85,7 +85,7 @@ std::string rank_list(const std::vector<int>& ranks) {
   return text;
 }
 
-// What most often makes one rank call alone.
+// The most frequent reason why one rank calls alone.
 constexpr const char* kOneRankAlone = "; item(), full_tensor(), printing, saving and evaluation are for all ranks: "
                                       "call them outside of `if (rank == 0)`";
 

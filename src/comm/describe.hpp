@@ -1,4 +1,4 @@
-// What every rank must agree on about one collective, and how an error shows it.
+// Describes a collective call: what every rank must agree on, and how errors print it.
 #pragma once
 
 #include <dtensor/comm/transport.hpp>
@@ -32,7 +32,7 @@ struct CallInfo {
   std::string str() const;
 };
 
-// Says in `call` what this thread's calls are for.
+// Writes into `call` what this thread's calls are for.
 void describe_purpose(CallInfo& call);
 
 uint64_t hash_counts(Counts counts);
@@ -52,8 +52,8 @@ std::string failure(const CallInfo& call, const std::string& group, const std::s
 std::string lateness(Milliseconds deadline, const std::vector<int>& absent);
 std::string lateness(const CallInfo& call, const std::string& group, Milliseconds deadline, const std::vector<int>& absent);
 
-// Argument checks that transports share. position_in: where `rank` is in `ranks`; throws when it is not, or when a rank
-// is not in the world.
+// Argument checks that transports share. position_in() returns the position of `rank` in `ranks`; it throws if `rank` is not in it, or if
+// one of `ranks` is not in the world.
 void require_cpu(Collective kind, const at::Tensor& tensor, std::string_view transport);
 int position_in(const std::string& name, const std::vector<int>& ranks, int rank, int world_size);
 

@@ -1,6 +1,6 @@
-// Operators that failed on this rank, so that ranks which are out of step since then find out before they mix their data. Every call says
-// which they were, of those that all ranks of its group took part in. Where all say the same, each of them failed there and all go on; a rank
-// that failed alone has ended the job.
+// Remembers the operators that failed on this rank. A rank on which an operator failed alone has made one call less than the others; the
+// ranks must notice before they mix their data. So every call carries a summary of the failed operators that all ranks of its group took
+// part in. If all summaries are equal, the operators failed on all ranks, and the program goes on. Otherwise the job ends.
 #pragma once
 
 #include <atomic>
@@ -14,18 +14,18 @@ namespace dtensor::comm {
 
 class FailedOperators {
  public:
-  // `op`, called as `call` says on each of `ranks` alike, failed on this one for `reason`.
+  // Notes that `op` failed on this rank for `reason`. All of `ranks` made this call, which `call` describes.
   void add(const std::vector<int>& ranks, std::string_view op, std::string_view call, std::string_view reason);
 
-  // What the ranks of a group compare: of the operators that all of them were to run, how many failed, in the upper 16 bits, and a hash of
-  // them in their order. 0: none.
+  // The number that the ranks of a group compare. It covers the failed operators that all of them took part in: their count in the upper 16
+  // bits, and a hash of them in order. 0: none failed.
   uint64_t summary(const std::vector<int>& group) const;
 
-  // Of the last one: why this rank is out of step.
+  // Why this rank is out of step: the error of the last failed operator.
   std::string reason() const;
 
  private:
-  // Of the operators that these ranks were to run.
+  // The failed operators that these ranks took part in.
   struct Failed {
     std::vector<int> ranks;  // in order
     uint64_t summary;
@@ -37,10 +37,10 @@ class FailedOperators {
   std::string reason_;
 };
 
-// Whether it is the rank with this summary that is out of step, rather than one with another. Both are where both had as many failures.
+// Whether the rank with `summary` is out of step, and not the one with `other`. If both had as many failures, both are.
 inline bool is_out_of_step(uint64_t summary, uint64_t other) { return summary != other && summary >> 48 >= other >> 48; }
 
-// A transport whose ranks compare them.
+// A transport whose ranks compare their failed operators.
 class ComparesFailures {
  public:
   virtual ~ComparesFailures() = default;

@@ -1,4 +1,4 @@
-// Observers and causes: who sees a collective, and on whose behalf it happens. Both belong to the calling thread.
+// Observers, which see collectives, and causes, which say what they are for. Both belong to the calling thread.
 #include <dtensor/comm/record.hpp>
 
 namespace dtensor::comm {

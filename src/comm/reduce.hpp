@@ -1,4 +1,4 @@
-// The arithmetic of reductions on the CPU, shared by all transports so that they give the same bits.
+// The arithmetic of reductions on the CPU. All transports share it, so they give the same bits.
 #pragma once
 
 #include <dtensor/base/reduce_op.hpp>

@@ -1,4 +1,4 @@
-// A short wait before a thread goes to sleep.
+// Short waits before a thread goes to sleep.
 #pragma once
 
 #include <chrono>
@@ -19,13 +19,14 @@ bool spin(Done done) {
 }
 
 namespace detail {
-// Until when this thread takes it that others want its core.
+// Until this time the thread assumes that others want its core.
 inline constinit thread_local std::chrono::steady_clock::time_point crowded_until{};
 }  // namespace detail
 
-// The same for as long as it may take to be woken: tens of microseconds where a virtual machine's core goes idle. It yields meanwhile, so that
-// ranks which share a core take turns. Where somebody else wants the core a yield gives a whole slice of it away, milliseconds: who sleeps
-// gets it back as soon as there is something to do. So a yield that took so long is the last one for a while, in which waits sleep soon.
+// Like spin(), but for as long as waking a thread may take: tens of microseconds where a virtual machine's core goes idle. It yields
+// meanwhile, so ranks that share a core take turns. If another program wants the core, a yield gives it a whole time slice, milliseconds; a
+// sleeping thread gets the core back as soon as it is woken. So after a yield that took that long, the thread does not yield for a while,
+// and sleeps early.
 template <class Done>
 bool stay_awake(Done done) {
   using Clock = std::chrono::steady_clock;

@@ -23,11 +23,12 @@ namespace dtensor::data {
 
 namespace {
 
-// What the workers of a pass draw from, and where that leaves the rank's own generator.
+// What the workers of a pass draw from, and what that does to the rank's own generator.
 //
-// In the plain program both draw from one generator, in an order that hangs on timing, unless only one of them draws. So workers begin where
-// the rank's generator stands when the pass begins, and have the plain program's numbers as long as the rank draws nothing; the rank then goes
-// on where they end. Once they have drawn, the rank's generator is moved far ahead, so that it draws other numbers than they do.
+// In the plain program workers and rank draw from one generator. Unless only one of them draws, the order depends on timing. So here the
+// workers begin where the rank's generator stands when the pass begins. They have the plain program's numbers as long as the rank draws
+// nothing, and the rank then goes on where they end. Once the workers have drawn, the rank's generator is moved far ahead, so that the rank
+// draws other numbers than they do.
 class WorkerRandom {
  public:
   WorkerRandom(World& world, const std::vector<std::thread>& workers)

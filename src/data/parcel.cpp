@@ -20,7 +20,7 @@ int64_t bytes_of(const at::Tensor& tensor) { return tensor.defined() ? static_ca
 
 at::Tensor buffer(int64_t size, at::ScalarType dtype) { return at::empty({size}, at::TensorOptions(dtype).device(at::kCPU)); }
 
-// Writes one thing after the other.
+// Writes values one after the other.
 class Writer {
  public:
   explicit Writer(const at::Tensor& to) : to_(static_cast<char*>(to.data_ptr())) {}
@@ -64,7 +64,7 @@ void Parcel::tensor(at::Tensor& tensor) {
   }
 }
 
-// Leaves the tensor plain, as the others get it: all ranks lay out the same.
+// Leaves a plain tensor, as the other ranks get one, so that all ranks distribute the same.
 void Parcel::pack(at::Tensor& tensor) {
   auto dtype = static_cast<int64_t>(tensor.defined() ? tensor.scalar_type() : at::ScalarType::Undefined);
   bytes(&dtype, sizeof dtype);

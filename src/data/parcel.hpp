@@ -9,13 +9,13 @@
 
 namespace dtensor::data {
 
-// Visits the parts of a batch: one that was made is filled, one that was received fills the parts it is shown.
+// Packs and unpacks a batch. A parcel to be sent collects the values that it visits. A received one writes its values to what it visits.
 class Parcel final : public PartVisitor {
  public:
   enum class Kind : int64_t { batch, end, error };
 
   Kind kind = Kind::end;
-  at::Tensor generator;  // the state of the rank's generator, where it is to be taken over; else undefined
+  at::Tensor generator;  // the new state of the rank's generator, for the other ranks to take over; else undefined
 
   static Parcel of_error(const std::string& text);
   std::string error() const { return {notes_.begin(), notes_.end()}; }
@@ -24,7 +24,7 @@ class Parcel final : public PartVisitor {
   void bytes(void* data, size_t size) override;
   size_t length(size_t size) override;
 
-  // From the group's first rank to the others: 32 bytes, and all that the parcel holds in one.
+  // Sends from the group's first rank to the others: 32 bytes, then everything that the parcel holds in one message.
   void send(comm::Communicator& group) const;
   static Parcel receive(comm::Communicator& group);
 
@@ -33,11 +33,11 @@ class Parcel final : public PartVisitor {
   at::Tensor unpack();
 
   bool received_ = false;
-  std::vector<char> notes_;          // numbers, and what tensors look like
+  std::vector<char> notes_;          // numbers, and the dtypes and sizes of tensors
   std::vector<at::Tensor> tensors_;  // packed ones
-  size_t read_ = 0;                  // of notes_
+  size_t read_ = 0;                  // bytes of notes_ that were read
   at::Tensor data_;                  // what was received: the elements of all tensors
-  int64_t taken_ = 0;                // of data_
+  int64_t taken_ = 0;                // bytes of data_ that were taken
 };
 
 }  // namespace dtensor::data

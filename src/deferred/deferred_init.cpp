@@ -39,7 +39,7 @@ at::Tensor in_layout(const at::Tensor& tensor, const LayoutPtr& layout) {
   return as_dtensor(tensor)->layout() == layout ? tensor : wrap(in_own_memory(as_dtensor(move_tensor(tensor, layout))->local()), layout);
 }
 
-// Those that are deferred, with their gradients that are, and how they shall lie: a gradient as its tensor.
+// The deferred ones among tensors and their gradients, with the layouts that they shall have: a gradient gets the layout of its tensor.
 std::vector<std::pair<at::Tensor, LayoutPtr>> with_gradients(c10::ArrayRef<at::Tensor> tensors) {
   std::vector<std::pair<at::Tensor, LayoutPtr>> all;
   for (const auto& tensor : tensors) {

@@ -1,4 +1,4 @@
-// What tensors without values would take: an allocator of the meta device that counts.
+// Counts the memory that tensors without values would take, by an allocator of the meta device.
 #include <dtensor/base/compat.hpp>
 #include <dtensor/deferred/deferred_init.hpp>
 

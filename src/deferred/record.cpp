@@ -30,7 +30,7 @@ at::Tensor meta_of(const at::Tensor& tensor) {
   return tensor.defined() && dispatch::is_deferred(tensor) ? as_dtensor(tensor)->deferred().meta() : dispatch::on_meta(tensor);
 }
 
-// The argument of a name, where the operator has it and it was given.
+// The argument with this name, if the operator has it and it was given.
 template <class T>
 c10::optional<T> given(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments, const char* name) {
   const auto at = schema.argumentIndexWithName(name);
@@ -63,7 +63,7 @@ bool is_made_and_drawn(const c10::FunctionSchema& schema) {
   return false;
 }
 
-// Whether all that the operator does is to draw into its first argument, of which nothing but the shape is read.
+// Whether the operator only draws into its first argument and reads nothing of it but its shape.
 bool draws_in_place(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   const auto is_tensor = [](const c10::IValue& value) { return value.isTensor() && value.toTensor().defined(); };
   return info.in_place && info.written == std::vector<int>{0} && info.schema->argumentIndexWithName("generator") &&
@@ -79,7 +79,7 @@ std::vector<at::Tensor> tensors_of(const c10::IValue& value) {
   return tensors;
 }
 
-// Whether it writes a tensor that has values, which those who hold it will look at.
+// Whether it writes a tensor that has values: whoever holds that tensor will look at them.
 bool writes_values(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   return std::any_of(info.written.begin(), info.written.end(), [&](int w) {
     const auto tensors = tensors_of(arguments[w]);
@@ -182,7 +182,7 @@ Stack TapeRecorder::record_values(const c10::OperatorHandle& op, const OpInfo& i
   return stack;
 }
 
-// What is no tensor of the tape may change before the tape is read.
+// A tensor that is not of the tape is copied, because it may change before the tape is replayed.
 c10::IValue TapeRecorder::on_tape(const c10::IValue& argument) const {
   return dispatch::with_tensors(argument, [](const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;

@@ -1,4 +1,4 @@
-// Writing calls down on the tape.
+// Records operator calls on the tape.
 #pragma once
 
 #include "src/deferred/tape.hpp"
@@ -14,17 +14,17 @@ class TapeRecorder final : public dispatch::Recorder {
  private:
   using Arguments = std::vector<c10::IValue>;
 
-  // A draw into its first argument: the generator goes on without drawing.
+  // Records a draw into the first argument, and advances the generator without drawing.
   void record_draw(const c10::OperatorHandle& op, const DeviceMesh& mesh, Arguments arguments);
 
-  // What meta tensors cannot tell is computed, and its results are constants.
+  // Computes the call now, since meta tensors cannot tell its results; these become constants.
   dispatch::Stack record_values(const c10::OperatorHandle& op, const dispatch::OpInfo& info, const DeviceMesh& mesh,
                                 const Arguments& arguments);
 
-  // The argument as an entry has it.
+  // The argument in the form in which an entry keeps it.
   c10::IValue on_tape(const c10::IValue& argument) const;
 
-  // The results of a call that has been written down as `entry`, which gets its outputs.
+  // The results of the call recorded as `entry`; fills in the entry's outputs.
   dispatch::Stack results_of(const dispatch::OpInfo& info, Entry& entry, const Arguments& arguments, const dispatch::Stack& metas);
 
   at::Tensor constant(const at::Tensor& value, const DeviceMesh& mesh);

@@ -39,7 +39,7 @@ std::vector<at::Tensor> new_tensors(const Entry& entry, const Stack& results) {
   return tensors;
 }
 
-// After which entry each tensor is of no more use; `metas` are to the end.
+// After which entry each tensor is no longer needed; `metas` are needed to the end.
 std::vector<std::vector<const c10::TensorImpl*>> last_uses(const Entries& entries, c10::ArrayRef<at::Tensor> metas) {
   std::unordered_map<const c10::TensorImpl*, size_t> last;
   for (size_t i = 0; i < entries.size(); ++i) {
@@ -53,7 +53,7 @@ std::vector<std::vector<const c10::TensorImpl*>> last_uses(const Entries& entrie
   return done;
 }
 
-// One generator for all entries: small things that stay, between large ones that go, would leave holes in memory.
+// One generator for all entries: small objects that stay, between large ones that are freed, would fragment memory.
 class Generators {
  public:
   const at::Generator& as(const at::Generator& recorded) {
@@ -95,7 +95,7 @@ Values replay(const Entries& entries, c10::ArrayRef<at::Tensor> metas, const Run
 
 // -- On the mesh -------------------------------------------------------------------------------------------------------------
 
-// What is made of equal sizes, as what is made of it.
+// Passes a wished layout on, from a result to operands of the same sizes.
 void spread(Wishes& wishes, const Entries& entries) {
   for (auto it = entries.rbegin(); it != entries.rend(); ++it) {
     if (!exact_in_parts(**it)) continue;
@@ -116,7 +116,7 @@ bool has_partial(const Placements& placements) {
   return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
 }
 
-// Tensors whose every element is alike: a rank makes its part.
+// Operators whose results have the same value everywhere: a rank makes only its shard.
 bool makes_alike(const Entry& entry) {
   for (const char* name : {"aten::empty", "aten::zeros", "aten::ones", "aten::full", "aten::empty_strided"}) {
     if (entry.op && entry.op->schema().name() == name) return true;
@@ -124,7 +124,7 @@ bool makes_alike(const Entry& entry) {
   return false;
 }
 
-// This rank's part of what such an operator makes.
+// This rank's shard of the result of such an operator.
 at::Tensor made_in_part(const Entry& entry, Stack stack, const LayoutPtr& layout) {
   const auto& schema = entry.op->schema();
   const auto sizes = layout->local_sizes();
@@ -135,7 +135,7 @@ at::Tensor made_in_part(const Entry& entry, Stack stack, const LayoutPtr& layout
   return wrap(stack[0].toTensor(), layout);
 }
 
-// How the entry's result is wished to lie; null for views, which lie as their bases.
+// The wished layout of the entry's result; null for views, whose layout follows from their base.
 LayoutPtr wished(const Entry& entry, const Wishes& wishes) {
   if (entry.outputs.size() != 1 || (entry.op && dispatch::info_of(*entry.op).is_view)) return {};
   const auto& meta = entry.outputs[0];
@@ -144,7 +144,7 @@ LayoutPtr wished(const Entry& entry, const Wishes& wishes) {
   return Layout::get(entry.mesh, wish->second, meta.sizes(), meta.strides(), meta.scalar_type());
 }
 
-// A tensor as one device has it, with its strides: sums add up in the order of memory.
+// The whole tensor with the strides that one device has, because sums add up in the order of memory.
 at::Tensor as_on_one_device(const at::Tensor& tensor) {
   if (!tensor.defined() || !is_dtensor(tensor)) return tensor;
   const auto layout = as_dtensor(tensor)->layout();
@@ -159,7 +159,7 @@ at::Tensor as_on_one_device(const at::Tensor& tensor) {
   return copy;
 }
 
-// Runs an operator on whole plain tensors. What it writes to goes back to where it lies; its results are replicated.
+// Runs an operator on whole plain tensors. What it wrote is copied back to the distributed tensors. Its results are replicated.
 void run_whole(const Entry& entry, Stack& stack) {
   const auto& info = dispatch::info_of(*entry.op);
   const auto distributed = stack;

@@ -1,4 +1,4 @@
-// What was recorded under DeferredInit: operator calls, in their order.
+// The operator calls recorded under DeferredInit, in order.
 #pragma once
 
 #include "src/dispatch/deferred.hpp"
@@ -9,13 +9,14 @@
 
 namespace dtensor::deferred {
 
-// A call whose tensors are those of the tape (on the meta device, known by identity) or constants. Without an operator, a constant.
+// A recorded call. Its tensors are tensors of the tape (on the meta device, identified by address) or constants. An entry without an
+// operator is a constant.
 struct Entry {
   std::optional<c10::OperatorHandle> op;
   DeviceMesh mesh;
   std::vector<c10::IValue> arguments;  // of a constant: its value
   std::vector<at::Tensor> outputs;     // the new tensors among the results, flattened
-  std::vector<at::Tensor> written;     // those of the arguments that it writes
+  std::vector<at::Tensor> written;     // the arguments that it writes
   int generator_at = -1;               // the argument that is a generator, as it was
   at::Generator generator = {};
 };
@@ -33,20 +34,20 @@ void for_each_meta(c10::ArrayRef<c10::IValue> values, const Visit& visit) {
   }
 }
 
-// Which memory a tensor of the tape lies in.
+// Identifies the memory of a tensor of the tape.
 inline const c10::StorageImpl* memory_of(const at::Tensor& meta) { return meta.storage().unsafeGetStorageImpl(); }
 
 class Tape {
  public:
-  // That of the calling thread, which lives as long as a region or a deferred tensor.
+  // The tape of the calling thread. It lives as long as a region or a deferred tensor of it.
   static std::shared_ptr<Tape> of_this_thread();
 
   void add(Entry entry) { entries_.push_back(std::move(entry)); }
 
-  // The calls that `metas` need, in order: those that made them, and that wrote what is read.
+  // The calls that are needed to compute `metas`, in order: those that made them, and those that wrote memory which these read.
   Entries needed_for(c10::ArrayRef<at::Tensor> metas) const;
 
-  // The deferred tensors that lie in the memory of `metas`, themselves included.
+  // The deferred tensors that share memory with `metas`, including these themselves.
   std::vector<c10::intrusive_ptr<dispatch::Deferred>> sharing_memory(c10::ArrayRef<at::Tensor> metas);
 
   // A deferred tensor for `meta`, replicated on `mesh`.

@@ -1,4 +1,4 @@
-// Decisions by call key: open addressing, exact comparison, bounded.
+// The cache of decisions by call key: a bounded hash table with open addressing, which compares keys exactly.
 #pragma once
 
 #include "src/base/fast_thread_local.hpp"
@@ -14,7 +14,7 @@ class DecisionCache {
  public:
   static constexpr size_t kCapacity = 1 << 14;  // slots; emptied when half full, so changing shapes cannot leak
 
-  // Null when unknown. The pointer holds until the next insert; keep a copy of it to run what may dispatch again.
+  // Null if the key is unknown. The pointer is valid until the next insert; copy it before running anything that may dispatch again.
   const std::shared_ptr<const Decision>* find(const Key& key, uint64_t hash) const {
     for (size_t i = hash & (kCapacity - 1);; i = (i + 1) & (kCapacity - 1)) {
       const auto& slot = slots_[i];

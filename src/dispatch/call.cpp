@@ -1,4 +1,4 @@
-// rules::Call: an operator call as rules see it.
+// Implements rules::Call: an operator call as rules see it.
 #include <dtensor/base/error.hpp>
 #include <dtensor/rules/rule.hpp>
 

@@ -1,4 +1,4 @@
-// How one kind of operator call runs on the shards: made on the miss path, replayed on the hit path.
+// A decision: how one kind of operator call runs on the shards. It is made on the miss path, and replayed on the hit path.
 #pragma once
 
 #include "src/dispatch/dtensor_impl.hpp"
@@ -19,12 +19,12 @@ struct Move {
   int element = -1;
   LayoutPtr from, to;
   bool communicates = false;
-  bool settles = false;    // a pending reduction is done
-  bool row_major = false;  // the operand is, as a whole
-  bool for_view = false;   // the result is a view of it, and goes on living
+  bool settles = false;    // the move does a pending reduction
+  bool row_major = false;  // the whole operand is row-major
+  bool for_view = false;   // the result is a view of the operand, and outlives the call
 };
 
-// A written operand that lies otherwise while the operator runs: what was written is brought back to where it lies.
+// An operand that the operator writes in another layout (`written`); the result is then moved back to its own layout (`home`).
 struct WriteBack {
   int argument = 0;
   int element = -1;
@@ -32,10 +32,10 @@ struct WriteBack {
   bool communicates = false;
 };
 
-// The operator runs whole on every rank although operands come in cut.
+// The operator runs whole on every rank although operands are sharded.
 struct RanWhole {
   std::string operands;  // "f32[64, 256] (S(0)), f32[64, 256] (R)"
-  int64_t bytes = 0;     // of the operands that are gathered, whole
+  int64_t bytes = 0;     // of the gathered operands
   mutable bool told = false;
 };
 

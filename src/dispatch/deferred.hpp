@@ -1,4 +1,4 @@
-// Tensors whose values are not there yet, and the calls that are recorded for them.
+// Tensors that have no values yet, and the recorder of their calls.
 #pragma once
 
 #include "src/base/regions.hpp"
@@ -9,22 +9,22 @@
 
 namespace dtensor::dispatch {
 
-// Takes the place of the work that would bring a tensor's values.
+// Stands in place of the work that fills a tensor, while it has no values.
 class Deferred final : public comm::Work {
  public:
-  // `meta`: the tensor on the meta device, views sharing memory with their bases. `owner` lives as long as this.
+  // `meta` is the tensor on the meta device, where views share memory with their bases. `owner` is kept alive.
   Deferred(at::Tensor meta, std::shared_ptr<void> owner) : meta_(std::move(meta)), owner_(std::move(owner)) {}
 
   const at::Tensor& meta() const { return meta_; }
   const std::shared_ptr<void>& owner() const { return owner_; }
 
-  // Those who wait for it.
+  // The tensors that wait for it.
   void add_handle(DTensorImpl& impl);
   std::vector<at::Tensor> handles() const;
 
   void wait() override;  // throws
   bool done() override { return false; }
-  void release_resources() override;  // lets go of the owner, which may know this weakly
+  void release_resources() override;  // releases the owner, which may refer to this weakly
 
  private:
   at::Tensor meta_;
@@ -37,7 +37,7 @@ inline bool is_deferred(const at::Tensor& tensor) {
   return impl && impl->layout()->is_deferred();
 }
 
-// Takes calls of the thread instead of running them.
+// Records the calls of a thread instead of running them.
 class Recorder : public std::enable_shared_from_this<Recorder> {
  public:
   virtual ~Recorder() = default;
@@ -45,10 +45,10 @@ class Recorder : public std::enable_shared_from_this<Recorder> {
   // Replaces the arguments (stack[begin..]) by results.
   virtual void record(const c10::OperatorHandle& op, const OpInfo& info, Stack& stack, size_t begin) = 0;
 
-  // Null when calls run.
+  // Null if calls run.
   static Recorder* current() { return region & kRecording ? recorder : nullptr; }
 
-  // Makes `recorder` that of the thread for a while; null: calls run.
+  // Makes `recorder` the thread's until the region ends; with null, calls run.
   static std::shared_ptr<detail::Region> begin(std::shared_ptr<Recorder> recorder);
 
  private:

@@ -1,4 +1,5 @@
-// The TensorImpl of a distributed tensor: global metadata, a local tensor and a layout; no storage, until somebody asks for one (lend.cpp).
+// The TensorImpl of a distributed tensor: global metadata, a local tensor and a layout. It has no storage until one is asked for
+// (lend.cpp).
 #pragma once
 
 #include <dtensor/base/compat.hpp>
@@ -18,7 +19,7 @@ namespace dispatch {
 class Deferred;
 }
 
-// Which member of which group a tensor is, or a view or cast of.
+// The group and index of a member; a view or cast of a member has them too.
 struct FlatMember : c10::intrusive_ptr_target {
   FlatMember(c10::intrusive_ptr<FlatGroup> of, int64_t i, int64_t made) : group(std::move(of)), index(i), generation(made) {}
   void release_resources() override { group.reset(); }
@@ -28,26 +29,26 @@ struct FlatMember : c10::intrusive_ptr_target {
 };
 using FlatMemberPtr = c10::intrusive_ptr<FlatMember>;
 
-// sizes(), strides() and storage_offset() are those that the plain tensor would have; autograd addresses the gradient of a base by
-// a view's strides and offset when the view was written in place.
+// sizes(), strides() and storage_offset() are those that the plain tensor would have. Autograd needs them: after an in-place write to a
+// view it addresses the base's gradient by the view's strides and offset.
 class DTensorImpl final : public c10::TensorImpl {
  public:
   DTensorImpl(at::Tensor local, LayoutPtr layout);
-  // The same, with the layout and the metadata of `like`, which need not be worked out again.
+  // The same, with the layout and metadata of `like`, which saves computing them.
   DTensorImpl(at::Tensor local, const DTensorImpl& like);
-  // No tensor, but what others can be like.
+  // Not a tensor, but a template: a `like` for others.
   explicit DTensorImpl(LayoutPtr layout);
 
   const LayoutPtr& layout() const { return layout_; }  // null: a plain tensor, see set_storage_offset
 
-  // This rank's part, finished.
+  // This rank's local tensor; waits until it is finished.
   const at::Tensor& local() {
     if (work_) [[unlikely]]
       finish();
     return local_;
   }
 
-  // Where the part will be; may still be under way.
+  // The local tensor, which `work` may still be filling.
   void set_pending(comm::WorkPtr work) { work_ = std::move(work); }
   const at::Tensor& local_under_way() const { return local_; }
   const comm::WorkPtr& work() const { return work_; }
@@ -58,42 +59,42 @@ class DTensorImpl final : public c10::TensorImpl {
     if (member_) [[unlikely]]
       member_->group->written(member_->index);
   }
-  // The same tensor without a gradient, also under way.
+  // The same tensor without a gradient. Does not wait for the local tensor.
   at::Tensor detached() const;
 
-  // Replaces part and layout. The global metadata must stay the same, placements apart.
+  // Replaces local tensor and layout. Of the global metadata, only placements may change.
   void relay(at::Tensor local, LayoutPtr layout, comm::WorkPtr work = {});
 
-  // The part on the meta device: operators work out sizes and layouts, and communicate without data.
+  // Puts the local tensor on the meta device: operators then compute sizes and layouts only, and communicate without data.
   void forget_values();
 
-  // The values are not there yet: local() throws, and the layout, a deferred one, is a wish.
+  // Marks the values as not there yet: local() throws, and the layout, a deferred one, says how the tensor is to be laid out.
   void defer(const c10::intrusive_ptr<dispatch::Deferred>& deferred);
   void lay_out_deferred(LayoutPtr layout) { layout_ = std::move(layout); }
   dispatch::Deferred& deferred() const;
   bool waits_for(const comm::Work& work) const { return work_.get() == &work; }
 
-  // In InferenceMode libtorch tracks views of tensors from outside of it, and nothing else.
+  // In InferenceMode libtorch tracks only views of tensors that were made outside of it.
   void track_as(c10::DispatchKeySet base);
 
-  // Whether nothing else shares the local memory, so that relay() cannot part a view from its base.
+  // Whether nothing else shares the local memory, so that relay() cannot separate a view from its base.
   bool owns_local_alone() const { return local_.use_count() == 1 && local_.storage().use_count() == (storage_ ? 2u : 1u); }
 
-  // What reads memory by pointer asks first, and would say no more than that there is none. A part that is the whole tensor lends its
-  // memory; of others both throw.
+  // libtorch calls these before it reads memory by pointer. If the local tensor is the whole tensor, it lends its memory. Otherwise both
+  // throw an error that says more than libtorch's would.
   bool has_storage() const override;
   const c10::Storage& storage() const override;
   bool lends_memory() const { return lend() == Lends::memory; }
 
-  // libtorch's unpickler gives a tensor that a factory has made other memory, an offset and sizes, and no operator runs: it is plain from
-  // then on, as inside of Spmd it may be.
+  // libtorch's unpickler makes a tensor by a factory and then gives it other memory, an offset and sizes, without running an operator. The
+  // tensor is plain from then on, which is allowed inside Spmd.
   void set_storage_offset(int64_t offset) override;
 
   bool leaf_checked = false;  // see leaf_gradients.cpp
   bool pinned = false;        // see dtensor::pin
-  bool laid_out = false;      // its layout was asked for: no operator changes it
+  bool laid_out = false;      // the user asked for its layout: no operator changes it
 
-  // Every operator makes one: the memory of those that are gone is kept for the next, a little per thread.
+  // Every operator makes one, so each thread keeps the memory of a few destroyed ones for the next.
   static void* operator new(size_t size);
   static void operator delete(void* memory);
 
@@ -129,7 +130,7 @@ inline DTensorImpl* as_dtensor(const at::Tensor& tensor) {
   return is_dtensor_impl(impl) ? static_cast<DTensorImpl*>(impl) : nullptr;
 }
 
-// A DTensor of a local part; runs no operator.
+// Makes a DTensor of a local tensor; runs no operator.
 inline at::Tensor wrap(at::Tensor local, LayoutPtr layout) {
   return at::Tensor(c10::make_intrusive<DTensorImpl>(std::move(local), std::move(layout)));
 }
@@ -138,10 +139,10 @@ inline at::Tensor wrap(at::Tensor local, const DTensorImpl& like) {
   return at::Tensor(c10::make_intrusive<DTensorImpl>(std::move(local), like));
 }
 
-// A part in memory of its own size: a chunk may be a view of the whole, which is not to be kept with it.
+// The local tensor in memory of its own size. A chunk may be a view of the whole tensor, which would stay alive with it.
 at::Tensor in_own_memory(at::Tensor part);
 
-// `tensor` under `target`, without a gradient. Shares no memory with `tensor`; may still be under way.
+// `tensor` in the layout `target`, without a gradient. Shares no memory with `tensor`; may still be under way.
 at::Tensor move_tensor(const at::Tensor& tensor, const LayoutPtr& target);
 
 }  // namespace dtensor

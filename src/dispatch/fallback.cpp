@@ -1,7 +1,7 @@
 // Every ATen operator on a DTensor, and every factory inside Spmd, arrives here: one boxed fallback below autograd.
 //
-// Hit: the call's key finds a decision; distributed arguments are replaced by their local parts, the operator runs, the results
-// are wrapped. Miss: decide.cpp makes the decision from global metadata, the same on every rank.
+// Hit: the call's key finds a decision; distributed arguments are replaced by their local tensors, the operator runs, and the results are
+// wrapped. Miss: decide.cpp makes the decision from global metadata, the same on every rank.
 #include "src/dispatch/fallback.hpp"
 
 #include "src/dispatch/decide.hpp"

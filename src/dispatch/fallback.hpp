@@ -1,4 +1,4 @@
-// The way of an operator call on DTensors, for the boxed fallback and the typed kernels.
+// The steps of an operator call on DTensors that the boxed fallback and the typed kernels share.
 #pragma once
 
 #include "src/dispatch/cache.hpp"
@@ -11,16 +11,16 @@
 
 namespace dtensor::dispatch {
 
-// Every call that no typed kernel takes, and every one that is new.
+// Handles every call that no typed kernel takes, and every call without a decision.
 void fallback(const c10::OperatorHandle& op, c10::Stack* stack);
 
-// What a key begins with. (The default dtype, which whole numbers become in arithmetic with others, in bits that no address has.)
+// Begins a key: the operator, the region, and the default dtype, to which arithmetic promotes whole numbers (in bits that no address uses).
 inline void begin_key(Key& key, const c10::OperatorHandle& op) {
   key.push(static_cast<const void*>(&op.schema()));
   key.push(region | (current_backward() ? kBackward : 0) | static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 56);
 }
 
-// The decision on a call, null when it is new. Completes the key where the decision depends on the call's numbers.
+// The decision on a call; null if the call is new. If the decision depends on the call's floating-point arguments, adds them to the key.
 inline const std::shared_ptr<const Decision>* find_decision(Key& key) {
   auto& cache = DecisionCache::of_this_thread();
   const auto* found = cache.find(key, key.hash());

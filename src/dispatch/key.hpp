@@ -21,15 +21,15 @@ class Key {
   void push_bool(bool truth) { push(truth ? kTrue : kFalse); }  // not a number: a mask times 1 is whole numbers, times true a mask
   void push_none() { push(kNone); }
 
-  // Floating-point arguments are kept apart: most decisions hold whatever their values are, but for whether these are zero or not finite.
-  // Where one does not, the key is completed by them and looked up again.
+  // Floating-point arguments are kept apart. Most decisions depend only on whether they are zero or not finite. For other decisions the
+  // values are added to the key, which is then looked up again.
   bool has_numbers() const { return !numbers_.empty(); }
   void add_numbers() {
     words_.append(numbers_.begin(), numbers_.end());
     numbers_.clear();
   }
 
-  // A sum of products, which do not wait for each other, mixed once.
+  // A sum of products, mixed once at the end; the products are independent, so the processor computes them in parallel.
   uint64_t hash() const {
     uint64_t sum = 0, factor = 0x9e3779b97f4a7c15ull;
     for (const auto word : words_) sum += (word ^ word >> 32) * factor, factor += 0xff51afd7ed558ccaull;
@@ -39,8 +39,8 @@ class Key {
   c10::ArrayRef<uint64_t> words() const { return words_; }
 
  private:
-  // Marks what follows, so that no two different argument lists give the same words. Odd, unlike the address of a layout, which
-  // stands for a distributed tensor.
+  // A tag says what follows it, so that no two different argument lists give the same words. Tags are odd, unlike the address of a layout,
+  // which stands for a distributed tensor.
   static constexpr uint64_t kPinned = 2;
   enum Tag : uint64_t { kPlain = 1, kUndefined = 3, kNone = 5, kNumber = 7, kList = 9, kText = 11, kOpaque = 13, kFalse = 15, kTrue = 17 };
 
@@ -51,8 +51,8 @@ class Key {
   c10::SmallVector<uint64_t, 4> numbers_;
 };
 
-// Called where an operator first sees a leaf: the layer above (src/gradients/leaf_gradients.cpp) gives it the hook that keeps its gradient in
-// its layout. Set while the library is loaded.
+// Called when an operator first sees a leaf. The layer above (src/gradients/leaf_gradients.cpp) sets it while the library is loaded; it
+// adds the hook that keeps a leaf's gradient in the leaf's layout.
 extern void (*check_leaf)(DTensorImpl* impl);
 
 inline void Key::push(const at::Tensor& tensor) {

@@ -1,4 +1,4 @@
-// out= forms: the functional form, then a copy to where `out` lies.
+// Runs an out= form as its functional form, and copies the result into `out`, in the layout of `out`.
 #pragma once
 
 #include "src/dispatch/decision.hpp"

@@ -1,5 +1,5 @@
-// Views that had to be copied: on one device their memory and their base's would be one, so a write to either is carried over to the
-// other (write_through.hpp). Known by storage, so that views of views, and views that are gone, need no bookkeeping.
+// Remembers views that had to be copied. On one device such a view shares memory with its base, so a write to either has to be carried over
+// to the other (write_through.hpp). They are known by storage, so views of views, and views that are gone, need no bookkeeping.
 #pragma once
 
 #include "src/dispatch/dtensor_impl.hpp"
@@ -8,30 +8,30 @@
 
 namespace dtensor::dispatch {
 
-// How the numbers of a memory differ from those of one device: of the copy of a conjugated view, the imaginary ones are negated.
+// How the numbers in memory differ from those of one device. In the copy of a conjugated view, the imaginary numbers are negated.
 struct Sign {
   bool conjugated = false, negated = false;
   Sign operator*(Sign other) const { return {conjugated != other.conjugated, negated != other.negated}; }
 };
 
-// What a memory holds: a local tensor, and where on one device the tensor that it is part of would lie.
+// A local tensor, and the place of its whole tensor in the memory of one device.
 struct Held {
   at::Tensor local;
   LayoutPtr layout;
   int64_t offset;
-  bool place_known;  // else strides and offset are not those of one device
+  bool place_known;  // false: strides and offset are not those of one device
   Sign sign;
 };
 
-// From now on a write to one of these tensors would be missed by the other. `sign` is the view's relative to the base.
+// Notes that a write to one of these tensors does not reach the other by itself. `sign` is that of the view relative to the base.
 void part(DTensorImpl& base, DTensorImpl& view, bool place_known, Sign sign);
 
 Sign sign_of(const at::Tensor& local);
 
-// Whether a write to this local tensor would be missed by another that lives.
+// Whether a write to this local tensor has to be carried over to another one that still exists.
 bool is_parted(const at::Tensor& local);
 
-// Those that would miss it, the same on every rank.
+// The tensors that a write has to be carried over to; the same on every rank.
 std::vector<Held> parted_from(const at::Tensor& local);
 
 }  // namespace dtensor::dispatch

@@ -1,4 +1,4 @@
-// Moves under way whose input is a local tensor: until they are done it must not be written.
+// Keeps the moves under way that read a local tensor. The tensor must not be written until they are done.
 #pragma once
 
 #include "src/base/fast_thread_local.hpp"
@@ -7,13 +7,13 @@
 
 namespace dtensor::dispatch {
 
-// From now on `work` reads the memory of `local`.
+// Notes that `work` reads the memory of `local`.
 void reading(const at::Tensor& local, comm::WorkPtr work);
 
-// It is done, or is about to be.
+// Forgets `work`: it is done, or is about to be.
 void no_longer_reading(const comm::WorkPtr& work);
 
-// Waits for what still reads the memory of `local`.
+// Waits for the works that read the memory of `local`, or any memory.
 void wait_for_readers(const at::Tensor& local);
 void wait_for_all_readers();
 

@@ -1,4 +1,4 @@
-// What the regions that a thread is in add to the key of every call: the mesh of Spmd, and whether calls are recorded.
+// The regions of a thread are part of the key of every call: the mesh of Spmd, and whether calls are recorded.
 #pragma once
 
 #include "src/base/fast_thread_local.hpp"

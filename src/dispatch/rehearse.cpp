@@ -1,5 +1,5 @@
-// An operator tried on stand-ins for its operands, so that a call that libtorch refuses is refused in its words and before anything
-// is communicated, where there is no meta kernel to say so (and for what kernels themselves refuse, as dtypes).
+// Tries an operator on stand-ins for its operands. So a wrong call throws libtorch's own error, before anything is communicated. This is
+// for operators without a meta kernel, and for what only kernels check, such as dtypes.
 #include "src/dispatch/decide.hpp"
 #include "src/dispatch/out_form.hpp"
 #include "src/dispatch/stand_ins.hpp"
@@ -21,14 +21,14 @@ namespace {
 
 constexpr int64_t kMostElements = 1 << 13;
 
-// Values that operators commonly accept: one that refuses all of them refuses the shapes or dtypes.
+// Values that operators commonly accept. An operator that throws for all of them throws for the shapes or dtypes.
 enum class Values { zeros, ones, identity };
 
 // -- Integers --------------------------------------------------------------------------------------------------------------
 
-// An integer may be a position, a length or a pointer, with which a kernel reaches outside of its operands. So a call with integers is
-// rehearsed where its operator only computes with them, or is seen to stay inside with the first position, whatever the sizes
-// (`opcheck --rehearse` under valgrind).
+// An integer may be a position, a length or a pointer, and lead a kernel outside of its operands. So a call with integers is rehearsed only
+// if its operator just computes with them, or is known to stay inside with the first position, for all sizes (`opcheck --rehearse` under
+// valgrind).
 
 // Families of rules whose operators compute with integers as with other numbers.
 const std::unordered_set<std::string_view> kComputing{"copy",     "foreach", "join", "matmul",          "padding", "pointwise",     "reduction",

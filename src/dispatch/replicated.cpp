@@ -1,4 +1,4 @@
-// What should be equal on every rank is compared by a hash.
+// Compares tensors that should be equal on every rank, by a hash.
 #include "src/dispatch/replicated.hpp"
 
 #include "src/comm/describe.hpp"

@@ -1,4 +1,4 @@
-// What should be equal on every rank, compared.
+// Compares plain tensors that should be equal on every rank.
 #pragma once
 
 #include <dtensor/mesh/device_mesh.hpp>
@@ -10,13 +10,13 @@
 
 namespace dtensor::dispatch {
 
-// Whether the calling thread compares them: set_replication_check().
+// Whether the calling thread compares them; see set_replication_check().
 extern thread_local bool checks_replicated;
 
-// The ranks on which a plain tensor differs from that of the mesh's first rank, "1, 3": on every rank alike. Communicates a hash.
+// The ranks whose plain tensor differs from that of the mesh's first rank, as "1, 3". All ranks get the same text. Communicates a hash.
 std::string ranks_that_differ(const at::Tensor& tensor, const DeviceMesh& mesh);
 
-// Throws on every rank, naming operator and ranks, when a plain tensor that counts as replicated differs between ranks.
+// If a plain tensor that counts as replicated differs between ranks, throws on every rank, naming the operator and the ranks.
 void check_replicated(std::string_view op, const at::Tensor& tensor, const DeviceMesh& mesh);
 
 }  // namespace dtensor::dispatch

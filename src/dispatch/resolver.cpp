@@ -1,4 +1,4 @@
-// Picks, for each mesh dimension, the cheapest of a rule's combinations. The price is the planner's own.
+// For each mesh dimension, picks the cheapest of the combinations that a rule allows, by the planner's cost model.
 #include "src/dispatch/decide.hpp"
 
 #include <dtensor/base/error.hpp>
@@ -250,7 +250,8 @@ std::optional<rules::Resolution> resolve_from(std::vector<LayoutPtr> now, Call& 
     }
     for (size_t r = 0; r < resolution.out.size() && r < best->out.size(); ++r) resolution.out[r][m] = best->out[r];
   }
-  // A cut of half the choice may have a simpler name that does not stand for it in the whole: so layouts are made of all placements at once.
+  // A cut of half the choice may have a simpler name that does not stand for it in the whole: so layouts are made of all placements at
+  // once.
   for (size_t i = 0; i < now.size(); ++i) {
     resolution.in.push_back(with_all(call.operands[i].layout, call.chosen[i]));
     resolution.written.push_back(with_all(call.operands[i].layout, written[i]));

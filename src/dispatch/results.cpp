@@ -1,4 +1,4 @@
-// Results of a local call: local tensors -> distributed tensors.
+// Wraps the results of a local call: local tensors -> distributed tensors.
 #include "src/dispatch/execute.hpp"
 
 #include "src/dispatch/dtensor_impl.hpp"

@@ -1,4 +1,5 @@
-// set_data between a plain and a distributed tensor: libtorch would copy the one's metadata into the other's object, of another class.
+// Refuses set_data between a plain and a distributed tensor: libtorch would copy the metadata of one into the other, which has another
+// class.
 #include "src/dispatch/dtensor_impl.hpp"
 
 #include <dtensor/base/error.hpp>

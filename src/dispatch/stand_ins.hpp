@@ -1,4 +1,4 @@
-// Arguments with other tensors in place of theirs.
+// Replaces the tensors among a call's arguments.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
-// Kernels of their own for the operators that training calls most: the arguments stay on the machine's stack and the local call is
-// direct, where the boxed fallback would build a list of IValues and take it apart again. What is not simple goes to the fallback.
+// Typed kernels for the operators that training calls most. Arguments stay on the machine's stack and the local call is direct, while the
+// boxed fallback builds a list of IValues and takes it apart again. Calls that are not simple go to the fallback.
 #include "src/dispatch/execute.hpp"
 #include "src/dispatch/explicit.hpp"
 #include "src/dispatch/failure.hpp"

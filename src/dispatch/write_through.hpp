@@ -1,4 +1,4 @@
-// A write to a tensor of which a view had to be copied, or to the copy: carried over to where on one device it would show.
+// Carries a write over between a tensor and a copied view of it, to all tensors that would show the write on one device.
 #pragma once
 
 #include "src/dispatch/decision.hpp"
@@ -8,17 +8,17 @@
 
 namespace dtensor::dispatch {
 
-// A tensor that is about to be written, and the memories that will have missed it.
+// A tensor that is about to be written, and the tensors to which the write has to be carried over.
 struct Written {
   at::Tensor tensor;
   std::vector<Held> others;
 };
 
-// Those of a call's arguments that others would miss; of most calls none. Throws, before anything is written, for views of another
-// dtype, and inside dt::explicit_communication for what would have to be gathered.
+// The arguments of a call whose writes have to be carried over; most calls have none. Throws, before anything is written, for views of
+// another dtype, and inside dt::explicit_communication if the written tensor would have to be gathered.
 std::vector<Written> written_beside(const OpInfo& info, const Stack& stack, size_t begin);
 
-// After the write. Gathers what was written where it is cut or Partial; every rank of the mesh takes part.
+// Call after the write. Gathers the written tensor if it is sharded or Partial; every rank of the mesh takes part.
 void write_through(const std::vector<Written>& all);
 
 }  // namespace dtensor::dispatch

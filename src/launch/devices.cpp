@@ -1,4 +1,4 @@
-// CUDA devices of ranks.
+// Finds the CUDA devices of ranks.
 #include "src/launch/devices.hpp"
 
 #include <dtensor/base/error.hpp>

@@ -1,4 +1,4 @@
-// Which CUDA device a rank has, and whether a job's tensors go over NCCL.
+// Finds which CUDA device a rank has, and whether a job uses NCCL.
 #pragma once
 
 #include <dtensor/comm/transport.hpp>
@@ -7,14 +7,14 @@
 
 namespace dtensor::detail {
 
-// The device of a rank of this process's host where `devices` are seen: that of its number among the host's ranks, or the only one that is
-// left visible to it. Empty when there is none.
+// The device of this rank, of the `devices` that it sees: the one with the rank's number among the host's ranks, or the only one that is
+// visible to it. Empty if there is none.
 std::optional<int> device_of(const LauncherRank& launched, int devices, const ReadVariable& read = read_environment);
 
-// The same of this machine; else the rank's number among those of its host, where the launcher says it.
+// The same on this machine. If there is no such device: the rank's number among the host's ranks, if the launcher tells it.
 std::optional<int> device_of(const LauncherRank& launched);
 
-// `host`, or NCCL on top of it where every rank has a device.
+// Returns NCCL on top of `host` if every rank has a device, else `host`.
 std::unique_ptr<comm::Transport> with_devices(std::unique_ptr<comm::Transport> host, const LauncherRank& launched);
 
 }  // namespace dtensor::detail

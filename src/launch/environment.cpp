@@ -1,4 +1,4 @@
-// Reading the environments of torchrun (and dtensor-run), Slurm and Open MPI.
+// Reads the environments of torchrun (and dtensor-run), Slurm and Open MPI.
 #include "src/launch/environment.hpp"
 
 #include <dtensor/base/error.hpp>
@@ -84,8 +84,8 @@ LauncherRank from_open_mpi(const ReadVariable& read) {
   return result;
 }
 
-// Whether a Slurm step has tasks of srun. Others (the shell of salloc, a batch script, what Slurm runs for itself) have a word, or a number that
-// no step of tasks gets.
+// Whether a Slurm step has tasks of srun. Others (the shell of salloc, a batch script, what Slurm runs for itself) have a word, or a number
+// that no step of tasks gets.
 bool has_tasks(const std::string& step) {
   constexpr uint32_t kFirstReserved = 0xfffffffa;
   uint32_t number = 0;

@@ -1,4 +1,4 @@
-// Which rank of which job this process is, as its launcher says in the environment.
+// Reads which rank of which job this process is, from the environment that its launcher sets.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Turning a program into ranks: one per process under a launcher, else threads of this process.
+// Turns a program into ranks: one per process under a launcher, else threads of this process.
 #include <dtensor/base/error.hpp>
 #include <dtensor/comm/transport_kind.hpp>
 #include <dtensor/mesh/world.hpp>

@@ -1,13 +1,13 @@
-// Where in the program an error was thrown.
+// Finds where in the program an error was thrown.
 #pragma once
 
 #include <c10/util/Exception.h>
 
 namespace dtensor::detail {
 
-// Adds the place to an error's text: the program's own frames, the innermost first, without those of libtorch and of this library. A frame
-// has a function's name where the program was linked with -rdynamic; addr2line finds the line of source, in a program compiled with -g.
-// Where nobody asked for it (DTENSOR_BACKTRACE=1, or a run under dtensor-run), or where the stack is not known, it does nothing.
+// Adds the program's own frames to an error's text, innermost first, without those of libtorch and of this library. Frames have function
+// names if the program was linked with -rdynamic; addr2line finds the line of source if it was compiled with -g. Does nothing if the stack
+// is not known, or if neither DTENSOR_BACKTRACE=1 is set nor the program runs under dtensor-run.
 void add_place(c10::Error& error);
 
 }  // namespace dtensor::detail

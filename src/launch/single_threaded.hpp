@@ -6,7 +6,7 @@
 
 namespace dtensor::detail {
 
-// OpenBLAS with threads of its own, of which libtorch knows nothing.
+// OpenBLAS may have threads of its own, which libtorch does not control.
 struct OpenBlas {
   using Get = int();
   using Set = void(int);
@@ -15,7 +15,7 @@ struct OpenBlas {
   bool found() const { return get && set; }
 };
 
-// Cores are shared by ranks that are threads, so each computes with one; the caller's setting comes back afterwards.
+// While it lives, each rank that is a thread computes with one thread, since the ranks share the cores. Restores the caller's setting.
 class SingleThreaded {
  public:
   SingleThreaded() {

@@ -2,8 +2,8 @@
 
 namespace dtensor::detail {
 
-// Has TorchScript run a module operator by operator. Its fused kernels read their inputs' memory by pointer, which a tensor that is cut
-// does not have. For the whole process.
+// Makes TorchScript run modules operator by operator, for the whole process. Its fused kernels read their inputs by pointer, and a sharded
+// tensor has no memory to point to.
 void run_scripts_unfused();
 
 }  // namespace dtensor::detail

@@ -1,4 +1,4 @@
-// dt::explain: a decision with all that was weighed for it, made and not run.
+// dt::explain: makes a decision without running it, and shows all options that were considered.
 #include <dtensor/observe/explain.hpp>
 
 #include "src/dispatch/decide.hpp"

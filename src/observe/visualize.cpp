@@ -1,5 +1,5 @@
-// Pictures of layouts. The regions that ranks hold are products of intervals: where the intervals of a dim begin and end, all
-// ranks' together, cuts the tensor into cells, each of which a rank holds as a whole or not at all.
+// Pictures of layouts. A rank's shard is a product of intervals, some for each dim. The ends of all ranks' intervals cut the tensor into
+// cells; a rank holds a cell either whole or not at all.
 #include <dtensor/observe/visualize.hpp>
 
 #include <dtensor/base/error.hpp>

@@ -119,7 +119,7 @@ void encode(const Pending& item) {
   write("exp_avg_sq", item.v, item.v_largest, false);
 }
 
-// Agrees on the largest numbers, and codes.
+// Lets the ranks agree on the largest numbers of their blocks, then codes the averages.
 void flush(std::vector<Pending>& pending) {
   NoSpmd plain;
   std::vector<at::Tensor> tensors;

@@ -28,7 +28,7 @@ bool cuts_blocks(c10::ArrayRef<Interval> runs, int64_t size, int64_t numel) {
                      [&](const Interval& run) { return run.begin % size != 0 || (run.end % size != 0 && run.end != numel); });
 }
 
-// On any rank, so that all know.
+// Asks for any rank, so that all ranks get the same answer.
 bool some_rank_cuts_blocks(const at::Tensor& tensor, int64_t size) {
   if (!is_dtensor(tensor)) return false;
   const DTensor distributed(tensor);
@@ -70,7 +70,7 @@ at::Tensor Blocks::largest(const at::Tensor& part) const {
   if (!shared_ && count() > 0) return at::constant_pad_nd(magnitude, {0, count() * size_ - part.numel()}).view({count(), size_}).amax(1);
   const auto all = at::zeros({count()}, part.options());
   if (own_.empty()) return all;
-  // A part is in the order of the whole, so that what it has of a block is together.
+  // A shard is in the order of the whole tensor, so its elements of one block are adjacent.
   return at::index_copy(all, 0, own().to(part.device()), at::segment_reduce(magnitude, "max", lengths));
 }
 

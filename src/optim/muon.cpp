@@ -50,7 +50,7 @@ struct Item {
     const auto matrix = newton_schulz(whole.reshape({x.size(0), -1}), options->ns_steps(), options->coefficients(), options->eps());
     return matrix.reshape(x.sizes());
   }
-  // `part`: this rank's of the matrix that was made orthogonal.
+  // `part`: this rank's shard of the matrix that was made orthogonal.
   void apply(const at::Tensor& part) const {
     auto direction = part.to(x.scalar_type());
     if (is_dtensor(x)) direction = from_local(direction, DTensor(x).mesh(), DTensor(x).placements(), x.sizes());

@@ -15,7 +15,7 @@ namespace dtensor::optim {
 
 namespace {
 
-// Of this rank's part, and that by how many ranks have it.
+// The squared norm of this rank's shard, times `weight`.
 at::Tensor square(const at::Tensor& tensor, double weight) {
   const auto part = detail::part_of(tensor);
   if (part.numel() == 0) return at::zeros({}, part.options().dtype(at::kDouble));

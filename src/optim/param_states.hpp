@@ -1,4 +1,4 @@
-// What an optimizer remembers of a parameter, by the parameter.
+// The states of an optimizer, found by parameter.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -9,7 +9,7 @@
 
 namespace dtensor::optim {
 
-// libtorch 1.13 keys the states by the address in print.
+// libtorch 1.13 uses the address of the parameter, as text, for the key.
 template <class Key>
 Key key_of(const at::Tensor& parameter) {
   if constexpr (std::is_same_v<Key, std::string>) {

@@ -1,4 +1,4 @@
-// The plan of a transformer from its modules.
+// Derives the plan of a transformer from its modules.
 #include <dtensor/parallel/plans.hpp>
 
 

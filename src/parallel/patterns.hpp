@@ -7,14 +7,14 @@
 
 namespace dtensor::detail {
 
-// `*` matches any run of characters, `?` one, and `a|b` either side; what follows "re:" is a regular expression (ECMAScript's) of whole names.
-// Throws for one that is none.
+// Whether `name` matches. `*` matches any run of characters, `?` one, and `a|b` either side; "re:" begins a regular expression
+// (ECMAScript's) of whole names. Throws for an invalid regular expression.
 bool matches(std::string_view pattern, std::string_view name);
 
-// The pattern of what is called `name` in modules of a pattern: "a|b" and "weight" give "a.weight|b.weight".
+// The pattern for `name` inside the modules that `modules` matches: "a|b" and "weight" give "a.weight|b.weight".
 std::string inside(const std::string& modules, const std::string& name);
 
-// The three names that are most like a pattern, for messages.
+// The three names that resemble a pattern most, for messages.
 std::string closest(const std::string& pattern, const std::vector<std::string>& names);
 
 }  // namespace dtensor::detail

@@ -1,4 +1,4 @@
-// What lies where, as a table.
+// Prints the layouts of a module's parameters as a table.
 #include <dtensor/parallel/plans.hpp>
 
 #include "src/parallel/tensors_of.hpp"

@@ -1,4 +1,4 @@
-// A rank's rows in pieces that are gathered and reduced one by one.
+// Cuts a rank's rows into tiles, which are gathered and reduced one by one.
 #pragma once
 
 #include <dtensor/parallel/overlap.hpp>
@@ -13,32 +13,35 @@ namespace dtensor {
 class Tiles;
 using TilesPtr = c10::intrusive_ptr<Tiles>;
 
-// The rows of tensors [..., width] on a mesh one dimension of which cuts weights. Along it a tensor is either cut by rows or whole (as a
-// block's input is), or cut across, by its width (as what is between the block's layers). A tile is some of every rank's rows: a DTensor
-// [ranks, rows, width].
+// The rows of tensors [..., width] on a mesh of which one dimension shards weights. Along that dimension a tensor is sharded by rows or
+// whole (like a block's input), or sharded across, by its width (like the values between the block's layers). A tile has some rows of every
+// rank: a DTensor [ranks, rows, width].
 class Tiles : public torch::CustomClassHolder {
  public:
-  // Null where such layers are not to be, or cannot be, computed in pieces, which every rank finds alike.
+  // Null if these layers should not, or cannot, be computed in pieces. All ranks get the same answer.
   static TilesPtr of_columns(const at::Tensor& x, const std::vector<LinearLayer>& layers, int64_t pieces);
   static TilesPtr of_rows(const at::Tensor& x, const LinearLayer& layer, const at::Tensor& like, int64_t pieces);
 
   int64_t pieces() const { return pieces_; }
   bool gathers() const { return ranks_ > 1; }
 
-  // Tiles of a tensor that is cut by rows, or whole; whole, and under way where they were cut (gathers()), else views.
+  // The tiles of a tensor that is sharded by rows, or whole. Tiles are whole: gathered and under way if rows were sharded (gathers()), else
+  // views.
   std::vector<at::Tensor> gather(const at::Tensor& tensor) const;
-  // A tile of pending sums as it lies where the tensor is cut by rows, or whole; under way. And the tensor of all of these.
+  // reduce() lays out a tile of pending sums as the tensor's rows are, sharded or whole; the result is under way. join() joins these tiles.
   at::Tensor reduce(const at::Tensor& tile) const;
   at::Tensor join(const std::vector<at::Tensor>& tiles) const;
 
-  // This rank's part [ranks, rows, width] of a tensor cut across; a tile of it; and the tensor of all tiles.
+  // across(): this rank's shard [ranks, rows, width] of a tensor sharded across. tile_across(): a tile of it. join_across(): the joined
+  // tiles.
   at::Tensor across(const at::Tensor& tensor) const;
   at::Tensor tile_across(const at::Tensor& part, int64_t piece) const;
   at::Tensor join_across(const std::vector<at::Tensor>& tiles) const;
 
-  // The gradient of a layer's parameter, which ranks that have other rows add to; `placement` along the dimension that cuts weights.
+  // The gradient of a layer's parameter, summed over the ranks that have other rows; `placement` is along the dimension that shards
+  // weights.
   at::Tensor summed(const at::Tensor& part, const at::Tensor& parameter, const Placement& placement) const;
-  // That dimension's cut, of another dim.
+  // The placement along that dimension, for another dim of the tensor.
   Placement cut(int64_t dim) const { return shard(dim, by_width_[dim_].cut()); }
 
  private:

@@ -1,5 +1,5 @@
-// S(d) -> R: every rank gets all pieces and puts them in their places. Where d is the outermost dim of more than one
-// index, the gathered list is the result.
+// S(d) -> R: every rank gets all shards and copies them to their places. No copy where d is the outermost dim of length above one:
+// there the gathered list is the result.
 #include "src/redistribute/transition.hpp"
 
 namespace dtensor::redistribute {

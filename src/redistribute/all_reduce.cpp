@@ -1,4 +1,4 @@
-// P(op) -> R: every rank gets the reduction of the ranks' values.
+// P(op) -> R: every rank gets the reduction of all local values.
 #include "src/redistribute/transition.hpp"
 
 namespace dtensor::redistribute {

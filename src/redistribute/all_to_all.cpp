@@ -1,4 +1,4 @@
-// S -> S': every rank sends to each other rank what that one will hold and it has.
+// S -> S': every rank sends to each other rank the elements that it has and the other one will hold.
 #include "src/redistribute/transition.hpp"
 
 #include <ATen/ops/empty.h>
@@ -56,7 +56,7 @@ Exchange exchange(const std::vector<int32_t>& mine, int32_t rank, const std::vec
   return result;
 }
 
-// S(d, split, unit) -> S(d, split', unit') of one dim: its indices are dealt anew, d outermost on the way.
+// S(d, split, unit) -> S(d, split', unit') of one dim: its indices go to other ranks. The lists that are sent have d outermost.
 comm::Async within_dim(const at::Tensor& local, const Step& step) {
   const int64_t dim = step.from.dim, i = step.mesh_dims.front();
   const auto& mesh = step.before->mesh();

@@ -1,5 +1,5 @@
-// R -> S(d): every rank keeps its part. Nothing is communicated. The part is a view of the whole unless a split makes
-// it several pieces.
+// R -> S(d): every rank keeps its shard. Nothing is communicated. The shard is a view of the whole, unless a split makes it of several
+// pieces.
 #include "src/redistribute/transition.hpp"
 
 #include <dtensor/mesh/alias.hpp>

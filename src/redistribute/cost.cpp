@@ -1,5 +1,4 @@
-// What a step costs: latency + bytes/bandwidth of the usual algorithms, plus local copies. Also where the numbers come
-// from.
+// The cost of a step: latency + bytes/bandwidth of the usual algorithms, plus local copies. And the tables of latencies and bandwidths.
 #include <dtensor/base/error.hpp>
 #include <dtensor/mesh/world.hpp>
 
@@ -131,7 +130,7 @@ int64_t CostModel::step(PlacementsRef before, c10::IntArrayRef mesh_dims, const 
   };
   const auto copy = [&](double bytes) { return picoseconds(bytes / cost.copy_bandwidth); };
   switch (transition(from, to)) {
-    // Who has the largest part takes longest: as if all parts were as large.
+    // The rank with the largest shard takes longest: the cost is as if all were as large.
     case Transition::all_gather:
     case Transition::flat_all_gather: return collective(std::max(after_bytes, before_bytes * ranks), 1);
     case Transition::reduce_scatter:

@@ -1,4 +1,4 @@
-// Flat -> R, P(op) -> Flat and R -> Flat: the elements of the local tensor in memory order, of which a flat layout cuts a piece.
+// Flat -> R, P(op) -> Flat and R -> Flat. The elements of the local tensor, in memory order, are a row; a flat layout cuts it.
 #include "src/redistribute/transition.hpp"
 
 #include <dtensor/mesh/alias.hpp>
@@ -11,7 +11,7 @@ namespace dtensor::redistribute {
 
 namespace {
 
-// How a tensor's elements follow each other: as the strides of `layout` say.
+// The memory order of a tensor's elements, by the strides of `layout`.
 struct MemoryOrder {
   explicit MemoryOrder(const Layout& layout)
       : order(memory_order(layout.strides())), sizes(layout.local_sizes_before(layout.mesh().ndim(), layout.mesh().coordinate())) {}

@@ -1,4 +1,4 @@
-// Moving a local tensor along a plan, and the cache of plans.
+// Runs a plan on a local tensor, and caches plans.
 #include <dtensor/base/error.hpp>
 #include <dtensor/mesh/world.hpp>
 

@@ -1,4 +1,4 @@
-// Tensors as the flat lists that collectives carry, and back.
+// Packs tensors into the flat lists that collectives carry, and unpacks them.
 #include "src/redistribute/transition.hpp"
 
 #include <ATen/ops/empty.h>

@@ -1,4 +1,4 @@
-// The plans of a rank.
+// The cache of plans and the costs of a rank.
 #pragma once
 
 #include <dtensor/mesh/world.hpp>
@@ -12,7 +12,7 @@
 
 namespace dtensor::detail {
 
-// Move plans by (from, to), bounded. An entry holds both layouts, so that their addresses stay theirs.
+// Move plans by (from, to), bounded. An entry keeps both layouts alive, so that no other layout gets their addresses.
 struct PlanCache {
   struct Entry {
     LayoutPtr from, to;

@@ -1,9 +1,9 @@
-// The cheapest way between two layouts: Dijkstra's algorithm over placements, one transition an edge.
+// Finds the cheapest way between two layouts: Dijkstra's algorithm over placements, where an edge is a transition.
 //
-// A step may change mesh dimension i only if what later mesh dimensions did on top of it stays in place: none of them
-// cuts a tensor dim that the step cuts or joins, and none is partial in an operation that does not commute with the
-// step's. A flat cut is on top of all others. Plans depend on metadata and costs alone, and ties are broken by fewest steps, then by the order of
-// placements: all ranks agree.
+// A step may change mesh dimension i only if the placements of later mesh dimensions stay valid: none of them shards a tensor dim that the
+// step shards or joins, and none is partial in an operation that does not commute with the step's. A flat placement counts as later than
+// all others. All ranks find the same plan: it depends on metadata and costs alone, and ties are broken by fewest steps, then by the order
+// of placements.
 #include "src/mesh/cut_check.hpp"
 #include "src/redistribute/transition.hpp"
 

@@ -1,4 +1,4 @@
-// P(op) -> S(d): the pieces of the local values go to their owners, which reduce them in rank order.
+// P(op) -> S(d): every rank sends each other rank's shard of its values there, and reduces those that it gets, in rank order.
 #include "src/redistribute/transition.hpp"
 
 namespace dtensor::redistribute {

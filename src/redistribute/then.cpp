@@ -1,4 +1,4 @@
-// Local work after a collective: done when somebody waits or asks, so that communication and computation overlap.
+// Puts off local work after a collective until somebody waits for the result, so that communication and computation overlap.
 #include "src/redistribute/transition.hpp"
 
 #include <dtensor/base/error.hpp>

@@ -1,4 +1,4 @@
-// R -> P(op): values whose reduction is the whole. Nothing is communicated (but whether a norm would be below zero).
+// R -> P(op): local values whose reduction is the whole. Nothing is communicated, except that norm2 asks whether a value is below zero.
 //   sum, norm2       the first rank keeps the values, the others hold zeros
 //   product          the first rank keeps the values, the others hold ones
 //   avg, min, max    every rank keeps the values
@@ -15,7 +15,7 @@ namespace dtensor::redistribute {
 
 namespace {
 
-// Ranks of other mesh dimensions may have other parts; all of them must refuse.
+// Ranks along other mesh dimensions may hold other shards, and all of them must throw.
 void refuse_below_zero(const at::Tensor& local, const Layout& layout) {
   auto below = local.lt(0).any();
   std::vector<int64_t> dims;

@@ -1,4 +1,4 @@
-// The transitions that a move is made of, and what they share. One file per transition; see README.md.
+// The transitions that make up a move, and what they share. One file per transition; see README.md.
 #pragma once
 
 #include <dtensor/redistribute/redistribute.hpp>
@@ -59,7 +59,7 @@ at::Tensor dense(const at::Tensor& tensor);
 // The same, of one dimension; a view where it can be.
 at::Tensor flat(const at::Tensor& tensor);
 
-// `result` once `pending` has ended and `finish` has run. `finish` runs at most once, at the first wait, under the
+// `result`, after `pending` has ended and `finish` has run. `finish` runs at most once, at the first wait, under the
 // dispatch state of the thread that called this; at once when nothing is pending.
 comm::Async then(const comm::Async& pending, at::Tensor result, std::function<void()> finish);
 

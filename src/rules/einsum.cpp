@@ -1,4 +1,4 @@
-// Rules from an index structure: one generic resolver of "mk,kn->mn" into every legal combination.
+// Rules from an index structure: turns "mk,kn->mn" into every legal combination of placements.
 #include <dtensor/base/error.hpp>
 #include <dtensor/rules/rule.hpp>
 
@@ -278,8 +278,8 @@ class Einsum final : public Rule {
            static_cast<std::ptrdiff_t>(i);
   }
 
-  // Partial in, Partial out: one factor of every summand, for each choice of factors. But in a backward pass the others must hold whole numbers: a float may be
-  // infinite, and its product with a part that is zero, or has another sign than the sum, is not a part of the product.
+  // Partial in, Partial out: one factor of every summand, for each choice of factors. Except in a backward pass, the other factors must
+  // hold whole numbers: a float may be infinite, and infinity times a summand that is zero, or has another sign than the sum, is NaN.
   void add_partial(const Call& call, int64_t mesh_dim, Candidates& result) const {
     if (!options_.multilinear && options_.linear.empty()) return;
     std::set<ReduceOp> ops;

@@ -1,4 +1,4 @@
-// How pending sums are reduced for operators that cannot take them.
+// When pending sums stay pending, and how they are reduced for operators that cannot take them.
 #pragma once
 
 #include <dtensor/rules/rule.hpp>
@@ -9,12 +9,12 @@
 
 namespace dtensor::rules {
 
-// Whether a backward pass runs on this thread, which is part of every key. Gradients stay pending sums through products with what the forward
-// pass saved: the reduction is then done once, where the sum of all that comes in is needed.
+// Whether a backward pass runs on this thread; part of every key. In it, gradients stay pending sums through products with tensors that
+// the forward pass saved, so that they are reduced once, where the sum of all incoming gradients is needed.
 inline bool in_backward() { return torch::autograd::get_current_graph_task_exec_info() != nullptr; }
 
-// Leaves out the combinations that would deal a pending sum out to ranks where no operand lies so yet. A reduce_scatter costs less than an
-// all_reduce at this operator, but what follows would have to gather.
+// Removes the combinations that would reduce_scatter a pending sum to a shard that no operand has yet. A reduce_scatter costs less than an
+// all_reduce at this operator, but the operators after it would have to gather.
 inline void reduce_whole(const Call& call, int64_t mesh_dim, Candidates& candidates) {
   const auto now = [&](size_t i) -> const Placement& { return call.operands[i].placements()[mesh_dim]; };
   std::erase_if(candidates, [&](const Candidate& candidate) {

@@ -11,7 +11,7 @@ namespace {
 struct Table {
   std::mutex mutex;
   std::map<std::string, Entry, std::less<>> entries;
-  std::vector<RulePtr> replaced;  // somebody may still point to them
+  std::vector<RulePtr> replaced;  // kept alive: decisions may still point to them
 };
 
 Table& table() {

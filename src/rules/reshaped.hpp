@@ -1,5 +1,5 @@
-// What an operator that keeps the sequence of elements does with a rank's part: it takes the part's sizes in the result. A type of its
-// own, so that what runs it can know it.
+// The lowering of an operator that keeps the sequence of elements (view, reshape): the local tensor takes the local sizes of the result.
+// It is a type of its own, so that the code that runs it can recognize it.
 #pragma once
 
 #include <dtensor/rules/rule.hpp>
@@ -17,8 +17,8 @@ namespace dtensor::rules {
 struct Reshaped {
   Sizes sizes;
   bool copies;  // the operator's result is never a view
-  // The local order must be row-major for a view. Local strides may differ from the global ones, and whether they allow a view must be
-  // decided alike on every rank: a part of length one would be contiguous in any order.
+  // A view needs a row-major local tensor. Local strides may differ from the global ones, and every rank must decide alike whether they
+  // allow a view: a local tensor of length one would be contiguous in any order.
   bool strict;
 
   bool is_alias(const at::Tensor& source) const { return !copies && is_in_order(source); }
@@ -39,7 +39,7 @@ struct Reshaped {
     return detail::part_in_row_major_order(source, strict) || (source.numel() == 0 && detail::in_row_major_order(filled(source.sizes()), source.strides()));
   }
 
-  // An empty part, in the order of one that is as long as one where this is empty: so this rank decides as those that have elements.
+  // For an empty local tensor: decides as if its empty dims had length one, and so as the ranks that have elements do.
   at::Tensor without_elements(const at::Tensor& source, bool apart) const {
     const auto strides = apart ? c10::nullopt : at::detail::computeStride(filled(source.sizes()), source.strides(), filled(sizes));
     return strides ? detail::alias(source, sizes, *strides, source.storage_offset()) : alias(source);

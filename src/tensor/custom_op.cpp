@@ -1,4 +1,4 @@
-// Rules for operators that others register.
+// register_rule: sharding rules for operators of users.
 #include <dtensor/tensor/custom_op.hpp>
 
 #include "src/dispatch/op_info.hpp"

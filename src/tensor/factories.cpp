@@ -15,7 +15,7 @@ namespace dtensor {
 
 namespace {
 
-// The meta device is of every mesh: tensors without values.
+// Every mesh takes the meta device, for tensors without values.
 at::TensorOptions on(const DeviceMesh& mesh, at::TensorOptions options) {
   if (options.has_device() && options.device().is_meta()) return options;
   require(!options.has_device() || options.device().type() == mesh.device_type(), "factory",
@@ -23,7 +23,7 @@ at::TensorOptions on(const DeviceMesh& mesh, at::TensorOptions options) {
   return options.device(c10::Device(mesh.device_type()));
 }
 
-// A tensor of which each rank makes its part only; `make` gets the local sizes.
+// A tensor of which each rank makes only its local tensor; `make` gets the local sizes.
 template <class Make>
 DTensor per_part(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options,
                  Make&& make) {
@@ -41,7 +41,7 @@ DTensor per_part(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef p
   return DTensor(result);
 }
 
-// A tensor of which each rank draws its part only.
+// A tensor of which each rank draws only its own elements.
 template <class Draw>
 DTensor drawn(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options, Draw&& draw) {
   const auto result = empty(sizes, mesh, placements, options.requires_grad(false)).tensor();
@@ -50,7 +50,7 @@ DTensor drawn(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef plac
   return DTensor(result);
 }
 
-// A tensor whose values depend on the whole: made replicated, as Spmd makes it, then laid out.
+// A tensor whose values depend on all elements: made replicated, as in Spmd, and then redistributed.
 template <class Make>
 DTensor whole(const DeviceMesh& mesh, PlacementsRef placements, bool requires_grad, Make&& make) {
   Spmd spmd(mesh);

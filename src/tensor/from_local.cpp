@@ -1,4 +1,4 @@
-// from_local without known global sizes: the ranks exchange the shapes of their parts and check that they fit.
+// from_local without known global sizes: ranks exchange the shapes of their local tensors and check that they fit together.
 #include <dtensor/base/error.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
@@ -39,7 +39,7 @@ Shapes exchange(const at::Tensor& local, const DeviceMesh& mesh) {
   return {std::vector<int64_t>(words, words + all.numel())};
 }
 
-// Global sizes: along each cut dim, the sum of the parts over the mesh dimensions that cut it.
+// Global sizes: along each sharded dim, the sum of the local lengths over the mesh dimensions that shard it.
 std::vector<int64_t> global_sizes(const Shapes& shapes, const DeviceMesh& mesh, PlacementsRef placements) {
   const auto first = shapes.sizes(0);
   std::vector<int64_t> sizes(first.begin(), first.end());

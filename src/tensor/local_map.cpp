@@ -1,4 +1,4 @@
-// Functions over local parts as functions of distributed tensors.
+// local_map: functions of local tensors as functions of distributed tensors.
 #include <dtensor/tensor/custom_op.hpp>
 
 #include "src/dispatch/failure.hpp"
@@ -17,8 +17,8 @@ namespace dtensor::detail {
 
 namespace {
 
-// Where the ranks' gradients for an input make up the whole one. Ranks that did different work on the same values contribute to one
-// sum; every rank has the whole gradient of a part of a sum.
+// The placements of an input's gradient. Ranks that did different work on the same values contribute to one sum: Partial. Each summand
+// of a Partial input gets the whole gradient: Replicate.
 Placements gradient_of(const Placements& input, const std::vector<Placements>& in, const std::vector<Placements>& out) {
   auto gradient = input;
   for (size_t m = 0; m < gradient.size(); ++m) {
@@ -30,7 +30,7 @@ Placements gradient_of(const Placements& input, const std::vector<Placements>& i
   return gradient;
 }
 
-// The input as a distributed tensor that lies as declared.
+// The input as a distributed tensor with the declared placements.
 DTensor laid_out(const at::Tensor& input, size_t index, const DeviceMesh& mesh, const Placements& wanted, bool may_move) {
   require(input.defined(), "local_map", "input {} is undefined", index);
   if (!is_dtensor(input)) {

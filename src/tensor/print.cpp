@@ -30,7 +30,7 @@ constexpr const char* kTag = "print";
 
 using Print = std::ostream& (*)(std::ostream&, const at::Tensor&, int64_t);
 
-// libtorch's own, which the one below stands before.
+// libtorch's own function; the one at the end of this file replaces it.
 Print libtorch_print() {
   static const auto print = [] {
     Dl_info library{};
@@ -43,7 +43,7 @@ Print libtorch_print() {
   return print;
 }
 
-// Communicates where the tensor is cut or pending.
+// Communicates if the tensor is sharded or partial.
 at::Tensor whole_of(const DTensor& tensor) {
   as_dtensor(tensor)->local();
   comm::Cause cause(kTag, false);
@@ -58,7 +58,7 @@ at::Tensor whole_of(const DTensor& tensor) {
   }
 }
 
-// A plain tensor, or one on a mesh of one rank, as libtorch prints it. Of others a line with the layout, then the values of the whole tensor.
+// Prints a plain tensor, or one on a mesh of one rank, as libtorch does. Others get a line with the layout, then the values of the whole.
 std::ostream& print(std::ostream& out, const at::Tensor& tensor, int64_t line_size) {
   if (!is_dtensor(tensor) || DTensor(tensor).mesh().size() == 1) return libtorch_print()(out, tensor, line_size);
   const auto whole = whole_of(DTensor(tensor));
@@ -76,7 +76,7 @@ std::ostream& operator<<(std::ostream& out, const DTensor& tensor) { return prin
 
 }  // namespace dtensor
 
-// libtorch's operator<< of tensors calls this function. A program finds the one of the first library that it was linked with.
+// libtorch's operator<< of tensors calls this function. A program uses the one in the library that it was linked with first.
 namespace at {
 
 std::ostream& print(std::ostream& out, const Tensor& tensor, int64_t line_size) { return dtensor::print(out, tensor, line_size); }

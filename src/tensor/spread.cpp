@@ -15,7 +15,7 @@ namespace {
 
 using Dims = std::vector<int64_t>;
 
-// Mesh dimensions on which a tensor is cut into more than one part.
+// Mesh dimensions of more than one rank on which the tensor is not Replicate.
 Dims cut_dims(const DTensor& tensor) {
   Dims dims;
   for (int64_t m = 0; m < tensor.mesh().ndim(); ++m) {
@@ -38,7 +38,7 @@ int64_t ranks_along(const DeviceMesh& mesh, const Dims& dims) {
   return count;
 }
 
-// The dimensions of `root` along which the ranks lie that differ from this one along `dims` of `mesh`; all of them where no others do.
+// The dimensions of `root` that contain exactly the ranks which differ from this one along `dims` of `mesh`. If there are no such, all.
 Dims dims_in(const DeviceMesh& root, const DeviceMesh& mesh, const Dims& dims) {
   if (root == mesh || dims.empty()) return dims;
   std::set<int64_t> found;
@@ -67,7 +67,7 @@ bool holds(const DeviceMesh& root, const DeviceMesh& mesh) {
   return std::includes(outer.begin(), outer.end(), inner.begin(), inner.end());
 }
 
-// The meshes of the tensors that no other one holds, the largest first, each with the indices of its tensors.
+// The meshes whose ranks are not all in a larger mesh, the largest first, each with the indices of the tensors on it.
 std::vector<std::pair<DeviceMesh, std::vector<size_t>>> roots_of(c10::ArrayRef<at::Tensor> tensors) {
   std::vector<std::pair<DeviceMesh, std::vector<size_t>>> meshes;
   for (size_t i = 0; i < tensors.size(); ++i) {

@@ -1,4 +1,4 @@
-// The DTensor handle and what makes and opens one, with gradients.
+// The DTensor handle, and the functions that make one or read its local tensor, with their gradients.
 #include <dtensor/tensor/tensor.hpp>
 
 #include <dtensor/dispatch/flat_group.hpp>
@@ -39,7 +39,7 @@ const LayoutPtr& layout_of(std::string_view tag, const at::Tensor& tensor) {
 
 at::Tensor local_of(const at::Tensor& tensor) { return as_dtensor(tensor)->local(); }
 
-// Where a gradient lies: as the tensor, but whole where the tensor is Partial (each rank's part gets the whole gradient).
+// The placements of a tensor's gradient: those of the tensor, but Replicate where it is Partial (each summand gets the whole gradient).
 Placements gradient_placements(const Layout& layout) { return without_partial(layout.placements()); }
 
 // A function of one tensor with layout `layout`, saved for backward by an opaque holder.
@@ -100,7 +100,7 @@ struct FromLocal : Function<FromLocal> {
   }
 
  private:
-  // How many ranks' parts an element is the average of. What a part has in other reductions than sums depends on the parts.
+  // Of how many ranks' values an element is the average. For reductions other than sums and averages, the gradient depends on the values.
   static int64_t averaged_over(const Layout& layout) {
     int64_t ranks = 1;
     for (int64_t m = 0; m < layout.mesh().ndim(); ++m) {
@@ -116,12 +116,13 @@ struct FromLocal : Function<FromLocal> {
   }
 };
 
-// Both are the other's gradient; where a gradient of a gradient is asked for, with one of their own.
+// ToLocal and FromLocal are each other's gradient. These two apply them, so that a gradient has a gradient where one is asked for.
 at::Tensor from_part(const at::Tensor& gradient, const LayoutPtr& layout) {
   return gradient.requires_grad() ? FromLocal::apply(gradient, layout) : wrap(gradient, layout);
 }
 
-// Of a gradient of a tensor that was made of parts under `layout`: they make up the second gradient as they made up the tensor.
+// The local tensor of the gradient of a tensor that from_local made under `layout`. Its own gradient is made up of local tensors in the
+// same way.
 at::Tensor local_part(const at::Tensor& gradient, const LayoutPtr& layout) {
   if (!gradient.requires_grad()) return local_of(gradient);
   auto placements = to_vector(layout->placements());
@@ -131,13 +132,13 @@ at::Tensor local_part(const at::Tensor& gradient, const LayoutPtr& layout) {
   return ToLocal::apply(gradient, as_dtensor(gradient)->layout()->with(placements));
 }
 
-// A replicated tensor that every rank holds whole, laid out: the gradient of the whole is the gathered gradient.
+// A tensor that every rank holds whole, as a replicated DTensor. Its gradient is the gathered gradient.
 at::Tensor replicated(const at::Tensor& full, const DeviceMesh& mesh) {
   const Placements whole(mesh.ndim(), replicate());
   return FromLocal::apply(full, Layout::get(mesh, whole, full.sizes(), full.strides(), full.scalar_type()));
 }
 
-// What a user laid out stays so.
+// A layout that the user asked for: operators do not change it.
 DTensor asked_for(at::Tensor tensor) {
   as_dtensor(tensor)->laid_out = true;
   return DTensor(std::move(tensor));

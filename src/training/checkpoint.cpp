@@ -1,7 +1,8 @@
-// A frame remembers how to run a checkpointed function again; the tensors that the function saved for backward are numbered slots of it,
-// empty until one is asked for. Then the function runs again, and what it saves fills the slots in the same order.
+// A Frame remembers how to run a checkpointed function again. Each tensor that the function saved for backward has a numbered slot in its
+// frame. The slots are empty until one is asked for. Then the function runs again, and the tensors that it saves fill the slots in the same
+// order.
 //
-// A checkpoint within another one saves its inputs as everything else is saved, in slots of the outer frame.
+// A checkpoint inside another one saves its inputs like any other tensor, in slots of the outer frame.
 #include <dtensor/training/checkpoint.hpp>
 
 #include "src/training/kept_calls.hpp"
@@ -41,7 +42,7 @@ std::string describe(at::ScalarType dtype, c10::IntArrayRef sizes) {
   return fmt::format("{}[{}]", c10::toString(dtype), fmt::join(sizes, ", "));
 }
 
-// Thrown out of the function when it has saved all again.
+// Thrown through the function when it has saved everything again, to end it.
 struct Enough {};
 
 struct Slot {
@@ -61,7 +62,8 @@ std::vector<c10::Device> devices_of(const Tensors& tensors) {
   return devices;
 }
 
-// Autocast, as it was and without its memory: nobody would empty that after a backward, and the next forward would take old weights.
+// Around the second run: autocast is set as in the first run, but without its cache of cast weights. Nobody would empty the cache after the
+// backward, and the next forward would use old weights.
 class AutocastAgain {
  public:
   AutocastAgain() = default;
@@ -85,7 +87,7 @@ class AutocastAgain {
   const Setting before_;
 };
 
-// Where the function ran: this thread's modes, its rank, its regions.
+// The surroundings in which the function ran: the thread's modes, its rank and its regions.
 class Surroundings {
  public:
   Surroundings() : world_(&World::current()) {
@@ -141,7 +143,7 @@ class Frame {
     return slots_.size() - 1;
   }
 
-  // The value of a slot, once: asked for again, it is computed again.
+  // Takes the value out of a slot. A second call computes it again.
   at::Tensor take(size_t index) {
     const std::lock_guard<std::mutex> lock(mutex_);
     auto& slot = slots_[index];
@@ -154,7 +156,7 @@ class Frame {
     return std::exchange(slot.value, {}).tensor_data();
   }
 
-  // The next slot's value. Throws Enough after the last.
+  // Fills the next slot. Throws Enough after the last.
   void fill(const at::Tensor& tensor) {
     require(next_ < slots_.size(), kTag, "the function did not do the same again: it saved more than {} tensors for backward", slots_.size());
     auto& slot = slots_[next_];
@@ -175,7 +177,7 @@ class Frame {
   std::deque<KeptCall>& calls() { return calls_; }
   const std::vector<c10::Device>& devices() const { return devices_; }
 
-  // What the last slots hold stays: those of a kept call, of which `tensors` are the values.
+  // Keeps the values of the last slots, those of a kept call; `tensors` are the values.
   void keep(const std::vector<at::Tensor>& tensors, const std::vector<SavedFrom>& from) {
     const auto first = slots_.size() - tensors.size();
     for (size_t i = 0; i < tensors.size(); ++i) {
@@ -259,7 +261,7 @@ class Recorder final : public SavedTensors, public OperatorMode {
 
 // -- The second time ---------------------------------------------------------------------------------------------------------
 
-// The graph of the second time is dropped.
+// The graph of the second run is dropped.
 class FillHooks final : public SavedVariableHooks {
  public:
   explicit FillHooks(Frame& frame) : frame_(&frame) {}

@@ -27,7 +27,7 @@ at::Tensor local_norm(const at::Tensor& gradient, double p) {
   return at::linalg_vector_norm(part, p, {}, false, sum_in).to(at::kDouble);
 }
 
-// The sum of the members' p-th powers, or the largest: [1], double.
+// The sum of the p-th powers of the members, or the largest: [1], double.
 at::Tensor combine(const detail::Spread& spread, const std::vector<at::Tensor>& gradients, double p) {
   std::vector<at::Tensor> powers;
   for (size_t i = 0; i < spread.members.size(); ++i) {

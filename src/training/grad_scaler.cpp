@@ -28,7 +28,7 @@ std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) 
   return parameters;
 }
 
-// [1] float: 1 where an element of this rank's parts is infinite or NaN, else 0.
+// [1] float: 1 if an element of this rank's shards is infinite or NaN, else 0.
 at::Tensor found_inf(const std::vector<at::Tensor>& gradients, const std::vector<size_t>& members) {
   std::vector<at::Tensor> found{at::zeros({}, at::TensorOptions(at::kFloat).device(gradients[0].device()))};
   for (const auto i : members) {

@@ -1,4 +1,5 @@
-// Calls of operators whose results are kept in the forward and given again, uncomputed, when the function runs once more.
+// Calls of operators whose results are kept in the forward pass. When the function runs again, the kept results are returned instead of
+// computed.
 #pragma once
 
 #include "src/training/random_state.hpp"
@@ -29,7 +30,7 @@ class KeptOperators {
   std::unordered_set<std::string> names_;
 };
 
-// Where what an operator saved for backward comes from when it is not called again.
+// Where a tensor that an operator saved for backward is found, when the operator is not called again.
 struct SavedFrom {
   enum Kind { argument, result, neither } kind = neither;
   size_t index = 0;
@@ -37,14 +38,14 @@ struct SavedFrom {
 
 class KeptCall {
  public:
-  // After the call: what it was given, what it returned and which tensors it saved.
+  // After the call: its arguments, its results on the stack, and the tensors that it saved.
   KeptCall(const c10::OperatorHandle& op, const std::vector<at::Tensor>& arguments, const c10::Stack& stack,
            const std::vector<at::Tensor>& saved, const std::vector<c10::Device>& devices);
 
   const std::vector<SavedFrom>& saved() const { return saved_; }
 
-  // In place of the call: takes its arguments off the stack, puts the results there, and draws no random numbers but goes past them. Returns
-  // the results' tensors. Throws when it is another operator, or a result was written to.
+  // Stands in for the call: takes its arguments off the stack and puts the kept results there. Skips the random numbers that the call drew.
+  // Returns the tensors of the results. Throws when it is another operator, or when a result was written to.
   std::vector<at::Tensor> replay(const c10::OperatorHandle& op, c10::Stack* stack) const;
 
  private:

@@ -1,4 +1,4 @@
-// Sees every operator that this thread calls, above autograd.
+// A mode that sees every operator that this thread calls, above autograd.
 #pragma once
 
 #include <ATen/core/boxing/KernelFunction.h>
@@ -14,11 +14,11 @@ namespace dtensor::detail {
 class OperatorMode {
  public:
   virtual ~OperatorMode() = default;
-  // Arguments are on the stack, results are to be; `below` are the keys of the kernels that would run.
+  // Takes the arguments off the stack and puts the results there. `below` are the keys of the kernels that would run.
   virtual void call(const c10::OperatorHandle& op, c10::DispatchKeySet below, c10::Stack* stack) = 0;
 };
 
-// While it lives, `mode` gets the calls of this thread; null: none does. Nests.
+// While it lives, `mode` gets the calls of this thread; with null, no mode does. Nests.
 class CallWith {
  public:
   explicit CallWith(OperatorMode* mode);

@@ -11,7 +11,7 @@ namespace dtensor::detail {
 
 namespace {
 
-// The rank's generator; inside of rank_local_random() there is but the rank's own.
+// Calls fn with the rank's generator or, if `own`, with that of rank_local_random(). Inside such a region only the latter can be had.
 template <class Fn>
 void with_generator(c10::Device device, bool own, Fn&& fn) {
   std::optional<RankLocalRandom> region;

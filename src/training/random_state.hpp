@@ -1,4 +1,4 @@
-// What the calling rank draws next.
+// Saves and restores the random state of the calling rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,9 +10,9 @@ namespace dtensor::detail {
 
 class RandomState {
  public:
-  // Of the streams for the CPU and `devices`, and the rank's own.
+  // The present state of the streams for the CPU and `devices`, and of the stream of rank_local_random().
   static RandomState now(const std::vector<c10::Device>& devices);
-  // Each stream goes on from here.
+  // Makes each stream go on from this state.
   void apply() const;
 
  private:

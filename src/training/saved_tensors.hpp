@@ -1,5 +1,5 @@
-// Says what becomes of the tensors that autograd saves for backward in this thread. libtorch has such hooks for Python; in C++ they are
-// the engine's to give.
+// Hooks for the tensors that autograd saves for backward in this thread. libtorch has such hooks for Python only; in C++ the autograd
+// engine provides them.
 #pragma once
 
 #include <torch/csrc/autograd/saved_variable_hooks.h>
@@ -11,11 +11,12 @@ namespace dtensor::detail {
 class SavedTensors {
  public:
   virtual ~SavedTensors() = default;
-  // For the next tensor that is saved.
+  // The hooks for the next tensor that is saved.
   virtual std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() = 0;
 };
 
-// While it lives, `saved` is asked; null: libtorch saves as ever. Nests. Throws where another engine than libtorch's own runs backward.
+// While it lives, autograd gets its hooks from `saved`; with null, libtorch saves as usual. Nests. Throws if another engine than libtorch's
+// own runs backward.
 class SaveWith {
  public:
   explicit SaveWith(SavedTensors* saved);

@@ -1,4 +1,4 @@
-// Files in the format of torch::save and torch::load, of modules and optimizers whose tensors are distributed.
+// Saves and loads modules and optimizers with distributed tensors, in the files of torch::save and torch::load.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,7 +33,7 @@ void load_tensors(std::vector<at::Tensor>& tensors, const std::string& path);
 void save_archive(const std::function<void(torch::serialize::OutputArchive&)>& save, const std::string& path);
 void load_archive(const std::function<void(torch::serialize::InputArchive&)>& load, const std::string& path);
 
-// torch::nn::Linear and std::shared_ptr<torch::nn::LinearImpl>, say.
+// A value that holds a module, such as torch::nn::Linear or std::shared_ptr<torch::nn::LinearImpl>.
 template <class Value>
 concept holds_module = requires(Value& value) {
   { *value } -> std::convertible_to<const torch::nn::Module&>;
@@ -41,24 +41,25 @@ concept holds_module = requires(Value& value) {
 
 }  // namespace detail
 
-// Writes the file that torch::save(value, path) writes on one device: plain torch::load reads it, and so does load() below, on any mesh.
+// Writes the file that torch::save(value, path) writes on one device. Plain torch::load reads it, and so does load() below, on any mesh.
 //
 //   dt::save(model, "model.pt");  // every rank calls it, and one writes
 //   dt::save(optimizer, "optimizer.pt");
 //
 // `value` is
-// - a module, or what holds one (torch::nn::Linear, std::shared_ptr): all parameters and buffers, whatever their layouts. It is written as
+// - a module, or what holds one (torch::nn::Linear, std::shared_ptr): all parameters and buffers are written, whatever their layouts, as
 //   torch::nn::Module::save does it; a module's own save(archive) is not called;
 // - an optimizer: any of libtorch's, or of dtensor/optim;
-// - a tensor, or a std::vector of them;
-// - anything else with save(torch::serialize::OutputArchive&) const (lr::Scheduler, GradScaler), which writes equal values on all ranks.
+// - a tensor, or a std::vector of tensors;
+// - anything else that has save(torch::serialize::OutputArchive&) const (lr::Scheduler, GradScaler) and writes equal values on all ranks.
 //
-// All ranks of the meshes that the tensors lie on call it (all ranks of the world, where none is distributed). Tensors are gathered one
-// after the other; the first of these ranks keeps them in host memory and writes, the others keep none. The file has tensors of the CPU. It
-// is written under another name and then renamed: `path` is the whole file or what it was before. When this returns, the file is there.
+// All ranks of the meshes that the tensors lie on call it (all ranks of the world, if no tensor is distributed). It gathers one tensor
+// after the other. The first of these ranks keeps them in host memory and writes; the others keep none. The file has CPU tensors. It is
+// written under another name and then renamed, so `path` is either the whole file or what it was before. When this returns, the file is
+// there.
 //
-// Throws on every rank for a file that cannot be written (a missing folder, a full disk), deferred tensors, and optimizers with a state of
-// a type that is not libtorch's and distributed parameters.
+// Throws on every rank for a file that cannot be written (a missing folder, a full disk), for deferred tensors, and for optimizers that
+// have distributed parameters and a state whose type is not libtorch's.
 template <class Value>
 void save(const Value& value, const std::string& path) {
   if constexpr (std::is_convertible_v<const Value&, const torch::nn::Module&>) {
@@ -81,13 +82,13 @@ void save(const Value& value, const std::string& path) {
 //   dt::load(model, "model.pt");  // after parallelize_module and fully_shard; every rank calls it
 //   dt::load(optimizer, "optimizer.pt");
 //
-// - A module's parameters and buffers get the file's values and stay as they lie; what else the file has is ignored, as torch::load does.
-// - An optimizer's states lie as their parameters. As torch::load, it knows parameters by their order, and leaves states that the file
-// lacks.
-// - Tensors are replaced by the file's, whole and plain, on every rank; inside Spmd these count as replicated.
+// - A module's parameters and buffers get the file's values and keep their layouts. What else the file has is ignored, as torch::load does.
+// - An optimizer's states get the layouts of their parameters. As torch::load, it identifies parameters by their order, and leaves states
+//   that the file lacks.
+// - Tensors are replaced by the file's tensors, whole and plain, on every rank. Inside Spmd these count as replicated.
 //
-// Throws on every rank, and leaves `value` as it was, for a file that cannot be read, and for names that it lacks and sizes and dtypes that
-// differ, all listed.
+// Throws on every rank, and leaves `value` as it was, for a file that cannot be read. It also does so for names that the file lacks, and
+// for sizes and dtypes that differ; the error lists all of them.
 template <class Value>
 void load(Value& value, const std::string& path) {
   if constexpr (std::is_convertible_v<Value&, torch::nn::Module&>) {

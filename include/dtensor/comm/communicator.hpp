@@ -1,9 +1,9 @@
 // Collectives among a fixed, ordered group of ranks. A transport implements the functions do_...
 //
-// Tensors are contiguous and on the mesh's device; they are read as flat lists of elements in memory order. Counts are numbers of
-// elements, one per rank of the group, any of them 0: nothing is padded. Results are new tensors, or `into`, which has their size and
-// dtype and shares no memory with the input. Reductions add in rank order on every transport but nccl, so that a run gives the same bits on
-// all of them. An input must not be written until the work is done; it is kept alive by the work.
+// Tensors are contiguous, on the mesh's device, and read as flat lists of elements in memory order. Counts are numbers of elements, one per
+// rank of the group; any may be 0, and nothing is padded. Results are new tensors, or `into`, which has the result's size and dtype and
+// shares no memory with the input. Reductions add in rank order on every transport but nccl, so a run gives the same bits on all of them.
+// Do not write an input until its work is done. The work keeps the input alive.
 #pragma once
 
 #include <dtensor/base/reduce_op.hpp>
@@ -33,38 +33,39 @@ class Communicator {
   int rank() const { return rank_; }  // this rank's position in the group
   int size() const { return static_cast<int>(ranks_.size()); }
 
-  // The reduction of every rank's `input`, which must have one size and dtype. Result: like input. norm2 is not a
-  // collective (redistribute lowers it to sum). With `in_place` the result is `input` itself; without, `input` stays as it is.
+  // Reduces the inputs of all ranks, which must have one size and dtype. Result: like input; with `in_place`, `input` itself.
+  // norm2 is not a collective (redistribute lowers it to sum).
   Async all_reduce(const at::Tensor& input, ReduceOp op, bool in_place = false);
 
-  // The ranks' inputs, one after the other. Rank r gives counts[r] elements. Result: [sum(counts)].
+  // Joins the ranks' inputs in rank order. Rank r gives counts[r] elements. Result: [sum(counts)].
   Async all_gather(const at::Tensor& input, Counts counts, at::Tensor into = {});
 
-  // Every rank gives sum(counts) elements; rank r gets the reduction of the r-th piece. Result: [counts[rank]].
+  // Reduces the inputs of all ranks, sum(counts) elements each, and gives rank r the r-th piece. Result: [counts[rank]].
   Async reduce_scatter(const at::Tensor& input, Counts counts, ReduceOp op, at::Tensor into = {});
 
-  // Piece r of `input` (send[r] elements) goes to rank r; piece r of the result came from rank r. Result: [sum(recv)].
+  // Sends piece r of `input` (send[r] elements) to rank r; piece r of the result comes from rank r. Result: [sum(recv)].
   Async all_to_all(const at::Tensor& input, Counts send, Counts recv);
 
-  // The input of `root`. The others' inputs give size and dtype only. Result: like input.
+  // Copies the input of `root` to all ranks. The others' inputs give only size and dtype. Result: like input.
   Async broadcast(const at::Tensor& input, int root);
 
-  // Point to point. Messages between two ranks with one tag arrive in order, and are numbered by peer and tag. `recv`
-  // returns a tensor like `like`. A send of at most 64 KiB is buffered: it completes without the receiver.
+  // Point to point. Messages between two ranks with the same tag arrive in order; they are numbered by peer and tag. `recv` returns a
+  // tensor like `like`. A send of at most 64 KiB is buffered: it completes without the receiver.
   Async send(const at::Tensor& input, int to, int tag = 0);
   Async recv(const at::Tensor& like, int from, int tag = 0);
 
   // Returns when every rank of the group has called it.
   void barrier();
 
-  // Tells the transport that `tensor`'s memory will be used again and again, so that it may move it without copies of its own. Undone when
-  // the handle goes, which may outlive the communicator but not the memory. Every rank calls it alike. Null where that is no use.
+  // Tells the transport that `tensor`'s memory will be used repeatedly, so that it can send it without copying it first. Every rank calls
+  // it alike. Destroying the handle undoes it; the handle may outlive the communicator, but not the memory. Null if the transport does
+  // nothing.
   virtual std::shared_ptr<void> register_memory(const at::Tensor& tensor);
 
-  // -- For transports: what they implement, and may hand on to another communicator that they stand on. Everybody else calls the functions
-  // above, which check, count and record.
+  // -- For transports: they implement these, and may forward them to another communicator. Other code calls the functions above, which
+  // check, count and record.
 
-  // What a call is, and what every rank must agree on.
+  // What every rank must agree on about a call.
   struct Call {
     Collective kind;
     uint64_t sequence;

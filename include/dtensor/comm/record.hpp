@@ -1,4 +1,4 @@
-// The record that every collective leaves. Everything that counts, times or names communication reads it here.
+// Every collective leaves a record. Code that counts, times or names communication observes these records.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace dtensor::comm {
 enum class Collective : uint8_t { all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv, barrier };
 const char* name(Collective kind);
 
-// The cause of the checks that the library makes for itself; CommDebugMode does not count them.
+// The cause of the library's own checks between ranks. CommDebugMode does not count them.
 inline constexpr std::string_view kCheck = "dtensor::check";
 
 struct Record {
@@ -19,11 +19,11 @@ struct Record {
   int64_t bytes = 0;        // of this rank's input
   int group_size = 1;
   std::string_view group;   // the communicator's name, e.g. the mesh dimension "tp"
-  std::string_view op;      // the operator that needed it, e.g. "aten::mm"; empty when none did
-  bool implicit = false;    // true: the resolver decided it; false: the user asked for it
+  std::string_view op;      // the operator that needed it, e.g. "aten::mm"; empty if none did
+  bool implicit = false;    // true: the resolver decided on it; false: the user asked for it
 };
 
-// Sees every record of the thread that constructed it, from construction to destruction. Observers nest.
+// Receives every record of the thread that constructed it, until it is destroyed. Observers nest.
 class Observer {
  public:
   Observer();
@@ -37,7 +37,7 @@ class Observer {
   Observer* outer_;
 };
 
-// Names the operator on whose behalf this thread communicates, for the records made within its lifetime.
+// While it lives, names the operator that this thread communicates for. The name is in the records.
 class Cause {
  public:
   Cause(std::string_view op, bool implicit);
@@ -52,8 +52,8 @@ class Cause {
   bool outer_implicit_;
 };
 
-// What the calls of this thread are for while it lives, where neither their sizes nor their Cause tell: ranks that call for different things
-// have diverged. A unit of parameters has its name.
+// While it lives, names what this thread communicates for where sizes and Cause do not tell it: a unit of parameters, by its name. Ranks
+// whose calls have different subjects have diverged.
 class Subject {
  public:
   explicit Subject(std::string_view name);
@@ -66,7 +66,7 @@ class Subject {
   const std::string_view outer_;
 };
 
-// Called by Communicator for each collective, nowhere else.
+// Communicator calls this for each collective. Nothing else does.
 void issue(const Record& record);
 
 }  // namespace dtensor::comm

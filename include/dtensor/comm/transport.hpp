@@ -1,4 +1,4 @@
-// How one rank reaches the others. One object per rank.
+// A transport connects one rank to the others. There is one object per rank.
 #pragma once
 
 #include <dtensor/comm/communicator.hpp>
@@ -20,12 +20,12 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // A communicator among `ranks` (world ranks in group order; this rank is one of them). Every member calls this with
-  // the same arguments, in the same order among calls with the same ranks. `name` is for people.
+  // Makes a communicator among `ranks` (world ranks in group order, including this one). Every member calls this with the same arguments.
+  // Calls with the same ranks come in the same order on all members. `name` is for messages.
   virtual std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks) = 0;
 
-  // This rank leaves: with an error (`why` is its text) or, when `why` is empty, normally. Peers that still wait for it
-  // throw an error that names this rank and `why`.
+  // This rank leaves the job: with an error (`why` is its text), or normally if `why` is empty. Peers that still wait for it throw an error
+  // that names this rank and `why`.
   virtual void leave(const std::string& why) = 0;
 
   // The longest that any wait may take.
@@ -36,11 +36,11 @@ class Transport {
   Milliseconds deadline_{300'000};
 };
 
-// `size` ranks in this process; element r is rank r's.
+// Transports for `size` ranks in this process; element r is for rank r.
 std::vector<std::unique_ptr<Transport>> make_threads_transports(int size);
 
-// One rank per process. Rank 0 listens on host:port, the others dial it. Throws when the rendezvous is not complete
-// within `deadline`, naming the address and the ranks that are missing.
+// One rank per process. Rank 0 listens on host:port, and the others connect to it. If some ranks have not come within `deadline`, throws an
+// error that names the address and the missing ranks.
 struct GlooOptions {
   int rank = 0;
   int size = 1;
@@ -52,16 +52,15 @@ struct GlooOptions {
 };
 std::unique_ptr<Transport> make_gloo_transport(const GlooOptions& options);
 
-// NCCL for CUDA tensors, one rank per process and GPU. CPU tensors, unique ids and the news that a rank has failed go through `host`, a
-// transport between processes, whose rank and size it has. Every rank makes it at once. `device`: this rank's, which becomes the current one.
+// NCCL for CUDA tensors, with one rank per process and GPU. CPU tensors, NCCL's unique ids and the news of failed ranks go over `host`, a
+// transport between processes with the same rank and size. All ranks call this together. `device` is this rank's; it becomes current.
 std::unique_ptr<Transport> make_nccl_transport(std::unique_ptr<Transport> host, int device);
 
-// Whether this build has the nccl transport, and whether this process sees a CUDA device as well.
+// Whether this build has the nccl transport; and whether, in addition, this process sees a CUDA device.
 bool has_nccl_transport();
 bool can_use_nccl_transport();
 
-// Rank `rank` of `size` without peers: collectives return at once as if every peer had this rank's data. For dry runs of
-// any world size.
+// For dry runs of any world size: rank `rank` of `size`, without peers. Collectives return at once, as if every peer had this rank's data.
 std::unique_ptr<Transport> make_fake_transport(int rank, int size);
 
 }  // namespace dtensor::comm

@@ -1,4 +1,4 @@
-// The handle of a collective that may still be under way.
+// Handles of collectives that may still be under way.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +10,8 @@ namespace dtensor::comm {
 
 class Work : public c10::intrusive_ptr_target {
  public:
-  // Blocks until the result may be read and the input may be written again. Throws dtensor::Error naming rank,
-  // operation and sequence number when a peer failed, diverged, or the deadline passed. May be called repeatedly.
+  // Blocks until the result may be read and the input may be written again. If a peer failed or diverged, or the deadline passed, throws a
+  // dtensor::Error that names rank, operation and sequence number. May be called repeatedly.
   virtual void wait() = 0;
 
   // Whether wait() would return (or throw) at once.
@@ -19,12 +19,12 @@ class Work : public c10::intrusive_ptr_target {
 };
 using WorkPtr = c10::intrusive_ptr<Work>;
 
-// A result and the work that fills it. `work` is null when it is already complete.
+// A result, and the work that fills it. `work` is null if the result is already complete.
 struct Async {
   at::Tensor tensor;
   WorkPtr work;
 
-  // The finished result.
+  // Waits, and returns the finished result.
   at::Tensor get() && {
     if (work) work->wait();
     return std::move(tensor);

@@ -27,7 +27,7 @@ namespace dtensor {
 
 namespace data {
 
-// Examples that nobody stacked.
+// A list of examples that were not stacked.
 template <class Data, class Target>
 void visit_parts(PartVisitor& visit, std::vector<torch::data::Example<Data, Target>>& list) {
   list.resize(visit.length(list.size()));
@@ -38,16 +38,16 @@ void visit_parts(PartVisitor& visit, std::vector<torch::data::Example<Data, Targ
 
 }  // namespace data
 
-// Which ranks ask their loader for batches.
+// Which ranks call their loader.
 enum class LoadOn {
-  automatic,   // first_rank where the loader has workers or a stateful dataset, so that ranks need not agree on the order of threads
-  first_rank,  // the mesh's first, which sends each batch to the others; their loaders stand still
-  every_rank,  // each of them: nothing is sent. The datasets have to give all ranks the same
+  automatic,   // first_rank if the loader has workers or a stateful dataset, because the order of their threads may differ; else every_rank
+  first_rank,  // the mesh's first rank, which sends each batch to the others; their loaders stand still
+  every_rank,  // each rank loads and nothing is sent; the datasets have to give all ranks the same
 };
 
 namespace detail {
 
-// The worker threads of a loader, which it does not show.
+// The worker threads of a loader, a protected member.
 template <class Loader>
 struct WorkersOf : Loader {
   static const std::vector<std::thread>& get(const Loader& loader) { return loader.*&WorkersOf::workers_; }
@@ -63,7 +63,7 @@ bool one_loads(const Loader& loader, LoadOn where) {
   return where == LoadOn::first_rank || (where == LoadOn::automatic && (kIsStateful<Loader> || loader.options().workers > 0));
 }
 
-// A pass over the loader, at one of its batches.
+// One pass over the loader; holds the current batch.
 template <class Loader>
 class BatchPass {
  public:
@@ -110,8 +110,8 @@ class BatchPass {
 
 }  // namespace detail
 
-// What dt::batches returns: an input range, whose begin() begins a pass over the loader as the loader's begin() does. Every rank of the mesh
-// goes through it alike.
+// The range that dt::batches returns. It is an input range, and begin() begins a pass over the loader. Every rank of the mesh has to loop
+// over it in the same way.
 template <class Loader>
 class Batches {
  public:
@@ -152,19 +152,24 @@ class Batches {
   LoadOn where_;
 };
 
-// The batches of `loader` with their tensors as DTensors, which all have the sizes of the whole batch:
+// The batches of `loader`, their tensors as DTensors that have the sizes of the whole batch:
 //
 //   for (auto& batch : dt::batches(*loader, mesh, {dt::shard(0)})) loss(model->forward(batch.data), batch.target).backward();
 //
-// `loader` is any DataLoader of libtorch (stateless, stateful, chunks), made on every rank from one dataset; it is asked outside of Spmd, so
-// datasets, transforms and samplers are plain code. `placements` are those of the batch, one per mesh dimension: a tensor that does not have
-// the dim of a Shard is replicated there, and examples that nobody stacked are seen as what stacking would give, of which dim 0 is their
-// list and is not cut. Batches may be tensors, Examples, vectors, arrays, pairs, tuples and optionals of these, numbers and texts, and what
-// has a visit_parts (data/parts.hpp).
+// `loader` is any DataLoader of libtorch (stateless, stateful, chunks). Every rank makes it, from one dataset. It is called outside of
+// Spmd, so datasets, transforms and samplers are plain code.
 //
-// Every rank gets the same batches, and the random numbers are those of the plain program wherever it has determined ones: samplers and,
-// without workers, datasets draw from the rank's generator; workers go on from where that stands when the pass begins (docs/data.md).
-// Communicates what `where` says. Throws what the loader throws, on all ranks; and when a placement cuts no tensor of a batch.
+// `placements` are those of the batch, one per mesh dimension. A tensor that does not have the dim of a Shard is replicated there. For
+// examples that were not stacked, dim 0 is their list, which is not sharded, and dim 1 is dim 0 of an example.
+//
+// Batches may be tensors, Examples, vectors, arrays, pairs, tuples and optionals of these, numbers and texts, and whatever has a
+// visit_parts (data/parts.hpp).
+//
+// Every rank gets the same batches. The random numbers are those of the plain program, wherever these do not depend on timing: samplers
+// draw from the rank's generator, and so do datasets without workers; workers go on from where that generator stands when the pass begins
+// (docs/data.md).
+//
+// Communicates what `where` says. Throws on all ranks what the loader throws, and when a placement shards no tensor of a batch.
 template <class Loader>
 Batches<Loader> batches(Loader& loader, const DeviceMesh& mesh, PlacementsRef placements, LoadOn where = LoadOn::automatic) {
   return {loader, mesh, placements, where};

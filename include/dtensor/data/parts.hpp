@@ -1,4 +1,4 @@
-// What a batch of a data loader is made of: tensors, numbers and texts, in examples, lists and tuples.
+// Visits what a batch of a data loader is made of: tensors, numbers and texts, in examples, lists and tuples.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,8 @@
 
 namespace dtensor::data {
 
-// Is shown the parts of a batch one after the other, always in one order, and may change them. For a struct of your own write, beside it,
+// Visits the tensors, numbers and texts of a batch one after the other, always in the same order, and may change them. For a struct of your
+// own, write this function beside it:
 //
 //   void visit_parts(dtensor::data::PartVisitor& visit, MyBatch& batch) { visit(batch.images, batch.boxes, batch.names); }
 class PartVisitor {
@@ -22,7 +23,7 @@ class PartVisitor {
 
   virtual void tensor(at::Tensor& tensor) = 0;
   virtual void bytes(void* data, size_t size) = 0;                // of a number or a text
-  virtual size_t length(size_t size) { return size; }             // of a list: what it is to be
+  virtual size_t length(size_t size) { return size; }             // of a list; returns the length that it shall have
   virtual void examples(bool begin) { static_cast<void>(begin); }  // a list of examples begins or ends: their tensors have no batch dim
 
   template <class... Parts>

@@ -1,4 +1,4 @@
-// Modules that are constructed without memory, and filled part by part.
+// Deferred initialization: construct a module without memory, then fill only this rank's shards.
 #pragma once
 
 #include <dtensor/mesh/device_mesh.hpp>
@@ -14,10 +14,12 @@ class Module;
 
 namespace dtensor {
 
-// While it lives, in this thread, it is as inside Spmd on `mesh`, but what makes and changes tensors is written down, not done: they
-// take no memory, and have sizes, dtypes and layouts (Replicate, until parallelize_module or redistribute_ says otherwise). Generators go
-// on as if it were done. A value that is asked for (item(), nonzero(), ...) is computed for the moment, whole, as on one device.
-// Nests; all regions of a thread are one. They end as those of Spmd do, in any order.
+// While it lives, this thread is as if inside Spmd on `mesh`, but operators that make and change tensors are recorded instead of run. The
+// tensors take no memory. They have sizes, dtypes and layouts (Replicate, until parallelize_module or redistribute_ says otherwise).
+// Generators go on as if the operators had run. A value that the program asks for (item(), nonzero(), ...) is computed at once, whole, as
+// on one device.
+//
+// Regions nest, and all regions of a thread are one. They end in any order, as those of Spmd do.
 //
 //   auto model = [&] { dt::DeferredInit deferred(mesh); return Llama(config); }();
 //   dt::parallelize_module(*model, mesh, plan);
@@ -29,7 +31,7 @@ class DeferredInit {
   DeferredInit(const DeferredInit&) = delete;
   DeferredInit& operator=(const DeferredInit&) = delete;
 
-  // Whether the calling thread is inside of one.
+  // Whether the calling thread is inside such a region.
   static bool active();
 
  private:
@@ -37,27 +39,29 @@ class DeferredInit {
   std::shared_ptr<detail::Region> recording_;
 };
 
-// Whether the values of a tensor are not there yet.
+// Whether a tensor has no values yet.
 bool is_deferred(const at::Tensor& tensor);
 
-// Gives the parameters and buffers of `module` that are deferred their values, those of one device: this rank's part as they are laid
-// out, drawn and computed in parts where the operators allow it. Their gradients and tensors that share memory with them get theirs too;
-// other deferred ones stay so. Takes memory for the parts and for what is under way. Called on every rank of the mesh alike;
-// communicates only where an operator of the initialization has to. When it throws, nothing has changed.
+// Gives the deferred parameters and buffers of `module` their values, which are those of one device. Each rank gets its shard in the
+// tensor's layout, and draws and computes only that where the operators allow it. The tensors' gradients, and tensors that share memory
+// with them, get their values too; other deferred tensors stay deferred.
+//
+// Takes memory for the shards and for intermediate results. Every rank of the mesh calls it alike. Communicates only where an operator of
+// the initialization has to. When it throws, nothing has changed.
 void materialize(torch::nn::Module& module);
 void materialize(c10::ArrayRef<at::Tensor> tensors);
 
-// Instead: the module stays without values, for a dry run. Its parts are on the meta device; operators work out sizes and layouts, and
-// collectives leave their records and move nothing (on the fake transport). Inputs are made so too: dt::empty(sizes, mesh, placements,
-// torch::kMeta). Gradients, optimizers and fully_shard work; a value that is asked for (item()) is an error.
+// For a dry run, instead of materialize(): the module stays without values. Its local tensors are on the meta device. Operators work out
+// sizes and layouts, and collectives leave their records and move nothing (on the fake transport). Make inputs in the same way:
+// dt::empty(sizes, mesh, placements, torch::kMeta). Gradients, optimizers and fully_shard work. Asking for a value (item()) is an error.
 void forget_values(torch::nn::Module& module);
 
-// The bytes that tensors without values would take, in the whole process: since the first call, which begins to count.
+// The bytes that tensors without values would take, in the whole process. Counting begins with the first call of meta_memory().
 struct MetaMemory {
   int64_t now = 0, peak = 0;
 };
 MetaMemory meta_memory();
-// The peak is from now on.
+// Starts to measure the peak anew.
 void reset_meta_memory_peak();
 
 }  // namespace dtensor

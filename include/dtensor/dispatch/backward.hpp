@@ -4,7 +4,7 @@
 
 namespace dtensor {
 
-// Which backward pass runs on this thread; null outside of one.
+// Identifies the backward pass that runs on this thread; null outside of one.
 inline const void* current_backward() { return torch::autograd::get_current_graph_task_exec_info(); }
 
 }  // namespace dtensor

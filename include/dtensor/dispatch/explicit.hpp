@@ -3,8 +3,8 @@
 
 namespace dtensor {
 
-// While it lives, an operator that would have to move an operand throws instead, naming the operator, the operand, both
-// layouts and the bytes. redistribute, to_local, full_tensor and item() still communicate. Thread-local.
+// While it lives, an operator of this thread that would have to move an operand throws instead. The error names the operator, the operand,
+// both layouts and the bytes. redistribute, to_local, full_tensor and item() still communicate.
 class ExplicitCommunication {
  public:
   ExplicitCommunication();

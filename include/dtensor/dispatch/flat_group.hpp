@@ -1,4 +1,4 @@
-// Flat tensors that are gathered and reduced together: what fully_shard's units are made of.
+// Groups of flat tensors that are gathered and reduced together. The units of fully_shard are such groups.
 #pragma once
 
 #include <dtensor/comm/work.hpp>
@@ -12,44 +12,46 @@
 
 namespace dtensor {
 
-// Members are flat tensors (leaves, as a rule) by their number. A group has the say where an operator needs a member whole and where the
-// gradient of one arrives; views, casts and detached copies of a member are the same member.
+// Members are flat tensors, usually leaves, known by their index. The group is called when an operator needs a member whole, and when the
+// gradient of a member arrives. Views, casts and detached copies of a member count as the same member.
 class FlatGroup : public c10::intrusive_ptr_target {
  public:
-  // The elements of what the mesh dimension cuts, one-dimensional, in memory order, as `dtype`; or an undefined tensor: the member is then
-  // gathered by itself. `generation`: of a copy, when it was made; -1 for the member's own memory.
+  // Returns the member whole along the flat mesh dimension: its elements in memory order, one-dimensional, as `dtype`. If the result is
+  // undefined, the member is gathered by itself. `generation` is that of a copy when it was made; -1 for the member's own memory.
   virtual at::Tensor gather(int64_t index, at::ScalarType dtype, int64_t generation) = 0;
 
-  // Takes a gradient that a backward brings for a leaf; returns what is to be accumulated in its grad(), which is taken out when it is
-  // accumulated already. `defer`: inside NoSync.
+  // Takes a gradient that a backward pass brings for a leaf. Returns what is to be accumulated in its grad(). If the result includes the
+  // old grad() already, removes that from the leaf. `defer`: inside NoSync.
   virtual at::Tensor reduce(int64_t index, const at::Tensor& leaf, const at::Tensor& gradient, bool defer) = 0;
 
-  // A member has got other values, or other memory.
+  // Called when a member gets other values, or other memory.
   virtual void written(int64_t index) = 0;
-  // Counts such changes.
+  // The number of such changes so far.
   virtual int64_t generation() const = 0;
 
-  // The device that members are said to be on and gathered to, where their parts are kept on another.
+  // If shards are kept on another device (offloading): the device that members report, and are gathered to.
   virtual c10::optional<c10::Device> device() const { return {}; }
 
-  // Lets the members go, whole along the mesh dimension, and takes them back as they are then laid out on others.
+  // dissolve() releases the members, whole along the flat mesh dimension. restore() takes them back, in the layouts that they then have on
+  // other mesh dimensions.
   virtual void dissolve() = 0;
   virtual void restore() = 0;
 };
 
-// Makes a flat tensor member `index` of a group, or of none.
+// Makes a flat tensor member `index` of a group; with a null group, of none.
 void join_group(const at::Tensor& tensor, c10::intrusive_ptr<FlatGroup> group, int64_t index);
 FlatGroup* group_of(const at::Tensor& tensor);
 
 // -- For groups ------------------------------------------------------------------------------------------------------------
 
-// A DTensor of a local part of the layout's local sizes, which `work` may still be filling. No operator runs, and no gradient follows.
+// Makes a DTensor of a local tensor, which has the layout's local sizes and which `work` may still be filling. Runs no operator; the result
+// has no gradient.
 at::Tensor make_part(at::Tensor local, LayoutPtr layout, comm::WorkPtr work = {});
-// The local part, finished; and as it is, which may still be under way.
+// The local tensor: part_of() waits until it is finished, part_under_way() does not.
 const at::Tensor& part_of(const at::Tensor& tensor);
 const at::Tensor& part_under_way(const at::Tensor& tensor);
 const LayoutPtr& layout_of(const at::Tensor& tensor);
-// Gives the part other memory, of the same values. Members' groups are not told.
+// Replaces the local tensor by one with the same values in other memory. Does not call the group.
 void move_part(const at::Tensor& tensor, at::Tensor local);
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// Code that works on local tensors runs below autograd and past our own key.
+// While LocalMode lives, operators of this thread run below autograd and skip dtensor's dispatch key: for code that works on local tensors.
 #pragma once
 
 #include <dtensor/base/compat.hpp>

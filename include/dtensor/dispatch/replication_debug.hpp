@@ -1,4 +1,4 @@
-// Work that every rank did whole, although it could have been parted: the silent loss of speed.
+// Finds operators that every rank computed whole although they could have been sharded. They are right, but cost speed without notice.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace dtensor {
 
-// Counts, while it lives, the operators of this thread that ran whole on every rank of a mesh dimension although an operand came in cut
-// along it and was gathered for that. Communicates nothing. Nests: the innermost counts.
+// While it lives, counts the operators of this thread that ran whole on every rank of a mesh dimension although an operand was sharded
+// along it, and was gathered for that. Communicates nothing. When nested, only the innermost counts.
 //
 //   dt::ReplicationDebugMode whole;
 //   model->forward(batch);
@@ -17,7 +17,7 @@ class ReplicationDebugMode {
  public:
   struct Totals {
     int64_t count = 0;
-    int64_t bytes = 0;  // of the gathered operands, whole
+    int64_t bytes = 0;  // of the gathered operands
   };
   struct Line {
     std::string op;        // "aten::add_.Tensor"
@@ -36,7 +36,7 @@ class ReplicationDebugMode {
   void reset() { lines_.clear(); }
   void add(const std::string& op, const std::string& operands, int64_t bytes);
 
-  // A table, one line per operator and operands, the most bytes first.
+  // A table with one line per operator and operands, most bytes first.
   std::string str() const;
 
  private:
@@ -44,9 +44,9 @@ class ReplicationDebugMode {
   std::map<Line, Totals> lines_;
 };
 
-// Whether the first such call of each operator and kind of operands is told on standard error, by the mesh's first rank: where it gathers
-// at least 64 KiB, eight times in a process at most, and not while a ReplicationDebugMode counts. On by default;
-// DTENSOR_WARN_REPLICATED=0 turns it off. Of the process. Setting it forgets what was told.
+// Turns warnings of such calls on or off, for the process. The mesh's first rank warns on standard error of the first such call of each
+// operator and kind of operands, if it gathers at least 64 KiB; at most eight times in a process, and not while a ReplicationDebugMode
+// counts. On by default; DTENSOR_WARN_REPLICATED=0 turns it off. Setting it forgets the warnings given so far.
 void set_replication_warnings(bool on);
 bool replication_warnings();
 

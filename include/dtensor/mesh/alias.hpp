@@ -1,4 +1,4 @@
-// Views of plain memory, made without the dispatcher. They track no gradient: for code that works on local parts.
+// Views of plain memory, made without the dispatcher. They track no gradient: for code that works on local tensors.
 #pragma once
 
 #include <dtensor/mesh/layout.hpp>
@@ -23,7 +23,7 @@ inline at::Tensor alias(const at::Tensor& base, c10::IntArrayRef sizes, c10::Int
   return alias(base.storage(), base.key_set(), base.dtype(), sizes, strides, storage_offset);
 }
 
-// What lies in a tensor's memory, where the tensor may be seen as conjugated or negated.
+// The numbers as they are in memory, for a tensor that may be a conjugated or negated view of them.
 inline c10::DispatchKeySet keys_of_memory(const at::Tensor& tensor) {
   return tensor.key_set() - c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
 }
@@ -31,8 +31,8 @@ inline at::Tensor memory_of(const at::Tensor& tensor) {
   return alias(tensor.storage(), keys_of_memory(tensor), tensor.dtype(), tensor.sizes(), tensor.strides(), tensor.storage_offset());
 }
 
-// Whether the elements lie in row-major order without gaps. Says the same on every rank whose part of a tensor was made in the same
-// way: a dim of length one (or none) does not excuse another order, as it does for is_contiguous.
+// Whether the elements lie in row-major order without gaps. Unlike is_contiguous it also looks at dims of length one (or none), so the
+// answer is the same on every rank whose local tensor was made in the same way.
 inline bool in_row_major_order(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   int64_t expected = 1, inner = 0;
   for (size_t d = sizes.size(); d-- > 0;) {
@@ -49,15 +49,15 @@ inline bool in_row_major_order(const at::Tensor& tensor) { return in_row_major_o
 
 inline bool in_row_major_order(const Layout& whole) { return whole.strides() == c10::IntArrayRef(dtensor::contiguous_strides(whole.sizes())); }
 
-// The same of a part of a tensor that is in row-major order itself, or is not. A pointwise operator orders an empty part as it likes and
-// leaves strides of 0 beside others: such a part is in the order of the whole, as the other ranks' parts are.
+// The same for the local tensor of a tensor that itself is (`whole`) or is not in row-major order. A pointwise operator gives an empty
+// local tensor any order, and leaves strides of 0 beside others: then the order of the whole counts, as on the other ranks.
 inline bool part_in_row_major_order(const at::Tensor& part, bool whole) {
   if (part.numel() > 0) [[likely]] return in_row_major_order(part);
   const auto zeros = std::count(part.strides().begin(), part.strides().end(), 0);
   return zeros > 0 && zeros < part.dim() ? whole : in_row_major_order(part);
 }
 
-// Whether a dim of more than one index lies at one place.
+// Whether a dim of length above one has stride 0.
 inline bool is_expanded(const Layout& layout) {
   for (int64_t d = 0; d < layout.ndim(); ++d) {
     if (layout.strides()[d] == 0 && layout.sizes()[d] > 1) return true;
@@ -72,7 +72,7 @@ inline at::Tensor narrow(const at::Tensor& base, int64_t dim, int64_t begin, int
   return alias(base, sizes, base.strides(), base.storage_offset() + begin * base.strides()[dim]);
 }
 
-// A storage over memory that something else keeps.
+// A storage over memory that `keeper` keeps alive.
 template <class Keeper>
 c10::Storage storage_over(void* memory, int64_t bytes, c10::Device device, Keeper keeper) {
   auto* held = new Keeper(std::move(keeper));
@@ -85,7 +85,8 @@ inline at::Tensor over(const at::Tensor& like, c10::Storage storage, c10::IntArr
   return alias(std::move(storage), like.key_set(), like.dtype(), sizes, dtensor::contiguous_strides(sizes), 0);
 }
 
-// The elements of a flat buffer that begin at `begin`, as a tensor that nobody takes for a view: its storage is its own, and keeps the buffer.
+// The elements of a flat buffer from `begin` on, as a tensor with a storage of its own, so that it is no view. The storage keeps the
+// buffer alive.
 inline at::Tensor part_of_buffer(const at::Tensor& buffer, int64_t begin, c10::IntArrayRef sizes) {
   const auto width = static_cast<int64_t>(buffer.element_size());
   auto* memory = static_cast<char*>(buffer.data_ptr());  // null on the meta device

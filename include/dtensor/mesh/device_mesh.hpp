@@ -38,11 +38,11 @@ class DeviceMesh {
   // The index of a named dimension. Throws, listing the names there are.
   int64_t dim(std::string_view name) const;
 
-  // Whether the calling rank is in the mesh, and where.
+  // Whether the calling rank is in the mesh, and its coordinate there.
   bool contains_this_rank() const;
   c10::ArrayRef<int64_t> coordinate() const;
   int64_t coordinate(int64_t dim) const { return coordinate()[dim]; }
-  // Where the i-th rank of `ranks()` is.
+  // The coordinate of the i-th rank of `ranks()`.
   std::vector<int64_t> coordinate_of(int64_t index) const;
 
   // The submesh through the calling rank along the named dimensions, in the given order.
@@ -52,15 +52,16 @@ class DeviceMesh {
   // This mesh with the named, adjacent dimensions joined into one called `name`.
   DeviceMesh flatten(std::initializer_list<std::string_view> names, std::string name) const;
 
-  // The group of ranks that differ from this one only along `dim` (or along all of `dims`, which are ascending). Made
-  // on first use, by all its members at once; nothing is communicated when the size is 1.
+  // The group of ranks whose coordinates differ from this one's only along `dim` (or along `dims`, ascending). Made on first
+  // use, by all its members at once. A group of one communicates nothing.
   comm::Communicator& communicator(int64_t dim) const;
   comm::Communicator& communicator(c10::ArrayRef<int64_t> dims) const;
 
   bool operator==(const DeviceMesh& other) const { return state_ == other.state_; }
   const void* id() const { return state_.get(); }
 
-  // The world it was made in, also when called from a thread of another (autograd's). Throws when that world has ended.
+  // The world that the mesh was made in, even when a thread of another world calls it (autograd's). Throws when that world has
+  // ended.
   World& world() const;
 
   // "DeviceMesh(cpu, dp=2, tp=2, ranks=[[0, 1], [2, 3]])"

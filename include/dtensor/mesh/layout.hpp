@@ -1,4 +1,4 @@
-// How a global tensor lies on a mesh: what each rank holds. Layouts are interned: equal ones are one object.
+// The layout of a global tensor on a mesh: which elements each rank holds. Layouts are interned: equal ones are one object.
 #pragma once
 
 #include <dtensor/mesh/device_mesh.hpp>
@@ -38,10 +38,10 @@ class Layout : public c10::intrusive_ptr_target {
   // The mesh dimension along which the tensor is flat, or -1.
   int64_t flat_dim() const { return flat_dim_; }
   bool is_flat() const { return flat_dim_ >= 0; }
-  // The elements that the rank at `coordinate` has of what the other placements leave, in memory order. Of flat layouts only.
+  // The elements that the rank at `coordinate` holds: an interval, in memory order, of what the other placements leave. Flat layouts only.
   Interval flat_part(c10::IntArrayRef coordinate) const;
 
-  // Of a tensor whose values are not there yet (dt::DeferredInit); equal in all else, it is another object than `present()`.
+  // Whether the tensor has no values yet (dt::DeferredInit). A deferred layout and its `present()` are equal in all else, and two objects.
   bool is_deferred() const { return deferred_; }
   LayoutPtr deferred() const;
   LayoutPtr present() const;
@@ -49,11 +49,12 @@ class Layout : public c10::intrusive_ptr_target {
   // The calling rank's local sizes.
   c10::IntArrayRef local_sizes() const { return local_sizes_; }
 
-  // The same tensor under other placements; deferred as this is. Row-major where it becomes flat and its strides leave gaps.
+  // The same tensor under other placements; deferred if this one is. If it becomes flat and its strides leave gaps, the result is
+  // row-major.
   LayoutPtr with(PlacementsRef placements) const;
 
-  // The parts of tensor dim `dim` that the rank at `coordinate` holds: its region is their product over all dims, of which a flat layout
-  // leaves flat_part().
+  // The intervals of tensor dim `dim` that the rank at `coordinate` holds. The rank's region is their product over all dims; under a
+  // flat layout it holds flat_part() of that region.
   Intervals intervals(int64_t dim, c10::IntArrayRef coordinate) const;
 
   // The global elements that the rank at `coordinate` holds, as boxes (one interval per dim), in row-major order.
@@ -62,14 +63,14 @@ class Layout : public c10::intrusive_ptr_target {
   // The same as contiguous runs of the row-major global index, ascending, maximal.
   std::vector<Interval> runs(c10::IntArrayRef coordinate) const;
 
-  // Sizes of the local tensor before mesh dimension `mesh_dim` (and those after it, and a flat cut) cut it.
+  // The local sizes under the mesh dimensions before `mesh_dim` only, without a flat placement.
   Sizes local_sizes_before(int64_t mesh_dim, c10::IntArrayRef coordinate) const;
 
   // "f32[8, 16] (S(0), R) on (dp=2, tp=2)"
   std::string str() const;
 
   ~Layout() override = default;
-  void release_resources() override;  // leaves the table
+  void release_resources() override;  // removes the layout from the table
 
   // Use get(), which checks and interns.
   Layout(DeviceMesh mesh, Placements placements, Sizes sizes, Sizes strides, c10::ScalarType dtype, bool deferred);

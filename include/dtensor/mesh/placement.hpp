@@ -1,4 +1,4 @@
-// How a tensor lies on one dimension of a mesh.
+// Placements: how a tensor is distributed over one dimension of a mesh.
 #pragma once
 
 #include <dtensor/base/reduce_op.hpp>
@@ -17,7 +17,7 @@ namespace dtensor {
 
 enum class PlacementKind : uint8_t { replicate, shard, partial, flat };
 
-// A proportion: part i has its number of their sum. Interned, so that equal ones (2:4 is 1:2) are one object; never freed.
+// A proportion: rank i gets parts[i] / (sum of parts). Interned, so that equal ones (2:4 is 1:2) are one object; never freed.
 class Shares {
  public:
   // Throws for none, negative numbers, and a sum that is 0 or above 2^62.
@@ -26,7 +26,7 @@ class Shares {
   c10::ArrayRef<int64_t> parts() const { return parts_; }
   bool are_equal() const { return parts_.size() == static_cast<size_t>(ends_.back()); }
 
-  // Where part `index` of `length` blocks ends, and the next begins: rounded down.
+  // The block at which the share `index` of `length` blocks ends and the next begins, rounded down.
   int64_t end(int64_t index, int64_t length) const;
 
   std::string str() const;  // "3:0:1"
@@ -36,8 +36,8 @@ class Shares {
   std::vector<int64_t> parts_, ends_;
 };
 
-// How a dim of n indices is cut: it is seen as (split, n/(split*unit), unit), and its middle is chunked or, with shares, cut in their
-// proportion.
+// How a dim of n indices is sharded. The dim is seen as (split, n/(split*unit), unit), and the middle of the three is chunked or, with
+// shares, cut in their proportion.
 struct Cut {
   int32_t split = 1;
   int64_t unit = 1;
@@ -59,10 +59,11 @@ struct Cut {
 //   Partial(op)          the value is `op` over the ranks' local tensors
 //   Flat(n, offset)      the elements, in memory order, lie at `offset` of a buffer cut in pieces of n: rank i has those in [i n, (i + 1) n)
 //
-// A Flat cut comes last: it cuts what the placements of all other mesh dimensions leave. Its parts are rows, [1, ..., 1, elements].
+// A Flat placement applies last: it cuts what the placements of all other mesh dimensions leave. Its local tensors are rows,
+// [1, ..., 1, elements].
 //
-// `unit` closes sharding under views: flattening [b, s] with b cut gives a dim of b*s elements cut in blocks of s. It also keeps blocks
-// whole that belong together (rows of a tile).
+// `unit` is for views: flattening [b, s] with b sharded gives a dim of b*s elements that is cut between blocks of s. It also keeps
+// blocks whole that belong together (rows of a tile).
 struct Placement {
   PlacementKind kind = PlacementKind::replicate;
   ReduceOp op = ReduceOp::sum;
@@ -70,7 +71,7 @@ struct Placement {
   int32_t split = 1;
   int64_t unit = 1;
   const Shares* shares = nullptr;
-  int64_t offset = 0;  // of a flat cut, whose pieces are of `unit`
+  int64_t offset = 0;  // of a flat placement, whose pieces have `unit` elements
 
   Cut cut() const { return {split, unit, shares}; }
 
@@ -91,7 +92,7 @@ struct Placement {
 std::ostream& operator<<(std::ostream& out, const Placement& placement);
 
 namespace detail {
-// The nearest number that T holds: one that is out of range stays so, and is refused where the tensor is known.
+// The nearest number that T can hold. A dim that is out of range stays out of range, and is an error once the tensor is known.
 template <class T>
 T saturate(int64_t value) {
   return static_cast<T>(std::clamp<int64_t>(value, std::numeric_limits<T>::min(), std::numeric_limits<T>::max()));
@@ -106,13 +107,13 @@ inline Placement strided_shard(int64_t dim, int64_t split, int64_t unit = 1) {
 inline Placement shard(int64_t dim, const Cut& cut) {
   return {PlacementKind::shard, ReduceOp::sum, detail::saturate<int16_t>(dim), cut.split, cut.unit, cut.shares};
 }
-// Dim `dim` in blocks of `unit` indices, of which rank i of the mesh dimension has its share of `shares`, rounded at the ends; shares may
-// be 0. Throws as Shares::of() does.
+// Dim `dim` is cut between blocks of `unit` indices in the proportion `shares`, one share per rank; the ends are rounded down. A share
+// may be 0. Throws as Shares::of() does.
 inline Placement ragged_shard(int64_t dim, c10::ArrayRef<int64_t> shares, int64_t unit = 1) {
   return shard(dim, Cut{1, unit, Shares::of(shares)});
 }
 inline Placement partial(ReduceOp op = ReduceOp::sum) { return {PlacementKind::partial, op}; }
-// `piece` elements of the buffer are one rank's. Only one mesh dimension of a layout may be flat, and only dense tensors with dims.
+// Each rank holds `piece` elements of the buffer. Only one mesh dimension of a layout may be flat, and only dense tensors with dims.
 inline Placement flat(int64_t piece, int64_t offset = 0) { return {PlacementKind::flat, ReduceOp::sum, 0, 1, piece, nullptr, offset}; }
 
 // PyTorch's spelling of the same constructors.
@@ -123,14 +124,14 @@ inline Placement RaggedShard(int64_t dim, c10::ArrayRef<int64_t> shares, int64_t
 inline Placement Partial(ReduceOp op = ReduceOp::sum) { return partial(op); }
 inline Placement Flat(int64_t piece, int64_t offset = 0) { return flat(piece, offset); }
 
-// One placement per mesh dimension. They apply left to right: each cuts what the one before left.
+// One placement per mesh dimension. They apply left to right: each cuts the shard that the one before left.
 using Placements = c10::SmallVector<Placement, 4>;
 using PlacementsRef = c10::ArrayRef<Placement>;
 
 // "(S(0), R)"
 std::string str(PlacementsRef placements);
 
-// The same, but whole where a value is pending: how a gradient lies, and what is written to files.
+// The same placements with Replicate in place of Partial: for gradients and for files.
 Placements without_partial(PlacementsRef placements);
 inline std::string str(const Placements& placements) { return str(PlacementsRef(placements)); }
 
@@ -144,15 +145,15 @@ struct Interval {
 std::ostream& operator<<(std::ostream& out, const Interval& interval);
 using Intervals = c10::SmallVector<Interval, 4>;
 
-// The parts of [0, length) that part `index` of `parts` holds under the Shard `placement`, in order, never empty
-// intervals, adjacent ones joined. Throws if split*unit does not divide length.
+// The intervals of [0, length) that rank `index` of `parts` holds under the Shard `placement`: in order, none empty, adjacent
+// ones joined. Throws if split*unit does not divide length.
 Intervals cut(int64_t length, const Placement& placement, int64_t parts, int64_t index);
 
-// The number of elements of cut(...), and of the longest of all parts.
+// The number of indices in cut(...), and in the longest shard of all ranks.
 int64_t cut_length(int64_t length, const Placement& placement, int64_t parts, int64_t index);
 int64_t longest_cut(int64_t length, const Placement& placement, int64_t parts);
 
-// The elements that part `index` holds of a tensor of `numel` elements under a flat `placement`.
+// The elements that rank `index` holds of a tensor of `numel` elements under a flat `placement`.
 Interval flat_part(int64_t numel, const Placement& placement, int64_t index);
 
 }  // namespace dtensor

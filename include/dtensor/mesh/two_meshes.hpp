@@ -1,4 +1,4 @@
-// Meshes are one rank's: what to say where a tensor of another rank, or of a launch that has ended, turns up.
+// Errors for a tensor on another mesh. A mesh belongs to one rank, so the tensor may be of another rank, or of a launch that has ended.
 #pragma once
 
 #include <dtensor/mesh/device_mesh.hpp>
@@ -8,10 +8,10 @@
 
 namespace dtensor {
 
-// Why two meshes are not the same, and what to do about it: "hint: ...". For the end of an error's text.
+// The end of an error's text: why two meshes are not the same, and what to do about it ("hint: ...").
 std::string why_two(const DeviceMesh& first, const DeviceMesh& second);
 
-// Throws where the calling thread is a rank, and the mesh another one's.
+// Throws if the calling thread is a rank and the mesh belongs to another one.
 void check_maker(std::string_view op, const DeviceMesh& mesh);
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// The ranks of a job as one rank sees them, and how a program becomes one of them.
+// The world: all ranks of a job, as one rank sees them. And launch(), which turns a process into ranks.
 #pragma once
 
 #include <dtensor/base/slots.hpp>
@@ -35,7 +35,7 @@ class World {
   // Waits for all ranks.
   void barrier();
 
-  // This rank's T, default-constructed on first use: what a layer or a module keeps for each rank. Lives as long as the world.
+  // This rank's T, default-constructed on first use. For what a layer or a module keeps for each rank. Lives as long as the world.
   template <class T>
   T& local() {
     return slots_.get<T>();
@@ -44,7 +44,7 @@ class World {
   // Interned meshes and layouts, and communicators.
   detail::WorldState& state() { return *state_; }
 
-  // The calling thread's world. A thread that is in none is a world of one.
+  // The calling thread's world. A thread in no world gets a world of one rank.
   static World& current();
 
   // Makes `world` the calling thread's for the lifetime of the guard.
@@ -78,12 +78,11 @@ struct LaunchOptions {
 //
 // Under torchrun, Slurm, Open MPI or dtensor-run this process is one rank (environment: RANK, WORLD_SIZE, MASTER_ADDR,
 // MASTER_PORT; SLURM_PROCID, SLURM_NTASKS; OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE). Otherwise the ranks are threads
-// of this process: `--ranks N` on the command line, default 1. Also read, and left in argv for the program's own
-// parser:
-// `--transport NAME` and `--deadline SECONDS`.
+// of this process: `--ranks N` on the command line, default 1. It also reads `--transport NAME` and `--deadline SECONDS`,
+// and leaves them in argv for the program's own parser.
 int launch(int argc, char** argv, const std::function<void(World&)>& body);
 
-// The same with explicit options; throws instead of printing. The error is the first rank's to fail.
+// The same with explicit options. Throws instead of printing: the error of the first rank that failed.
 void launch(const LaunchOptions& options, const std::function<void(World&)>& body);
 
 }  // namespace dtensor

@@ -13,11 +13,11 @@ struct AttentionOptions {
 };
 
 // softmax(q k^T / sqrt(dim)) v, for each head by itself: q, k and v [batch, heads, length, dim] -> [batch, heads, length, dim]. Calls
-// libtorch's kernel where there is one. Cuts of batch and heads communicate nothing.
+// libtorch's kernel where there is one. Communicates nothing when batch and heads are sharded.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options = {});
 
-// Every head `times` times, one after the other: [batch, length, heads, dim] -> [batch, length, heads * times, dim]. What grouped-query
-// attention does to keys and values.
+// Repeats every head `times` times in a row: [batch, length, heads, dim] -> [batch, length, heads * times, dim]. Grouped-query attention
+// does this to keys and values.
 at::Tensor repeat_heads(const at::Tensor& x, int64_t times);
 
 }  // namespace dtensor::nn

@@ -23,7 +23,7 @@ class GroupedQueryAttentionImpl : public torch::nn::Module {
   // Throws c10::Error when heads is no multiple of kv_heads or, where head_dim is 0, dim is no multiple of heads.
   explicit GroupedQueryAttentionImpl(const GroupedQueryAttentionOptions& options);
 
-  // x [batch, length, dim] -> [batch, length, dim]; the table is that of `length` positions and head_dim.
+  // x [batch, length, dim] -> [batch, length, dim]. `table` is the rotary table for `length` positions and head_dim.
   torch::Tensor forward(const torch::Tensor& x, const RotaryTable& table);
 
   torch::nn::Linear wq{nullptr}, wk{nullptr}, wv{nullptr}, wo{nullptr};  // without bias

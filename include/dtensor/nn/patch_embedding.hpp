@@ -11,8 +11,8 @@ class PatchEmbeddingImpl : public torch::nn::Module {
  public:
   PatchEmbeddingImpl(int64_t channels, int64_t patch, int64_t dim);
 
-  // A linear map of each patch, row by row: images [batch, channels, height, width] -> [batch, height / patch * width / patch, dim]. What
-  // is left of height and width beyond whole patches is not read.
+  // A linear map of each patch, row by row: images [batch, channels, height, width] -> [batch, height / patch * width / patch, dim]. Rows
+  // and columns beyond the last whole patch are not read.
   torch::Tensor forward(const torch::Tensor& images);
 
   torch::nn::Conv2d proj{nullptr};

@@ -10,8 +10,8 @@ class RMSNormImpl : public torch::nn::Module {
  public:
   explicit RMSNormImpl(int64_t dim, double eps = 1e-5);
 
-  // weight * x / sqrt(mean(x^2) + eps), over the last dim: [..., dim] -> [..., dim] in the dtype of x, which is normalized in float32
-  // when that is shorter. A cut of any dim but the last communicates nothing.
+  // weight * x / sqrt(mean(x^2) + eps), over the last dim: [..., dim] -> [..., dim] in the dtype of x. x is normalized in float32 when its
+  // dtype is shorter. Communicates nothing when a dim other than the last is sharded.
   torch::Tensor forward(const torch::Tensor& x);
 
   torch::Tensor weight;  // [dim], ones at first

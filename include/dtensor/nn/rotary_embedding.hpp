@@ -9,9 +9,9 @@
 
 namespace dtensor::nn {
 
-// Stretches long waves, for contexts longer than `original_length`, that of the first training: waves shorter than original_length /
-// high_frequency_factor stay, those longer than original_length / low_frequency_factor get `factor` times as long, and between the two
-// the frequency is interpolated.
+// Stretches long waves, for contexts longer than `original_length`, the length of the first training. Waves shorter than original_length /
+// high_frequency_factor stay. Waves longer than original_length / low_frequency_factor become `factor` times as long. Between the two the
+// frequency is interpolated.
 struct RotaryScaling {
   double factor = 8;
   double low_frequency_factor = 1, high_frequency_factor = 4;
@@ -30,11 +30,11 @@ struct RotaryTable {
   at::Tensor cos, sin;  // [length, dim / 2]
 };
 
-// For positions 0 to length - 1, of heads of `dim` elements; on the device of `like`, float64 when `like` is, else float32.
+// The table for positions 0 to length - 1 and heads of `dim` elements, on the device of `like`. It is float64 when `like` is, else float32.
 RotaryTable rotary_table(int64_t length, int64_t dim, const RotaryOptions& options, const at::Tensor& like);
 
-// Turns the pairs of neighbours (x[2i], x[2i + 1]) at position p by p * frequency[i], as Meta's checkpoints have them: [batch, length,
-// heads, dim] -> the same, in the dtype of x. Cuts of batch, length and heads communicate nothing.
+// Turns each pair of neighbours (x[2i], x[2i + 1]) at position p by p * frequency[i], as Meta's checkpoints expect: [batch, length, heads,
+// dim] -> the same, in the dtype of x. Communicates nothing when batch, length and heads are sharded.
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryTable& table);
 
 }  // namespace dtensor::nn

@@ -16,7 +16,7 @@ struct SplitAttentionOptions {
   int64_t reduction = 4;
 };
 
-// A 3x3 convolution into `radix` times `out` channels, of which every output channel is a weighted sum of one in each split. The weights
+// A 3x3 convolution into `radix` times `out` channels. Each output channel is a weighted sum of one channel from each split. The weights
 // are a softmax over the splits, computed from the means of the channels.
 class SplitAttentionImpl : public torch::nn::Module {
  public:

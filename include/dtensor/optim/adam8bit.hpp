@@ -27,25 +27,30 @@ struct Adam8bitOptions : torch::optim::OptimizerCloneableOptions<Adam8bitOptions
   void set_lr(double lr) override { this->lr(lr); }
 };
 
-// The 256 numbers that a code stands for, ascending, float: the dynamic tree map (Dettmers, "8-Bit Approximations for Parallelism in Deep
-// Learning", 2016; Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022, section 1.3 and appendix). A number has as many
-// zeros behind its sign bit as its decimal exponent says (down to 1e-6), then a one, and in the remaining bits the middle of one of equal
-// parts of [0.1, 1]. Signed: -1 < x <= 1; unsigned, with one more bit of fraction: 0 to 1. As bitsandbytes.functional.create_dynamic_map.
+// The 256 numbers that the codes stand for, ascending, float: the dynamic tree map, as bitsandbytes.functional.create_dynamic_map makes it.
+// Signed numbers are -1 < x <= 1. Unsigned ones are 0 to 1, with one more bit of fraction.
+//
+// A code has a sign bit, then as many zeros as the decimal exponent says (down to 1e-6), then a one. The remaining bits give the middle of
+// one of equal parts of [0.1, 1]. (Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", 2016; Dettmers et al., "8-bit
+// Optimizers via Block-wise Quantization", 2022, section 1.3 and appendix.)
 at::Tensor dynamic_map(bool is_signed);
 
-// AdamW whose averages of gradients and their squares are kept in blocks of numbers relative to the block's largest, each a code of 8 bits
-// (Dettmers et al., 2022). A step decodes, makes a step of Adam with what it gets in float32, and codes the new averages:
+// AdamW whose averages of gradients and of their squares take 8 bits (Dettmers et al., 2022). They are stored in blocks, as numbers
+// relative to the largest of their block. A step decodes them, makes a step of AdamW in float32, and codes the new averages:
+//
 //   m = b1 m + (1-b1) g,  v = b2 v + (1-b2) g^2,  x = x - lr weight_decay x - lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)
-// 2 bytes and 8 bytes a block per element, instead of 8 bytes.
 //
-// Blocks are of block_size consecutive elements of the whole parameter in row-major order, however it is cut, so that a mesh has the numbers
-// of one device. Where the ends of ranks' parts are also ends of blocks (rows cut in multiples of a block, as a rule) nothing is
-// communicated; where a block lies on several ranks (columns that are cut, uneven ends) its largest number is agreed on: 8 bytes a block of
-// these parameters, in one all_reduce for every 16 million of their elements.
+// Takes 2 bytes per element and 8 bytes per block, instead of 8 bytes per element.
 //
-// State: "exp_avg" and "exp_avg_sq", uint8 codes (float32 of small parameters), as the parameter; "exp_avg_max" and "exp_avg_sq_max", plain float32,
-// of this rank's blocks in order, or of all where blocks lie on several ranks. Throws for options out of range, parameters that are not
-// floating-point, and sparse gradients.
+// A block is block_size consecutive elements of the whole parameter in row-major order, whatever the layout. So a mesh has the numbers of
+// one device. Communicates nothing where the ranks' shards end where blocks end (as a rule: rows sharded in multiples of a block). Where a
+// block lies on several ranks (sharded columns, uneven ends), they agree on its largest number: 8 bytes per block of these parameters, in
+// one all_reduce for every 16 million of their elements.
+//
+// State: "exp_avg" and "exp_avg_sq", uint8 codes (float32 for small parameters), laid out as the parameter; "exp_avg_max" and
+// "exp_avg_sq_max", plain float32, of this rank's blocks in order, or of all blocks where blocks lie on several ranks.
+//
+// Throws for options out of range, parameters that are not floating-point, and sparse gradients.
 class Adam8bit : public Optimizer {
  public:
   explicit Adam8bit(std::vector<torch::optim::OptimizerParamGroup> groups, const Adam8bitOptions& defaults = {});

@@ -1,4 +1,4 @@
-// Muon: momentum whose matrices are made orthogonal.
+// Muon: an optimizer for matrices, which makes their momentum orthogonal.
 #pragma once
 
 #include <dtensor/optim/optimizer.hpp>
@@ -11,7 +11,7 @@
 
 namespace dtensor::optim {
 
-// By what the rate is multiplied, for a matrix of r rows and c columns.
+// The factor of the learning rate, for a matrix of r rows and c columns.
 enum class MuonScale {
   original,   // sqrt(max(1, r / c))
   match_adamw // 0.2 sqrt(max(r, c)): updates as large as AdamW's (Liu et al., "Muon is Scalable for LLM Training", 2025, eq. 4)
@@ -28,7 +28,7 @@ struct MuonOptions : torch::optim::OptimizerCloneableOptions<MuonOptions> {
   TORCH_ARG(double, eps) = 1e-7;
   TORCH_ARG(int64_t, ns_steps) = 5;
   TORCH_ARG(MuonScale, scale) = MuonScale::original;
-  // In which matrices are sent and made orthogonal. bfloat16 halves both.
+  // The dtype in which matrices are sent and made orthogonal. bfloat16 halves what is sent.
   TORCH_ARG(at::ScalarType, dtype) = at::kFloat;
 
  public:
@@ -38,21 +38,24 @@ struct MuonOptions : torch::optim::OptimizerCloneableOptions<MuonOptions> {
   void set_lr(double lr) override { this->lr(lr); }
 };
 
-// The matrix nearest to orthogonal, roughly: `steps` times X = a X + (b A + c A A) X with A = X X^T, from X = matrix / max(|matrix|, eps)
-// (Newton and Schulz's iteration with the coefficients of Jordan et al., "Muon: An optimizer for hidden layers in neural networks",
-// 2024). [rows, columns], plain, in any floating-point type; the result is like it.
+// Roughly the orthogonal matrix nearest to `matrix`, by Newton and Schulz's iteration. Starts with X = matrix / max(|matrix|, eps) and
+// computes X = a X + (b A + c A A) X with A = X X^T, `steps` times; the coefficients are those of Jordan et al., "Muon: An optimizer for
+// hidden layers in neural networks", 2024. `matrix` is [rows, columns], plain, of any floating-point type; so is the result.
 at::Tensor newton_schulz(const at::Tensor& matrix, int64_t steps, const MuonOptions::Coefficients& coefficients, double eps);
 
-// Muon (Jordan et al., 2024), for the matrices of hidden layers; give embeddings, heads, biases and norms to another optimizer. Of each
+// Muon (Jordan et al., 2024), for the matrices of hidden layers. Give embeddings, heads, biases and norms to another optimizer. For each
+// matrix x
+//
 //   m = momentum m + (1-momentum) g,  u = nesterov ? momentum m + (1-momentum) g : m,
 //   x = x - lr weight_decay x,  x = x - lr scale newton_schulz(u)
+//
 // A parameter of more than two dims (a convolution) is seen as the matrix [sizes[0], rest].
 //
-// Each matrix is made orthogonal whole, by one rank of its mesh; the work is shared out by size. Layouts are any, and each element is sent to
-// the owner once: one all_to_all gathers the parts of all matrices of a mesh, another brings the ranks theirs of the results. The same
-// bits as on one device, where the gradients are.
+// One rank of a matrix's mesh makes it orthogonal as a whole; the matrices are divided among the ranks by size. Layouts may be any.
+// Communicates two all_to_alls per mesh: the first gathers the shards of all matrices, the second sends the shards of the results. Each
+// element is sent to the matrix's owner once. Where the gradients have the bits of one device, so has the result.
 //
-// State: "momentum", as the parameter. Throws for options out of range, parameters of less than two dims, and sparse gradients.
+// State: "momentum", laid out as the parameter. Throws for options out of range, parameters of less than two dims, and sparse gradients.
 class Muon : public Optimizer {
  public:
   explicit Muon(std::vector<torch::optim::OptimizerParamGroup> groups, const MuonOptions& defaults = {});

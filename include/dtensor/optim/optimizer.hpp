@@ -1,4 +1,4 @@
-// What the optimizers of this folder share: their state, by name, and how it is saved whatever its layout.
+// What the optimizers of this folder share: named state, and saving it whatever its layout.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -10,8 +10,8 @@
 
 namespace dtensor::optim {
 
-// What an optimizer remembers of a parameter: how many steps it has made, and tensors by name, which lie as the parameter does unless the
-// optimizer says otherwise.
+// What an optimizer remembers of a parameter: how many steps it has made, and named tensors. These are laid out as the parameter, unless
+// the optimizer says otherwise.
 struct ParamState : torch::optim::OptimizerCloneableParamState<ParamState> {
   int64_t step = 0;
   std::map<std::string, at::Tensor> tensors;
@@ -21,14 +21,15 @@ class Optimizer : public torch::optim::Optimizer {
  public:
   using torch::optim::Optimizer::Optimizer;
 
-  // One step of all parameters that have a gradient; Partial gradients are reduced first. Returns the closure's loss, which is worked out
-  // first, if there is one.
+  // Makes one step for all parameters that have a gradient; reduces Partial gradients first. If there is a closure, calls it first and
+  // returns its loss.
   at::Tensor step(LossClosure closure = nullptr) final;
 
   // Null before the parameter's first step.
   const ParamState* state_of(const at::Tensor& parameter) const;
 
-  // Options and state, in whole tensors: what was saved on one mesh loads on another. Every rank calls them; save() gathers the state.
+  // Save and load options and state as whole tensors, so that what was saved on one mesh loads on another. Every rank calls them; save()
+  // gathers the state.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
@@ -40,7 +41,7 @@ class Optimizer : public torch::optim::Optimizer {
   // The group's parameters that have a gradient.
   static std::vector<at::Tensor> with_gradients(const torch::optim::OptimizerParamGroup& group);
 
-  // A tensor of the state as a whole, plain one, and back.
+  // Make a whole, plain tensor of a tensor of the state, and back.
   virtual at::Tensor whole(const std::string& name, const at::Tensor& parameter, const at::Tensor& tensor) const;
   virtual at::Tensor part(const std::string& name, const at::Tensor& parameter, const at::Tensor& whole) const;
 };

@@ -1,4 +1,4 @@
-// Fully sharded data parallelism (ZeRO): parameters, gradients and optimizer states are cut over a mesh dimension, and a unit of
+// Fully sharded data parallelism (ZeRO): parameters, gradients and optimizer states are sharded over a mesh dimension, and a unit of
 // parameters is gathered while it is used.
 #pragma once
 
@@ -18,50 +18,50 @@ class Module;
 namespace dtensor {
 
 struct FullyShardOptions {
-  // Which modules are units, by patterns of their names as in a Plan ("layers.*"); what is in none of them is one more unit. Empty: the
-  // elements of the outermost lists (ModuleList, Sequential), or, with `unit_bytes`, modules in order, together as long as they are no
-  // larger.
+  // The modules that are units, by patterns of their names as in a Plan ("layers.*"). All other parameters are one more unit. If empty,
+  // units are the elements of the outermost lists (ModuleList, Sequential); or, with `unit_bytes`, consecutive modules of up to that size
+  // together.
   std::vector<std::string> units;
   int64_t unit_bytes = 0;
 
-  // ZeRO-3: a unit is freed when others are used. False, ZeRO-2: it stays whole until its gradients are there.
+  // True, ZeRO-3: a unit is freed when others are used. False, ZeRO-2: it stays whole until its gradients are there.
   bool reshard_after_forward = true;
-  // ZeRO-1: gradients stay whole, and are reduced when they are read.
+  // True, ZeRO-1: gradients stay whole, and are reduced when they are read.
   bool reduce_at_read = false;
-  // With reshard_after_forward: how many units are whole at once, the one that is gathered ahead included. 1: none is.
+  // With reshard_after_forward: how many units are whole at once, including the one that is gathered ahead. 1: nothing is gathered ahead.
   int64_t max_whole_units = 2;
 
-  // What a unit is gathered as where the parameter is used so: under autocast, or weight.to(dtype). Other uses gather that parameter
-  // alone, which the counters of FullyShard do not see.
+  // The dtype in which a unit is gathered when a parameter is used in that dtype: under autocast, or by weight.to(dtype). Other uses gather
+  // that parameter alone, and the counters of FullyShard do not count it.
   c10::optional<c10::ScalarType> param_dtype;
-  // What gradients are reduced in. Unset: the parameters' dtype.
+  // The dtype in which gradients are reduced. Unset: the parameters' dtype.
   c10::optional<c10::ScalarType> reduce_dtype;
-  // Gradients are divided by it. 1: they are those of one device.
+  // Gradients are divided by this. 1: they are those of one device.
   double gradient_divide_factor = 1;
 
-  // Parameters, gradients and what optimizers make like them are kept in the host's memory (pinned, where there is CUDA), and the optimizer
-  // computes there; a unit is copied to the mesh's device when it is gathered. Nothing on a mesh of the CPU.
+  // Keeps parameters, gradients and optimizer states in the host's memory (pinned, where there is CUDA); the optimizer computes there. A
+  // unit is copied to the mesh's device when it is gathered. No effect on a mesh of the CPU.
   bool cpu_offload = false;
 
-  // Every parameter is cut in whole blocks of this many elements (tiles of a quantization).
+  // Parameters are cut only between blocks of this many elements (tiles of a quantization).
   int64_t block = 1;
 };
 
-// What fully_shard made. Cheap to copy; the parameters keep the units alive.
+// The units that fully_shard made, and their counters. Cheap to copy; the parameters keep the units alive.
 class FullyShard {
  public:
   struct Unit {
     std::string name;
     std::vector<std::string> parameters;
     c10::ScalarType dtype;
-    int64_t elements;  // of the parameters, as other mesh dimensions cut them
-    int64_t piece;     // elements of the flat buffer that each rank has
-    double padding;    // the share of the buffer that is of no parameter
+    int64_t elements;  // of the parameters, after sharding by other mesh dimensions
+    int64_t piece;     // elements of the flat buffer on each rank
+    double padding;    // the share of the buffer that belongs to no parameter
   };
   std::vector<Unit> units() const;
 
-  // Counters of this rank, in bytes and calls since the beginning.
-  int64_t whole_bytes() const;       // of gathered parameters that are alive
+  // Counters of this rank: bytes, and calls since the beginning.
+  int64_t whole_bytes() const;       // of gathered parameters that exist now
   int64_t peak_whole_bytes() const;
   int64_t gathers() const;           // units gathered
   int64_t reductions() const;        // units' gradients reduced
@@ -75,21 +75,22 @@ class FullyShard {
   std::shared_ptr<State> state_;
 };
 
-// Cuts the parameters of `module` over the dimensions of `mesh`, by name those of the mesh that they are on: one dimension cuts; of two
-// the first replicates (HSDP). The module must have been built inside Spmd; parameters that are in units already are left to those, so
-// blocks may be wrapped before the whole. Where parallelize_module cuts parameters on other mesh dimensions, before or after, their parts
-// are cut.
+// Shards the parameters of `module` over the dimensions of `mesh`, which have names of dimensions of the parameters' own mesh. One
+// dimension shards; of two, the first replicates (HSDP). The module must have been built inside Spmd. Parameters that are in units already
+// stay in them, so blocks may be wrapped before the whole model. If parallelize_module shards parameters on other mesh dimensions, before
+// or after, their shards are sharded further.
 //
-// Parameters are views of one flat buffer per unit and dtype. Every rank gathers a unit (one all_gather) when an operator needs a
-// parameter of it whole, in forward and backward, and ahead in the order of the pass before; gradients land in a flat buffer, and one
-// reduce_scatter per unit and backward brings them where the parameters are. Inside NoSync gradients are kept whole and not reduced.
-// Frozen, tied and unused parameters, several forwards before a backward, and another order of use each step are as on one device.
+// Parameters are views of one flat buffer per unit and dtype. When an operator needs a parameter whole, in forward or backward, every rank
+// gathers its unit (one all_gather), and then the next unit in the order of the previous pass. Gradients are written to a flat buffer; one
+// reduce_scatter per unit and backward brings them to the parameters' ranks. Inside NoSync gradients stay whole and are not reduced.
+// Frozen, tied and unused parameters, several forwards before a backward, and another order of use each step give the results of one
+// device.
 //
-// Throws, before anything is changed, for plain parameters, parameters on two meshes, a mesh dimension that cuts one already, a pattern
-// that matches no module, a module in two units, and a module with nothing left to shard. Communicates nothing.
+// Communicates nothing itself. Throws, before it changes anything, for plain parameters, parameters on two meshes, a mesh dimension that
+// shards one already, a pattern that matches no module, a module in two units, and a module with nothing left to shard.
 FullyShard fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 
-// The parameters of all these modules as one unit; `options.units` and `unit_bytes` are not for this.
+// Makes one unit of the parameters of all these modules. Do not set `options.units` and `unit_bytes`.
 FullyShard fully_shard(const std::vector<torch::nn::Module*>& unit, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 
 }  // namespace dtensor

@@ -1,6 +1,7 @@
-// Linear layers that a plan cuts, with the collective beside them: gather and multiply, multiply and reduce. In pieces, the one goes on while
-// the other does (as in Wang et al., "Overlap Communication with Dependent Computation via Decomposition", 2023; Chang et al., "FLUX", 2024).
-// Plain tensors pass through the layers as they are, so a model that is written with these runs on one device too.
+// Sharded linear layers together with their collective: gather and multiply, multiply and reduce. Cut into pieces, the collective of one
+// piece overlaps with the product of another (as in Wang et al., "Overlap Communication with Dependent Computation via Decomposition",
+// 2023; Chang et al., "FLUX", 2024). Plain tensors go through the plain layers, so a model written with these functions runs on one device
+// too.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +11,7 @@
 
 namespace dtensor {
 
-// A layer's weight [out, in] and its bias [out], if it has one; or those of a torch::nn::Linear.
+// The weight [out, in] of a layer, and its bias [out] if it has one. A torch::nn::Linear converts to it.
 struct LinearLayer {
   LinearLayer(at::Tensor of_layer, at::Tensor bias_of_layer) : weight(std::move(of_layer)), bias(std::move(bias_of_layer)) {}
   template <class Linear>
@@ -19,20 +20,22 @@ struct LinearLayer {
   at::Tensor weight, bias;
 };
 
-// The outputs [..., out] of layers cut by their outputs (ColwiseParallel) on one input `x` [..., in]: of each, linear(prepare_input(x,
-// weight), weight, bias). Communicates as prepare_input() does: where positions are cut an all_gather, in backward a reduce_scatter; where
-// they are whole an all_reduce in backward. In pieces inside of OverlapLinear. Differentiable, there once. Throws where the sizes do not fit.
+// The outputs [..., out] of layers sharded by outputs (ColwiseParallel) for one input `x` [..., in]. Each output is linear(prepare_input(x,
+// weight), weight, bias). Communicates as prepare_input() does: an all_gather, and a reduce_scatter in backward, where positions are
+// sharded; an all_reduce in backward where they are whole. Differentiable; inside OverlapLinear it works in pieces, and is differentiable
+// once. Throws if the sizes do not fit.
 std::vector<at::Tensor> gather_linear(const at::Tensor& x, const std::vector<LinearLayer>& layers);
 
-// The output [..., out] of a layer cut by its inputs (RowwiseParallel), laid out as `like` [..., any]: lay_out_like(linear(x, weight, bias),
-// like). Communicates a reduce_scatter where `like` is cut by positions, and an all_gather in backward; else an all_reduce. In pieces inside of
-// OverlapLinear. Differentiable, there once. Throws where the sizes do not fit.
+// The output [..., out] of a layer sharded by inputs (RowwiseParallel), laid out like `like` [..., any]: lay_out_like(linear(x, weight,
+// bias), like). Communicates a reduce_scatter, and an all_gather in backward, where `like` is sharded by positions; otherwise an
+// all_reduce. Differentiable; inside OverlapLinear it works in pieces, and is differentiable once. Throws if the sizes do not fit.
 at::Tensor linear_reduce(const at::Tensor& x, const LinearLayer& layer, const at::Tensor& like);
 
-// While it lives, in this thread, gather_linear() and linear_reduce() cut the rows of a rank's part into `pieces`, as many collectives, each
-// under way while another piece is multiplied; backward too. Where that is possible: weights cut along one mesh dimension and pinned (as
-// parallelize_module does), rows cut evenly or whole, and no autocast; elsewhere they do as without. Sums have another order. Pays where a
-// collective waits for a network or is carried out by something else than the cores that multiply. Throws for fewer than one piece.
+// While it lives, gather_linear() and linear_reduce() of this thread cut the rows of a rank's shard into `pieces`, in forward and backward.
+// Each piece has a collective of its own, which overlaps with the product of another piece. This needs weights that are sharded along one
+// mesh dimension and pinned (as parallelize_module does), rows that are sharded evenly or whole, and no autocast; otherwise the functions
+// work as without it. Sums are added in another order. It pays where a collective waits for a network, or runs on something else than the
+// cores that multiply. Throws for fewer than one piece.
 class OverlapLinear {
  public:
   explicit OverlapLinear(int64_t pieces);
@@ -40,7 +43,7 @@ class OverlapLinear {
   OverlapLinear(const OverlapLinear&) = delete;
   OverlapLinear& operator=(const OverlapLinear&) = delete;
 
-  // Of the innermost in this thread; outside of any 1.
+  // The number of pieces of this thread's innermost OverlapLinear; 1 outside of any.
   static int64_t pieces();
 
  private:

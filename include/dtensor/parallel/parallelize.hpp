@@ -14,20 +14,21 @@ class Module;
 
 namespace dtensor {
 
-// Which parameters and buffers lie how. `pattern` is matched against fully qualified names ("blocks.0.attn.q.weight"): `*` matches
-// any run of characters, `?` one character, and `a|b` either side; "re:blocks\\.[0-7]\\..*" is a regular expression (ECMAScript's) of whole
-// names. Placements are given by mesh-dimension name; dimensions that are not named are Replicate. The first entry that matches decides.
+// The placements of the parameters and buffers whose names match `pattern`. Names are fully qualified ("blocks.0.attn.q.weight"). `*`
+// matches any run of characters, `?` one character, and `a|b` either side; "re:blocks\\.[0-7]\\..*" is a regular expression (ECMAScript's)
+// of whole names. Placements are given by mesh-dimension name; dimensions that are not named are Replicate. The first matching entry
+// counts.
 struct PlanEntry {
   std::string pattern;
   std::vector<std::pair<std::string, Placement>> placements;
-  bool may_match_nothing = false;  // else such an entry is a mistake
+  bool may_match_nothing = false;  // false: an entry that matches nothing is an error
 };
 using Plan = std::vector<PlanEntry>;
 
-// Re-lays the parameters and buffers of `module` in place, so that every handle the module holds sees it, and pins them (dtensor::pin).
-// The module must have been built inside Spmd on `mesh`. What no entry matches stays as it is. From Replicate nothing is communicated.
-// Throws, before anything is changed, for an unknown mesh dimension, an entry that matches nothing (naming the closest names), a placement
-// that does not fit a matching tensor, or a plain parameter.
+// Lays out the parameters and buffers of `module` by the plan, in place, and pins them (dtensor::pin). Every handle that the module holds
+// sees the change. The module must have been built inside Spmd on `mesh`. Tensors that no entry matches stay as they are. Communicates
+// nothing for tensors that were Replicate. Throws, before it changes anything, for an unknown mesh dimension, an entry that matches nothing
+// (naming the closest names), a placement that does not fit a matching tensor, and a plain parameter.
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const Plan& plan);
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// Flat layouts: from elements in a row to the tensor that they are.
+// Flat layouts: a row of elements as the tensor that they make up.
 #pragma once
 
 #include <dtensor/mesh/layout.hpp>
@@ -7,7 +7,7 @@
 
 namespace dtensor {
 
-// The elements that a flat layout cuts, in memory order, as the tensor that they make up: a view.
+// The tensor that `elements` make up: the row that a flat layout cuts, in memory order. A view.
 at::Tensor from_elements(const at::Tensor& elements, const Layout& layout);
 
 }  // namespace dtensor

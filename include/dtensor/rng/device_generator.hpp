@@ -1,4 +1,4 @@
-// A rank's generators of other devices than the CPU.
+// The generators that a rank draws from on devices other than the CPU.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -9,8 +9,9 @@ class World;
 
 namespace dtensor::rng {
 
-// What the rank draws tensors on `device` from: World::generator() on the CPU, and everywhere when that is a dt::Generator; else libtorch's
-// default generator of the device or, where ranks are threads, which share that one, one of the rank's own.
+// The generator that the rank draws tensors on `device` from. On the CPU that is World::generator(). If World::generator() is a
+// dt::Generator, it is used on every device. Else it is libtorch's default generator of the device. Ranks that are threads would share that
+// one, so each of them gets a generator of its own.
 at::Generator generator_for(World& world, c10::Device device);
 
 }  // namespace dtensor::rng

@@ -1,5 +1,5 @@
-// What threads draw from that a rank's program starts for itself, as the workers of a data loader: of the process's generator nobody could
-// say whose draws come when.
+// The random stream of threads that a rank's program starts itself, such as the workers of a data loader. If these drew from the process's
+// generator, nobody could say whose draws come when.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -12,17 +12,18 @@
 
 namespace dtensor::rng {
 
-// A stream for threads that are no ranks. They draw from it where they give no generator, and find it behind ATen's default one.
+// A stream for threads that are not ranks. A thread that was lent it draws from it wherever it gives no generator, and finds it behind
+// ATen's default generator.
 class LentStream {
  public:
-  // Where it is `shared` the threads draw from `generator` itself. Else from a copy, which is taken at the first draw or by start().
+  // If `shared`, the threads draw from `generator` itself. Else they draw from a copy, which is taken at the first draw or by start().
   LentStream(at::Generator generator, bool shared);
 
   void start();
   bool has_drawn() const { return drawn_.load(std::memory_order_acquire); }
 
-  at::Generator generator();  // the one that threads draw from; starts
-  at::Generator draw();       // the same, and has_drawn() from now on
+  at::Generator generator();  // the generator that threads draw from; starts the stream
+  at::Generator draw();       // the same; from now on has_drawn() is true
 
  private:
   at::Generator from_, generator_;
@@ -30,10 +31,10 @@ class LentStream {
   std::atomic<bool> drawn_{false};
 };
 
-// Lends it to these threads until the handle goes.
+// Lends the stream to these threads, until the returned handle is gone.
 std::shared_ptr<void> lend(const std::shared_ptr<LentStream>& stream, const std::vector<std::thread>& to);
 
-// What is lent to the calling thread; null in most.
+// The stream that the calling thread was lent; null for most threads.
 LentStream* lent_to_this_thread();
 
 // Moves a generator so far ahead that it never meets a copy of itself that goes on from here.

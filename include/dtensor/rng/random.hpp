@@ -1,5 +1,5 @@
-// Random numbers on a mesh. Every random operator gives the values of one device, whatever the layout: ranks draw their parts of one
-// stream, that of their own generator, which torch::manual_seed seeds.
+// Random numbers on a mesh. Every random operator gives the values of one device, whatever the layout: each rank draws its shard of one
+// stream. That is the stream of the rank's generator, which torch::manual_seed seeds.
 #pragma once
 
 #include <dtensor/tensor/spmd.hpp>
@@ -10,18 +10,19 @@
 
 namespace dtensor {
 
-// A generator of which every number is a function of its seed, of how many draws there were, and of the element's row-major index:
-// Philox 4x32-10. A rank draws its part in the time of the part, whatever the layout, with the bits of one device, which are not those of
-// libtorch's generators. Given to an operator (x.normal_(0, 1, generator)), or to all of a rank's: world.generator() =
-// dt::Generator(seed). Where libtorch's kernels ask for a generator of their own (randperm, poisson, multinomial with replacement), they
-// throw.
+// A counter-based generator (Philox 4x32-10): each number is a function of the seed, of how many draws there were, and of the element's
+// row-major index. So a rank draws its shard in the time that the shard takes, whatever the layout. The values are the same on every mesh
+// and on one device, but not those of libtorch's generators.
+//
+// Pass it to an operator (x.normal_(0, 1, generator)), or use it for all draws of a rank: world.generator() = dt::Generator(seed).
+// Operators whose libtorch kernel needs a generator of libtorch's own (randperm, poisson, multinomial with replacement) throw.
 class Generator : public at::Generator {
  public:
   explicit Generator(uint64_t seed = 0);
 };
 
-// When the generators that ranks draw distributed tensors from are compared (8 bytes per rank). Ranks that have drawn different
-// amounts, or seeded differently, are named in an error on every rank.
+// When ranks compare the generators that they draw distributed tensors from (8 bytes per rank). If ranks have drawn different amounts, or
+// were seeded differently, an error on every rank names them.
 enum class GeneratorCheck {
   off,
   first,   // the first 16 draws on each mesh, then those at powers of two and every 1024th; the default
@@ -32,13 +33,15 @@ enum class GeneratorCheck {
 void set_generator_check(GeneratorCheck check);
 GeneratorCheck generator_check();
 
-// Compares the calling rank's generator with those of all ranks of `mesh`, now. Throws on every rank when they differ. Communicates 8
-// bytes per rank.
+// Compares the calling rank's generator with those of all ranks of `mesh`, now. Throws on every rank when they differ. Communicates 8 bytes
+// per rank.
 void check_generators(const DeviceMesh& mesh);
 
-// While it lives, the calling rank draws from a stream of its own, seeded by torch::manual_seed together with its rank, which goes on
-// where the last such region ended; the common stream stands still. For data augmentation. Spmd is suspended: factories make plain
-// tensors. Draws on DTensors give each rank its own part, and throw for replicated ones. Ends as Spmd does, in any order.
+// While it lives, the calling rank draws from a stream of its own, for data augmentation. torch::manual_seed seeds that stream together
+// with the rank. It goes on where the last such region ended, and the common stream stands still.
+//
+// Spmd is suspended: factories make plain tensors. A draw on a DTensor gives each rank other numbers in its shard, and throws for a
+// replicated one. Regions end in any order, as those of Spmd do.
 class [[nodiscard]] RankLocalRandom {
  public:
   RankLocalRandom();
@@ -46,7 +49,7 @@ class [[nodiscard]] RankLocalRandom {
   RankLocalRandom(const RankLocalRandom&) = delete;
   RankLocalRandom& operator=(const RankLocalRandom&) = delete;
 
-  // Whether the calling thread is inside of one.
+  // Whether the calling thread is inside such a region.
   static bool active();
 
  private:

@@ -26,23 +26,23 @@ struct Operand {
   int element = -1;   // position in a tensor list, or -1
   bool plain = false; // not a DTensor
   bool pinned = false; // see dtensor::pin
-  bool yields = false; // written, and where it is whole it may be cut for good
+  bool yields = false; // written; if it is whole, the call may shard it for good
 
   c10::IntArrayRef sizes() const { return layout->sizes(); }
   int64_t ndim() const { return layout->ndim(); }
   PlacementsRef placements() const { return layout->placements(); }
 };
 
-// A tensor that the operator returns, as one device would: known before the local call when libtorch or the rule can tell.
+// The metadata of a tensor that the operator returns, as on one device. Known before the local call if libtorch or the rule can tell.
 struct OutputMeta {
   Sizes sizes, strides;
   c10::ScalarType dtype = c10::ScalarType::Float;
   bool defined = true;
   int64_t offset = 0;  // of a view: from its base's first element, in the memory of one device
-  bool open = false;   // only the local call tells the sizes of dims that are not cut, and how many there are
+  bool open = false;   // only the local call tells how many dims there are, and the sizes of those that are not sharded
 };
 
-// An operator call as rules see it: global metadata only, the same on every rank.
+// An operator call as rules see it: global metadata, the same on every rank.
 class Call {
  public:
   Call(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments, DeviceMesh mesh);
@@ -51,9 +51,9 @@ class Call {
   c10::ArrayRef<c10::IValue> arguments;  // tensors among them are the global (distributed) ones
   DeviceMesh mesh;
   std::vector<Operand> operands;
-  std::vector<OutputMeta> outputs;       // flattened; empty when nobody can tell before the local call
+  std::vector<OutputMeta> outputs;       // flattened; empty when only the local call tells
   bool in_place = false;                 // writes its first argument
-  // Placements chosen so far for operands (the mesh dimensions before the one that is being decided).
+  // The operands' placements on the mesh dimensions that are decided already.
   std::vector<Placements> chosen;
 
   // The operand that is argument `argument` (element `element` of it); null if that argument holds no tensor.
@@ -81,12 +81,12 @@ using Candidates = std::vector<Candidate>;
 // The decision over all mesh dimensions: the layouts that the operands are moved to and the outputs' placements.
 struct Resolution {
   std::vector<LayoutPtr> in;
-  std::vector<LayoutPtr> written;  // how operands that the operator writes lie when it has run
+  std::vector<LayoutPtr> written;  // layouts of the operands that the operator writes, after it has run
   std::vector<Placements> out;
 };
 
-// A local call under way: the operator, and the stack whose last entries are its arguments with local tensors in place of
-// distributed ones. A lowering must leave the operator's (local) results there instead.
+// A local call under way: the operator, and the stack whose last entries are its arguments, with local tensors in place of
+// distributed ones. A lowering must replace them by the operator's local results.
 struct LocalCall {
   const c10::OperatorHandle& op;
   std::vector<c10::IValue>& stack;
@@ -106,25 +106,25 @@ class Rule {
   // The legal combinations on mesh dimension `mesh_dim`. All-replicated is always added by the resolver.
   virtual Candidates candidates(const Call& call, int64_t mesh_dim) const = 0;
 
-  // The outputs' global metadata where libtorch has no meta kernel; strides row-major and dtype of the first operand unless
-  // the rule knows better. Empty: unknown, the operator then runs replicated.
+  // The outputs' global sizes where libtorch has no meta kernel. Strides are then row-major, and the dtype is that of the first
+  // operand. Empty: unknown, and the operator runs replicated.
   virtual std::vector<Sizes> output_sizes(const Call&) const { return {}; }
-  // The same for rules that know better.
+  // The same with strides and dtypes, for rules whose outputs have others.
   virtual std::vector<OutputMeta> output_metas(const Call& call) const;
-  // True: output_metas tells all, and there is no need to try a meta kernel (one that is missing costs milliseconds).
+  // True: output_metas is complete, so no meta kernel is tried. (Trying one that is missing costs milliseconds.)
   virtual bool describes_outputs() const { return false; }
 
-  // How the local call differs from calling the operator on the locals; empty: it does not.
+  // What to do in place of calling the operator on the local tensors. Empty: just call it.
   virtual Lowering lower(const Call&, const Resolution&) const { return {}; }
 
   // True: the outputs' sizes cannot be known from metadata, and operands stay replicated.
   virtual bool data_dependent() const { return false; }
 
   // Whether a decision may depend on the values of floating-point arguments (a norm's order, a dropout's probability). False: one
-  // decision serves all values, so that a factor which changes every step is no new call.
+  // decision serves all values, so that a factor which changes every step needs no new decision.
   virtual bool reads_numbers() const { return true; }
 
-  // Why the rule cannot be one of an operator with this schema, with what to do about it; empty when it can.
+  // Why the rule does not fit an operator with this schema, and what to do about it. Empty: it fits.
   virtual std::string misfit(const c10::FunctionSchema&) const { return {}; }
 };
 using RulePtr = std::shared_ptr<const Rule>;
@@ -141,7 +141,7 @@ struct Entry {
   std::string name;    // as it was registered
   RulePtr rule;
   std::string why;
-  std::string family;  // the file that holds the line: "pointwise"
+  std::string family;  // the file with the line: "pointwise"
 };
 
 // The line for an operator, or null. It lives as long as the program.
@@ -159,14 +159,14 @@ std::vector<Entry> all();
 struct Options {
   std::string whole = {};            // letters that must not be sharded, e.g. the normalized dims of a layer norm
   bool multilinear = false;     // linear in each operand alone: one of them may be Partial(sum), the others replicated
-  std::string no_sum = {};           // letters that occur in operands only, but over which outputs do not sum (implies not sharded)
+  std::string no_sum = {};           // letters that only operands have, but over which outputs do not sum; these are not sharded
   std::vector<int> linear = {};      // operands in which the operator is jointly linear: all of these may be Partial(sum) together
 };
 
 // A rule from an index structure, as in einsum: "mk,kn->mn". One term per tensor argument of the schema (an absent optional
-// tensor is skipped) and per output. Sharding a letter shards it wherever it occurs and replicates operands without it; an
+// tensor is skipped) and per output. Sharding a letter shards every dim with that letter and replicates operands without it; an
 // output without it becomes Partial(sum). "..." stands for any leading dims, aligned from the right; "1" for a dim of size 1.
-// Terms joined by "+" are summands. Throws when the notation is no such structure.
+// Terms joined by "+" are summands. Throws when the notation is malformed.
 RulePtr einsum(std::string_view notation, Options options = {});
 
 }  // namespace dtensor::rules

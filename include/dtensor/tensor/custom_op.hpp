@@ -1,5 +1,5 @@
-// Operators and functions of your own on distributed tensors: rules for operators registered with TORCH_LIBRARY, and functions
-// over local parts.
+// Your own operators and functions on distributed tensors: sharding rules for operators of TORCH_LIBRARY, and functions of local
+// tensors.
 #pragma once
 
 #include <dtensor/rules/rule.hpp>
@@ -12,21 +12,21 @@
 
 namespace dtensor {
 
-// Gives an operator its sharding rule, as an index structure: register_rule("my::op", "mk,kn->mn"). `op` is a full name with or
-// without overload ("my::op.out"); without, the rule is for all overloads that have none of their own. The in-place form (op_) uses
-// the rule too. One term per tensor argument (an absent optional tensor is skipped) and per returned tensor; see rules::einsum.
-// Once per process, before the operator is first called on distributed tensors; any thread. Communicates nothing.
-// Throws, naming the operator, its schema and what to do, when there is no such operator, the notation is malformed or does not
-// have the operator's number of terms, or the operator takes or returns lists of tensors.
+// Gives an operator its sharding rule, as an index structure: register_rule("my::op", "mk,kn->mn"). The notation has one term per
+// tensor argument (skipped when an optional tensor is absent) and per returned tensor; see rules::einsum. `op` is a full name with
+// or without overload ("my::op.out"). Without, the rule is for all overloads that have none of their own. The in-place form (op_)
+// uses the rule too. Call it once per process, in any thread, before the operator's first call on distributed tensors.
+// Communicates nothing. Throws, naming the operator, its schema and what to do, when there is no such operator, the notation is
+// malformed or does not have the operator's number of terms, or the operator takes or returns lists of tensors.
 void register_rule(std::string_view op, std::string_view notation, rules::Options options = {});
 
 // The same for any rule, e.g. a class of your own derived from rules::Rule. `why` is the one-line reason that explain() shows.
 void register_rule(std::string_view op, rules::RulePtr rule, std::string_view why);
 
 struct LocalMapOptions {
-  bool redistribute_inputs = true;                   // false: an input that lies otherwise than declared is an error
+  bool redistribute_inputs = true;                   // false: an input with other placements than declared is an error
   std::vector<std::vector<int64_t>> out_sizes = {};  // global sizes of the outputs; empty: found by exchanging shapes
-  std::vector<Placements> in_gradients = {};         // where the inputs' gradients lie; empty: worked out, see local_map
+  std::vector<Placements> in_gradients = {};         // placements of the inputs' gradients; empty: derived, see local_map
 };
 
 namespace detail {
@@ -45,22 +45,23 @@ std::vector<at::Tensor> call_with(const Fn& fn, const std::vector<at::Tensor>& p
 }
 }  // namespace detail
 
-// A function of distributed tensors made from `fn`, a function of each rank's local parts (plain tensors in, one plain tensor or a
-// std::vector of them out). The result is called with as many tensors and gives as many.
+// Turns `fn`, a function of local tensors, into a function of distributed tensors. `fn` takes plain tensors and returns one plain
+// tensor or a std::vector of them. The result takes and returns as many distributed ones.
 //
 //   auto f = dt::local_map(my_kernel, mesh, {{dt::shard(0)}, {dt::replicate()}}, {{dt::shard(0)}});
 //   torch::Tensor y = f(x, w);
 //
-// Inputs are moved to the placements `in` (one list per input; plain tensors count as replicated inside Spmd, elsewhere they are an
-// error). Outputs are the parts of tensors placed as `out`; unless options.out_sizes tells their global sizes, one small all_gather
-// per output finds them. `fn` runs with libtorch as it is, outside of Spmd, and may communicate for itself.
+// Inputs are redistributed to the placements `in`, one list per input. Plain inputs count as replicated inside Spmd; elsewhere they
+// are an error. Outputs are local tensors under the placements `out`. Unless options.out_sizes gives their global sizes, one small
+// all_gather per output finds them. `fn` runs outside of Spmd, and may communicate by itself.
 //
-// Differentiable, through fn's own graph. An input's gradient lies as the input; where the input is Replicate on a mesh dimension
-// on which another input or an output is not, the ranks' gradients add up: Partial(sum). (Where all inputs and outputs are
-// Replicate, every rank computes the same and the gradient is Replicate.) options.in_gradients says otherwise.
+// Differentiable, through fn's own graph. An input's gradient has the input's placements, with one exception: where the input is
+// Replicate on a mesh dimension and another input or an output is not, the ranks' gradients add up, so it is Partial(sum). Where
+// all inputs and outputs are Replicate, every rank computes the same, and the gradient is Replicate. options.in_gradients
+// overrides this.
 //
-// Throws on a wrong number of inputs or outputs, on parts whose sizes make up no tensor placed so, and for an input that lies
-// otherwise when options.redistribute_inputs is false.
+// Throws for a wrong number of inputs or outputs, for outputs whose local sizes do not fit `out`, and for an input with other
+// placements when options.redistribute_inputs is false.
 template <class Fn>
 auto local_map(Fn fn, DeviceMesh mesh, std::vector<Placements> in, std::vector<Placements> out, LocalMapOptions options = {}) {
   return [fn = std::move(fn), mesh = std::move(mesh), in = std::move(in), out = std::move(out),

@@ -15,8 +15,8 @@ class Region;
 // `mesh`, and plain tensors in operators with DTensors count as replicated. Random factories and initializers draw from this
 // rank's generator, so equal seeds give equal values on every rank. Nests; not copyable.
 //
-// Regions of all kinds end in any order: what begins inside of one and outlives it goes on. A thread whose region is destroyed by another
-// thread is in it until it next begins or ends a region itself.
+// Regions of all kinds may end in any order: one that began inside another may outlive it. If another thread destroys a thread's
+// region, that thread stays in it until it next begins or ends a region itself.
 class Spmd {
  public:
   explicit Spmd(const DeviceMesh& mesh);
@@ -31,7 +31,7 @@ class Spmd {
   std::shared_ptr<detail::Region> region_;
 };
 
-// While it lives, in this thread, it is as outside of every Spmd: factories make plain tensors.
+// While it lives, this thread is outside of every Spmd: factories make plain tensors.
 class NoSpmd {
  public:
   NoSpmd();
@@ -43,8 +43,8 @@ class NoSpmd {
   std::shared_ptr<detail::Region> region_;
 };
 
-// Whether plain tensors used as replicated inside Spmd are compared between ranks (a hash, on the first use in each kind of
-// call). On by default; DTENSOR_CHECK_REPLICATED=0 turns it off. Thread-local.
+// Whether ranks compare plain tensors that are used as replicated, by a hash: the first of each kind of call on a mesh, and some
+// later ones. On by default; DTENSOR_CHECK_REPLICATED=0 turns it off. Thread-local.
 void set_replication_check(bool on);
 bool replication_check();
 

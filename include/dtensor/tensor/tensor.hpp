@@ -14,7 +14,7 @@ namespace dtensor {
 // Whether a tensor is distributed.
 bool is_dtensor(const at::Tensor& tensor);
 
-// How it lies; null for a plain tensor.
+// The layout of a tensor; null for a plain one.
 const Layout* find_layout(const at::Tensor& tensor);
 
 // A handle to an at::Tensor known to be distributed. It is the same tensor: all of libtorch takes it.
@@ -32,11 +32,11 @@ class DTensor {
   PlacementsRef placements() const { return layout().placements(); }
   c10::IntArrayRef sizes() const { return layout().sizes(); }
 
-  // This rank's part, a plain tensor that shares memory with the DTensor. Waits for a pending move. Differentiable: the
-  // gradient is taken to lie as this tensor does (Partial as Replicate, since each rank sees the whole gradient).
+  // The local tensor, plain; it shares memory with the DTensor. Waits for a move under way. Differentiable: the gradient gets the
+  // placements of this tensor, with Replicate in place of Partial, since each rank sees the whole gradient.
   at::Tensor to_local() const;
-  // The same with the placements in which the ranks' gradients make up the whole one. Partial: they add up, where each rank goes
-  // on with different work on the same values.
+  // The same with given placements of the gradient. Partial: the ranks' gradients add up, because each rank goes on with different
+  // work on the same values.
   at::Tensor to_local(PlacementsRef gradient) const;
 
   // The whole tensor, plain, on every rank: redistribute(replicate) and to_local. Differentiable.
@@ -54,19 +54,19 @@ class DTensor {
 // Values with the layout on top. Gathers.
 std::ostream& operator<<(std::ostream& out, const DTensor& tensor);
 
-// Lays out a plain tensor that every rank holds whole: each keeps its part. Communicates nothing; the ranks' tensors must be
-// equal (inside Spmd with checks on, a hash is compared). A DTensor on the same mesh is redistributed. Differentiable.
+// Shards a plain tensor that every rank holds whole: each rank keeps its shard. The ranks' tensors must be equal. Communicates
+// nothing, but inside Spmd with checks on, ranks compare a hash of some. A DTensor on the same mesh is redistributed. Differentiable.
 DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, PlacementsRef placements);
 DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, std::initializer_list<Placement> placements);
 
-// Makes a DTensor of the ranks' local parts. The global sizes are found by exchanging shapes (one small all_gather); throws on
+// Makes a DTensor of the ranks' local tensors. Ranks exchange shapes to find the global sizes (one small all_gather). Throws on
 // every rank, naming ranks, when shapes or dtypes do not fit together. Differentiable.
 DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRef placements);
 DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, std::initializer_list<Placement> placements);
 // The same without an exchange, when the global sizes are known. Throws if `local` does not have the sizes they imply.
 DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes);
 
-// `tensor` under other placements; a plain tensor is returned as it is, so a model can mark layouts and still run alone.
+// `tensor` under other placements. A plain tensor is returned as it is, so a model can mark layouts and still run on one device.
 at::Tensor redistribute(const at::Tensor& tensor, PlacementsRef placements);
 
 // The whole tensor; a plain tensor is returned as it is.
@@ -84,17 +84,18 @@ DTensor randint(int64_t low, int64_t high, c10::IntArrayRef sizes, const DeviceM
                 at::TensorOptions options = {});
 DTensor arange(const at::Scalar& end, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options = {});
 
-// Re-lays a DTensor in place: every handle to it sees the new placements. For parameters; throws on a tensor that takes part
-// in a graph (not a leaf). Communicates as planned.
+// Redistributes a DTensor in place: every handle to it sees the new placements. For parameters. Throws for the result of an
+// operator (not a leaf). Communicates as planned.
 void redistribute_(const at::Tensor& tensor, PlacementsRef placements);
 
-// Pins a tensor, its views and what detach gives to the mesh dimensions that cut it: where another way is legal, no operator moves it
-// along them, also where that would cost less. parallelize_module pins what its plan cuts, so that activations move and weights do not.
+// Pins a tensor, its views and its detached forms to the mesh dimensions that shard it: an operator moves it along them only where
+// there is no other legal way, even if moving it would cost less. parallelize_module pins the parameters that its plan shards, so that
+// activations move and weights do not.
 void pin(const at::Tensor& tensor, bool pinned = true);
 bool is_pinned(const at::Tensor& tensor);
 
-// While it lives, gradients of leaves accumulate without communication (they may be left Partial); the next backward outside
-// of it reduces them once. It holds for the rank, in whichever thread.
+// While it lives, gradients of leaves accumulate without communication and may stay Partial. The next backward outside of it
+// reduces them once. It applies to all threads of the rank.
 class NoSync {
  public:
   NoSync();
@@ -104,7 +105,7 @@ class NoSync {
 };
 inline NoSync no_sync() { return NoSync(); }
 
-// Reduces gradients that no_sync left Partial into their parameters' layouts.
+// Reduces gradients that no_sync left Partial to the layouts of their parameters.
 void sync_gradients(c10::ArrayRef<at::Tensor> parameters);
 
 }  // namespace dtensor

@@ -1,4 +1,5 @@
-// Activation checkpointing: what a function saves for backward is dropped after the forward, and computed again when backward needs it.
+// Activation checkpointing trades computation for memory: what a function saves for backward is dropped after the forward pass, and
+// computed again when the backward pass needs it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +15,7 @@
 namespace dtensor {
 
 struct CheckpointOptions {
-  // Operators whose results are kept and not computed again ("aten::mm", or one overload, "aten::mm.out"), in exchange for their memory.
+  // Operators whose results are kept in memory and not computed again: "aten::mm", or one overload, "aten::mm.out".
   std::vector<std::string> save = {};
   // Whether the function draws the same random numbers again.
   bool preserve_random = true;
@@ -27,7 +28,7 @@ namespace detail {
 
 using Tensors = std::vector<at::Tensor>;
 
-// From construction to destruction what this thread saves for backward is computed again by `again`, called with `inputs`.
+// While it lives, what this thread saves for backward is dropped; when it is needed, `again` is called with `inputs` to compute it.
 class CheckpointRegion {
  public:
   using Function = std::function<void(const Tensors& inputs)>;
@@ -41,7 +42,7 @@ class CheckpointRegion {
   std::unique_ptr<State> state_;
 };
 
-// An argument without its tensors, these taken out in order, and put back.
+// Take the tensors out of an argument, in order, and put them back.
 template <class T>
 const T& take_tensors(const T& argument, Tensors&) {
   return argument;
@@ -64,24 +65,26 @@ inline void put_tensors(Tensors& argument, const at::Tensor*& next) {
 
 }  // namespace detail
 
-// function(inputs...), of any result, with the memory of what it saves for backward given up: backward calls the function once more.
-// Gradients are those without, to the bit: the second call starts from the same random state (the streams go on afterwards as if it had not been),
-// under the same autocast setting and in the same dt::Spmd region. It ends as soon as all that had been saved is there again.
+// Calls function(inputs...) and returns its result. Frees the memory of what the function saves for backward; the backward pass calls the
+// function once more. Gradients have the bits of a run without checkpointing: the second call starts from the same random state (afterwards
+// the streams go on as if it had not been), under the same autocast setting and in the same dt::Spmd region. It ends as soon as all that
+// had been saved is there again.
 //
 //   y = dt::checkpoint(block, x, mask);                        // a module, a lambda, ...
 //   y = dt::checkpoint({.save = dt::matrix_products()}, block, x);
 //
-// Of `inputs`, tensors and std::vectors of them are kept as autograd keeps them (a tensor that is written to before backward is an error);
-// others are copied, as is the function. What the function refers to has to live until backward. It may use tensors that are no inputs
-// (parameters), be nested, and return anything; it must do the same again: what it changes besides (running statistics) it changes twice.
-// Communicates what the function does, twice. With gradients off, it is just called.
+// Tensors and std::vectors of tensors among `inputs` are kept as autograd keeps them (writing to one before backward is an error). Other
+// inputs are copied, and so is the function. What the function refers to has to live until backward.
 //
-// An operator named in options.save must return new tensors. Its results must not be written to in place.
+// The function may use tensors that are not inputs (parameters), may be nested, and may return anything. It must do the same again. What
+// else it changes (running statistics) it changes twice. Communicates what the function communicates, twice. With gradients off, it is just
+// called.
 //
-// Throws for a name in options.save that is no operator, or one that writes to its operands; in backward, when the second call saves
-// something else than the first.
-// (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; with operators kept: Korthikanti et al., "Reducing Activation
-// Recomputation in Large Transformer Models", 2022.)
+// An operator named in options.save must return new tensors, and its results must not be written to in place.
+//
+// Throws for a name in options.save that is no operator, or one that writes to its operands. Throws in backward when the second call saves
+// something else than the first. (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; with operators kept: Korthikanti et
+// al., "Reducing Activation Recomputation in Large Transformer Models", 2022.)
 template <class Function, class... Inputs>
 auto checkpoint(const CheckpointOptions& options, Function function, const Inputs&... inputs) {
   detail::Tensors tensors;

@@ -16,15 +16,17 @@ class OutputArchive;
 
 namespace dtensor {
 
-// Small gradients vanish in half precision; those of a loss times a large number do not. The number grows as long as gradients are finite,
-// and where they are not, the step is left out (Micikevicius et al., "Mixed Precision Training", 2018, section 3.2). As torch.cuda.amp.GradScaler:
+// Scales the loss, because small gradients vanish in half precision and those of a larger loss do not. The scale grows as long as gradients
+// are finite. Where they are not, the step is skipped and the scale shrinks (Micikevicius et al., "Mixed Precision Training", 2018, section
+// 3.2). It is used as torch.cuda.amp.GradScaler:
 //
 //   scaler.scale(loss).backward();
 //   scaler.unscale_(optimizer);                        // only where gradients are looked at, as by clip_grad_norm_
 //   scaler.step(optimizer);
 //   scaler.update();
 //
-// All ranks find the same: what one of them sees in its part of a gradient is told to all in one all_reduce of 4 bytes per optimizer and step.
+// All ranks take the same decision: one all_reduce of 4 bytes per optimizer and step tells all of them whether any rank found a gradient
+// that is not finite.
 class GradScaler {
  public:
   struct Options {
@@ -43,17 +45,17 @@ class GradScaler {
   at::Tensor scale(const at::Tensor& loss) const;
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& losses) const;
 
-  // Divides the gradients of the optimizer's parameters by the scale, in place, and finds out whether all are finite. Partial gradients are
-  // reduced first. One all_reduce, over the ranks of the parameters' meshes (where one mesh holds the others; else one for each). At most
-  // once between two updates; throws otherwise, when no parameter has a gradient, and for gradients on several devices.
+  // Divides the gradients of the optimizer's parameters by the scale, in place, and finds out whether all are finite. Reduces Partial
+  // gradients first. Communicates one all_reduce, over the ranks of the parameters' meshes (where one mesh holds the others; else one for
+  // each mesh). Throws when it is called twice between two updates, when no parameter has a gradient, and for gradients on several devices.
   void unscale_(torch::optim::Optimizer& optimizer);
 
-  // unscale_() where that has not been done, then the optimizer's step if the gradients are finite. Whether there was one. At most once
-  // between two updates.
+  // Calls unscale_() if that was not done, then makes the optimizer's step if the gradients are finite. Returns whether it made a step. At
+  // most once between two updates.
   bool step(torch::optim::Optimizer& optimizer);
 
-  // Ends the iteration: where a gradient was not finite the scale shrinks, and after growth_interval iterations without such it grows.
-  // Throws when no optimizer was unscaled or stepped since the last.
+  // Ends the iteration. The scale shrinks if a gradient was not finite, and grows after growth_interval iterations with finite ones. Throws
+  // when no optimizer was unscaled or stepped since the last update.
   void update();
   // Sets the scale instead.
   void update(double new_scale);

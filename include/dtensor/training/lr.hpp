@@ -1,4 +1,4 @@
-// Learning rates as functions of the step, and what sets them in an optimizer.
+// Learning rates as functions of the step, and a scheduler that sets them in an optimizer.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@ class OutputArchive;
 
 namespace dtensor::lr {
 
-// The factor of the base rate at step 0, 1, 2, ... Any function will do.
+// A schedule gives the factor of the base rate at step 0, 1, 2, ... Any function will do.
 using Schedule = std::function<double(int64_t step)>;
 
-// The functions below throw for negative numbers of steps and factors that are not finite or negative. Those with a number of steps stay
-// at their last value afterwards.
+// The functions below throw for a negative number of steps, and for factors that are negative or not finite. A schedule with a number of
+// steps stays at its last value afterwards.
 
 Schedule constant(double factor = 1);
 
@@ -47,32 +47,32 @@ enum class Decay { linear, cosine, one_minus_sqrt };
 // Warm-up, then 1 for `stable` steps, then down to `last` within `decay` (WSD; Hu et al., "MiniCPM", 2024).
 Schedule warmup_stable_decay(int64_t warmup, int64_t stable, int64_t decay, double last = 0, Decay shape = Decay::linear);
 
-// Up from 1/div_factor within rise*steps and down to 1/(div_factor*final_div_factor), both by half a cosine, as
-// torch.optim.lr_scheduler.OneCycleLR (Smith and Topin, "Super-Convergence", 2018). The base rate is the largest one.
+// Rises from 1/div_factor within rise*steps steps, then falls to 1/(div_factor*final_div_factor), both by half a cosine, as
+// torch.optim.lr_scheduler.OneCycleLR does (Smith and Topin, "Super-Convergence", 2018). The base rate is the largest rate.
 Schedule one_cycle(int64_t steps, double rise = 0.3, double div_factor = 25, double final_div_factor = 1e4);
 
-// One after the other: each schedule for its number of steps, counted from 0; the last one for ever, whatever its number.
+// One schedule after the other, each for its number of steps, counted from 0. The last one goes on for ever, whatever its number.
 Schedule sequence(std::vector<std::pair<Schedule, int64_t>> parts);
 
 // The product of two schedules.
 Schedule product(Schedule a, Schedule b);
 
-// Sets the rates of any optimizer's groups: base rate times schedule(step). The base rates are those that the groups have at construction,
-// which sets the rates of step 0; call step() after each optimizer step. The optimizer has to outlive it. Every rank computes the same;
-// communicates nothing.
+// Sets the rates of an optimizer's groups to base rate times schedule(step). Base rates are those that the groups have at construction,
+// which sets the rates of step 0. Call step() after each optimizer step. The optimizer has to outlive the scheduler. Every rank computes
+// the same; communicates nothing.
 class Scheduler {
  public:
-  // One schedule for all groups, or one for each. Throws for another number of schedules, and an empty one.
+  // One schedule for all groups, or one for each group. Throws for another number of schedules, and for an empty schedule.
   Scheduler(torch::optim::Optimizer& optimizer, Schedule schedule);
   Scheduler(torch::optim::Optimizer& optimizer, std::vector<Schedule> schedules);
 
   void step() { set_step(step_ + 1); }
 
-  // Goes to a step, from which training is resumed. Throws for a negative one.
+  // Goes to a step, to resume training there. Throws for a negative step.
   void set_step(int64_t step);
   int64_t current_step() const { return step_; }
 
-  // The groups' present rates.
+  // The present rates of the groups.
   std::vector<double> rates() const;
 
   // The step and the base rates.

@@ -1,5 +1,5 @@
-// Who is still in the job. Every rank tells the others, through rank 0, when it leaves and why; a connection that ends
-// without a word means that the process died.
+// Keeps track of who is still in the job. When a rank leaves, it tells the others, through rank 0, and says why. A connection that ends
+// without such a message means that the process died.
 #pragma once
 
 #include <dtensor/comm/transport.hpp>
@@ -14,8 +14,8 @@
 
 namespace dtensor::comm {
 
-// Calls are numbered within streams (a communicator's collectives, the messages between two ranks with one tag).
-// How far a rank got in each, by a hash that all ranks compute alike.
+// Calls are numbered within streams (a communicator's collectives, or the messages between two ranks with one tag). Progress is the number
+// of the last call in each stream, by a hash that all ranks compute alike.
 using Progress = std::map<uint64_t, uint64_t>;
 
 class Membership {
@@ -27,14 +27,14 @@ class Membership {
   // Tells everyone. Later calls do nothing.
   void leave(const std::string& why, const Progress& progress);
 
-  // Why `rank` will never make call `sequence` of `stream`, if so; any failure in the job is a reason.
+  // The reason if `rank` will never make call `sequence` of `stream`; any failure in the job is a reason.
   std::optional<std::string> obstacle(int rank, uint64_t stream, uint64_t sequence);
 
   // The job's first failure, if one is known or becomes known within `patience`.
   std::optional<std::string> failure(Milliseconds patience);
 
-  // Waits until all ranks have left, one has failed, or rank 0, which tells the others, is gone; no longer than `patience`. Rank 0 waits on
-  // as long as it hears from those that have not left, which say that they are there once it has.
+  // Waits, at most `patience`, until all ranks have left, one has failed, or rank 0 is gone. Rank 0 waits longer as long as it hears from
+  // the ranks that have not left; these send signs of life once rank 0 has left.
   void wait_until_empty(Milliseconds patience);
 
   // Leaves, and ends the connections once the others have read everything. Called once at least, by one thread.

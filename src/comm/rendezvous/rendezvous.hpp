@@ -1,4 +1,4 @@
-// How processes find each other: every rank dials rank 0, which waits for all, then passes their addresses around. The
+// How processes find each other: every rank connects to rank 0, which waits for all of them and then passes on their addresses. The
 // connections stay open as the control channel (membership.hpp).
 #pragma once
 
@@ -18,7 +18,7 @@ class Rendezvous {
   // The address at which the other ranks can reach this host.
   std::string local_address() const;
 
-  // Gives one string for each rank, gets the one that each rank gave for this one.
+  // Sends one string to each rank; returns the strings that the ranks sent to this one.
   std::vector<std::string> exchange(const std::vector<std::string>& mine);
 
   // By rank; open where there is a connection. Ends the rendezvous.

@@ -1,4 +1,4 @@
-// Where parameters lie in a unit's flat buffer, and views of its memory.
+// Places parameters in a unit's flat buffer, and counts the memory of buffers.
 #pragma once
 
 #include "src/parallel/fully_shard/schedule.hpp"
@@ -9,19 +9,20 @@
 
 namespace dtensor::fsdp {
 
-// The buffer of `ranks` pieces for tensors of so many elements each.
+// The offset of each tensor in the buffer, and the elements of a rank's piece of it.
 struct BufferPlan {
   std::vector<int64_t> offsets;
   int64_t piece = 0;
 };
 
-// Tensors follow each other, in blocks of `block` that no piece cuts, and begin at a cache line where that costs less than a hundredth.
+// Plans a buffer of `ranks` pieces for tensors with these `elements`. No piece cuts a block of `block` elements. Tensors begin at a cache
+// line if that costs less than a hundredth of the buffer.
 BufferPlan plan_buffer(const std::vector<int64_t>& elements, int64_t ranks, int64_t block, int64_t element_size);
 
-// The largest number of elements that any rank has under all placements but that of `cut`.
+// The largest number of elements that any rank has under all placements except that of mesh dimension `cut`.
 int64_t most_elements(const Layout& layout, int64_t cut);
 
-// One-dimensional, uninitialized, and counted as long as anything refers to its memory.
+// An uninitialized one-dimensional tensor. Its bytes are counted as long as anything refers to its memory.
 at::Tensor counted_empty(int64_t elements, const at::TensorOptions& options, const std::shared_ptr<Counter>& counter);
 
 }  // namespace dtensor::fsdp

@@ -1,4 +1,4 @@
-// Which parameters are units, and whether they can be.
+// Chooses the parameters of each unit, and checks that they can form one.
 #include <dtensor/parallel/fully_shard.hpp>
 
 #include "src/parallel/fully_shard/unit.hpp"

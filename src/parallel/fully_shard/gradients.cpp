@@ -1,4 +1,4 @@
-// Gradients of a unit: they land in a whole flat buffer, which one reduce_scatter brings to where the parameters are.
+// Gradients of a unit: they are written to a whole flat buffer, and one reduce_scatter brings them to the parameters' ranks.
 #include "src/parallel/fully_shard/buffer.hpp"
 #include "src/parallel/fully_shard/unit.hpp"
 

@@ -1,4 +1,4 @@
-// Which units are whole, and which will be next.
+// Keeps which units are whole, and predicts which will be needed next.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace dtensor::fsdp {
 
 class Unit;
 
-// Of bytes that are alive.
+// Counts bytes that are alive.
 struct Counter {
   int64_t now = 0, peak = 0;
   void add(int64_t bytes) { peak = std::max(peak, now += bytes); }
@@ -25,13 +25,14 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void add(Unit* unit) { units_.push_back(unit); }
   void remove(Unit* unit);
 
-  // A parameter of the unit is needed whole: gathers it, and what is to be expected next; frees what was used longest ago.
+  // Called when a parameter of the unit is needed whole. Gathers the unit and the one expected next; frees those used longest ago.
   void use(Unit& unit);
 
-  // A gradient arrives: at the end of this backward what is left is reduced.
+  // Called when a gradient arrives. At the end of this backward pass, the gradients that are left are reduced.
   void begin_backward();
 
-  // The unit's gradients are being reduced: those before it are waited for, so that few are whole at once.
+  // Called when the reduction of the unit's gradients has begun. Waits for the reduction before it, so that few gradients are whole at
+  // once.
   void reducing(Unit& unit);
 
   std::shared_ptr<Counter> whole_bytes = std::make_shared<Counter>();

@@ -1,4 +1,4 @@
-// Parameters of a unit: laying them out in the flat buffer, and gathering it.
+// Parameters of a unit: lays them out in the flat buffer, and gathers it.
 #include "src/parallel/fully_shard/unit.hpp"
 
 #include "src/parallel/fully_shard/buffer.hpp"

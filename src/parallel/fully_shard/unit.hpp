@@ -1,4 +1,4 @@
-// A unit: parameters in one flat buffer, their values gathered together, and their gradients reduced together.
+// A unit: parameters in one flat buffer, which are gathered together and whose gradients are reduced together.
 #pragma once
 
 #include "src/parallel/fully_shard/schedule.hpp"
@@ -16,7 +16,7 @@
 
 namespace dtensor::fsdp {
 
-// One parameter, and where it lies.
+// A parameter of the unit, and its place in the buffer.
 struct Member {
   std::string name;
   c10::weak_intrusive_ptr<c10::TensorImpl> parameter;

@@ -1,4 +1,4 @@
-// Collectives as exchanges with every peer.
+// Implements collectives as exchanges with every peer.
 #include "src/comm/transports/gloo/communicator.hpp"
 
 #include "src/comm/reduce.hpp"

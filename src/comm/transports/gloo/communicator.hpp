@@ -1,4 +1,4 @@
-// A group's collectives and messages over gloo.
+// The collectives and messages of a group over gloo.
 #pragma once
 
 #include "src/comm/transports/gloo/job.hpp"
@@ -22,7 +22,7 @@ class GlooCommunicator : public Communicator {
   Async do_recv(const Call& call, const at::Tensor& like) override;
   void do_barrier(const Call& call) override;
 
-  // What the others are told of the call, which this rank has then made.
+  // Describes the call for the other ranks, and notes that this rank has made it.
   CallInfo announce(const Call& call, const at::Tensor& input, uint64_t counts_hash, std::string_view transport);
 
   const uint64_t id_;  // all members have the same, other groups another

@@ -1,4 +1,4 @@
-// Envelopes and payloads between a rank and its peers.
+// Sends and receives the envelopes and payloads between a rank and its peers.
 #include "src/comm/transports/gloo/exchange.hpp"
 
 #include <cstring>

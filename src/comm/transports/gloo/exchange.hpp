@@ -1,5 +1,5 @@
-// The one building block of the gloo collectives: every rank gives each peer some bytes and gets some from it. An
-// envelope with the description of the call goes first, so that ranks that diverged notice before any data is misread.
+// The building block of the gloo collectives: every rank sends some bytes to each peer and receives some from it. An envelope that
+// describes the call goes first, so ranks that diverged notice before they misread data.
 #pragma once
 
 #include "src/comm/describe.hpp"

@@ -1,4 +1,4 @@
-// Running collectives over gloo, in the foreground and in the background.
+// Runs collectives over gloo, in the foreground and in the background.
 #include "src/comm/transports/gloo/job.hpp"
 
 #include <dtensor/base/error.hpp>

@@ -1,4 +1,4 @@
-// A collective or message over gloo that is under way, and the threads that carry it on when nobody waits for it.
+// A collective or message over gloo that is under way, and the threads that run it when nobody waits for it.
 #pragma once
 
 #include "src/comm/transports/gloo/exchange.hpp"
@@ -77,8 +77,8 @@ class Worker {
   std::vector<std::thread> threads_;
 };
 
-// For all messages of a rank. A message must not wait behind another one, whose other end may come later. What a buffered send has left to do
-// is to let go of its memory, so those take turns: many that nobody has received yet take one thread.
+// For all messages of a rank. A message must not wait behind another one, whose other end may come later. What a buffered send has left to
+// do is to let go of its memory, so those take turns: many that nobody has received yet take one thread.
 struct MessageWorkers {
   Worker buffered_sends{Worker::Order::one_by_one}, others{Worker::Order::at_once};
   void stop() {

@@ -1,4 +1,4 @@
-// One rank's connections over gloo, and waiting on them in a way that notices when a peer is gone.
+// The connections of one rank over gloo. Waits on them notice when a peer is gone.
 #pragma once
 
 #include "src/comm/failed_operators.hpp"

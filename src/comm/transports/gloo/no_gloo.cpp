@@ -1,4 +1,4 @@
-// Stands for the gloo transport in a build without the gloo library.
+// Replaces the gloo transport in a build without the gloo library.
 #include <dtensor/base/error.hpp>
 #include <dtensor/comm/transport_kind.hpp>
 

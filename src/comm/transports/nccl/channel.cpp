@@ -1,4 +1,4 @@
-// Non-blocking communicators of NCCL: every call may return before it is done, and is asked for until it is.
+// Non-blocking communicators of NCCL: a call may return before it is done, and its state is then polled.
 #include "src/comm/transports/nccl/channel.hpp"
 
 #include "src/comm/transports/nccl/native_stream.hpp"

@@ -1,4 +1,4 @@
-// One communicator of NCCL with the stream that its calls run on.
+// A communicator of NCCL, with the stream that its calls run on.
 #pragma once
 
 #include <dtensor/comm/transport.hpp>

@@ -1,4 +1,4 @@
-// Issuing collectives on a stream of their own, between events of the caller's stream.
+// Issues collectives on a stream of their own, between events of the caller's stream.
 #include "src/comm/transports/nccl/communicator.hpp"
 
 #include "src/comm/transports/nccl/plan.hpp"

@@ -1,4 +1,4 @@
-// A group's collectives: CUDA tensors over NCCL, CPU tensors over the communicator of the transport between processes.
+// The collectives of a group: CUDA tensors go over NCCL, CPU tensors over the communicator of the transport between processes.
 #pragma once
 
 #include "src/comm/transports/nccl/watchdog.hpp"

@@ -1,4 +1,4 @@
-// From libtorch's streams to CUDA's.
+// Converts libtorch's streams to CUDA's.
 #include "src/comm/transports/nccl/native_stream.hpp"
 
 #include <c10/cuda/CUDAStream.h>

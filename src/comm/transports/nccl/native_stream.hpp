@@ -1,4 +1,4 @@
-// The one thing that the nccl transport needs of libtorch's CUDA library by name; all else goes through c10's device guards.
+// The only function of the nccl transport that links with libtorch's CUDA library. Everything else goes through c10's device guards.
 #pragma once
 
 #include <c10/core/Stream.h>

@@ -1,4 +1,4 @@
-// Stands for the nccl transport in a build without NCCL, or with a libtorch without CUDA.
+// Replaces the nccl transport in a build without NCCL, or with a libtorch without CUDA.
 #include <dtensor/base/error.hpp>
 #include <dtensor/comm/transport.hpp>
 #include <dtensor/comm/transport_kind.hpp>

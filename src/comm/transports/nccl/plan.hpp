@@ -1,4 +1,4 @@
-// What a collective is in NCCL's terms: element types, operations, and the pieces of ragged ones. Plain C++, without CUDA.
+// Expresses a collective in NCCL's terms: element types, operations, and the pieces of ragged collectives. Plain C++, without CUDA.
 #pragma once
 
 #include <dtensor/comm/communicator.hpp>

@@ -1,4 +1,4 @@
-// The thread that looks after works on the device.
+// The thread that watches works on the device.
 #include "src/comm/transports/nccl/watchdog.hpp"
 
 #include <dtensor/base/error.hpp>

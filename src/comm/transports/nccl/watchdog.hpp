@@ -1,4 +1,4 @@
-// Works that are under way on the device, and a thread that notices when one of them will never be done.
+// Keeps the works that are under way on the device. A thread notices when one of them will never complete.
 #pragma once
 
 #include "src/comm/control.hpp"

@@ -1,4 +1,4 @@
-// Sharing an anonymous file between the processes of a host, and dealing out its memory.
+// Shares an anonymous file between the processes of a host, and allocates its memory.
 #include "src/comm/transports/shared_memory/arena.hpp"
 
 #include <dtensor/base/error.hpp>

@@ -1,6 +1,5 @@
-// The memory that the ranks of one host share: an anonymous file that grows by a region for each group, and a bell for each
-// rank. Nothing of it has a name, so that nothing is left behind when a job is killed. Where the system lets them, they also read each
-// other's own memory.
+// The memory that the ranks of one host share: an anonymous file, which grows by a region for each group and has a bell for each rank. It
+// has no name, so nothing is left behind when a job is killed. Where the system allows it, ranks also read each other's own memory.
 #pragma once
 
 #include "src/comm/rendezvous/rendezvous.hpp"

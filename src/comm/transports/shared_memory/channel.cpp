@@ -1,4 +1,4 @@
-// Where a group's slots lie, and who is woken when.
+// Places the slots of a group in its memory, and wakes its members.
 #include "src/comm/transports/shared_memory/channel.hpp"
 
 #include "src/comm/transports/shared_memory/peer_memory.hpp"

@@ -1,7 +1,7 @@
-// The shared memory of one group. Every member has a few slots that only it writes and all others read. Members go through
-// numbered rounds: each writes its slot of the round and posts it; when all have, each reads the slots of the others and has then
-// consumed the round. Slots are used in turn, so a member is at most kSlots rounds ahead of those that read. What is long need not go
-// through them: where the system lets them, members read each other's memory.
+// The shared memory of one group. Every member has a few slots, which only it writes and all others read. Members go through numbered
+// rounds. In a round each member writes its slot and posts it; when all have posted, each reads the others' slots and has then consumed the
+// round. Slots are used in turn, so a member is at most kSlots rounds ahead of the readers. Long data may bypass the slots: where the
+// system allows it, members read each other's memory.
 #pragma once
 
 #include "src/comm/describe.hpp"

@@ -1,4 +1,4 @@
-// From a collective's arguments to an operation.
+// Makes an operation from the arguments of a collective.
 #include "src/comm/transports/shared_memory/communicator.hpp"
 
 #include "src/comm/reduce.hpp"

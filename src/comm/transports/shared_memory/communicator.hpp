@@ -1,4 +1,4 @@
-// A group whose ranks share a host: collectives through its memory, messages over gloo.
+// A group whose ranks share a host: collectives go through shared memory, messages over gloo.
 #pragma once
 
 #include "src/comm/transports/gloo/communicator.hpp"

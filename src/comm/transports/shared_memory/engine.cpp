@@ -1,4 +1,4 @@
-// Progress, waiting and failing of operations in shared memory.
+// How operations in shared memory make progress, are waited for, and fail.
 #include "src/comm/transports/shared_memory/engine.hpp"
 
 #include <dtensor/base/error.hpp>

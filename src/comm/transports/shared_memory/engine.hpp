@@ -1,4 +1,4 @@
-// Carrying on the operations of one rank: by whoever waits for one of them, and by a thread of its own when nobody does.
+// Advances the operations of one rank. A thread that waits for any of them advances all; if none waits, the engine's own thread does.
 #pragma once
 
 #include "src/comm/transports/gloo/link.hpp"

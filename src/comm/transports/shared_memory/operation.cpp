@@ -1,5 +1,5 @@
-// The collectives as rounds of copies and reductions. Chunks that go through slots are a slot, or a piece of one, long, so that what is
-// written is read while it is in a cache.
+// Implements the collectives as rounds of copies and reductions. A chunk is as long as a slot, or a piece of one, so it is read while it is
+// still in a cache.
 #include "src/comm/transports/shared_memory/operation.hpp"
 
 #include "src/comm/copy.hpp"

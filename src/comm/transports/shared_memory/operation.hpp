@@ -1,4 +1,4 @@
-// One collective of one rank, as what it writes and reads in each of its rounds.
+// One collective on one rank: what it writes and reads in each of its rounds.
 #pragma once
 
 #include "src/comm/transports/shared_memory/channel.hpp"

@@ -1,4 +1,4 @@
-// Reading the memory of another process of this host, so that what is long is copied once, by the kernel (process_vm_readv(2)).
+// Reads the memory of another process of this host, so long data is copied only once, by the kernel (process_vm_readv(2)).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The transports of processes, gloo and shm, on one host or several: groups whose ranks share a host use its memory where they may, and TCP
-// elsewhere.
+// The transports between processes, gloo and shm, on one host or several. With shm, a group whose ranks share a host uses shared memory if
+// it can; all other groups use TCP.
 #include <dtensor/base/error.hpp>
 #include <dtensor/comm/transport_kind.hpp>
 

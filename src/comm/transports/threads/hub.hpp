@@ -1,4 +1,4 @@
-// What the ranks of one process share: groups, the collectives under way in them, and who has left.
+// The state that ranks of one process share: groups, their collectives under way, and which ranks have left.
 #pragma once
 
 #include "src/comm/transports/threads/slot.hpp"

@@ -1,4 +1,4 @@
-// The meeting of ranks in a collective: agreement, planning, shared execution and waiting.
+// How ranks meet in a collective: they compare their calls, plan tasks, run them together, and wait.
 #include "src/comm/transports/threads/slot.hpp"
 
 #include <dtensor/base/error.hpp>

@@ -1,6 +1,6 @@
-// One collective among threads: where its ranks meet. Each rank posts its input and result; the last one to arrive cuts
-// the job into tasks, and whoever waits runs tasks until none is left, whichever rank they belong to. So a rank that is
-// busy elsewhere, or dropped its Work, holds up nobody, and waits in different orders cannot deadlock.
+// A slot is where the ranks of one collective meet, when ranks are threads. Each rank posts its input and result. The last one to arrive
+// cuts the collective into tasks, and every waiting rank runs tasks until none is left, whichever rank they belong to. So a rank that is
+// busy elsewhere, or has dropped its Work, delays nobody, and waits in different orders cannot deadlock.
 #pragma once
 
 #include <dtensor/comm/transport.hpp>
