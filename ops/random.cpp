@@ -114,7 +114,7 @@ struct InPlace final : Rule {
   Lowering lower(const Call&, const Resolution& resolution) const override {
     return [layout = resolution.in[0]](LocalCall& local) {
       const auto self = local.arg(0).toTensor();
-      if (layout->is_replicated() && lies_as_reported(self, *layout)) return local.call();
+      if (layout->is_replicated() && !layout->is_absent() && lies_as_reported(self, *layout)) return local.call();
       const c10::Stack arguments(local.stack.begin() + static_cast<int64_t>(local.begin), local.stack.end());
       self.copy_(rng::draw_own_part(*layout, {local.op, arguments, self.options()}, generator_of(local, *layout)));
       local.replace({self});
@@ -157,12 +157,16 @@ class Like final : public Rule {
 
 // A mask of probabilities, at::bernoulli_distribution: a uniform number (of float32, but for probabilities of float64) is below them.
 at::Tensor mask_of(LocalCall& local, const Layout& layout, const at::Tensor& probabilities) {
+  const auto dtype = probabilities.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto mask = [&] {
+    return rng::draw_own_part(layout, uniform(probabilities.options().dtype(dtype)), generator_of(local, layout)).lt(probabilities);
+  };
+  if (layout.is_absent()) return mask();
   const auto none = at::ones({0}, local.arg(0).toTensor().options());
   none.bernoulli_(at::ones({0}, probabilities.options()), generator_of(local, layout));  // refuses dtypes
   const bool valid = probabilities.ge(0).logical_and_(probabilities.le(1)).all().item<bool>();
   require(valid, local.op.schema().name(), "Expected p_in >= 0 && p_in <= 1 to be true; got other probabilities in this rank's part");
-  const auto dtype = probabilities.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return rng::draw_own_part(layout, uniform(probabilities.options().dtype(dtype)), generator_of(local, layout)).lt(probabilities);
+  return mask();
 }
 
 // libtorch's CUDA kernel for a tensor of probabilities gives the words of its generator to elements in yet another way.
@@ -177,7 +181,7 @@ struct BernoulliInPlace final : Rule {
   Lowering lower(const Call&, const Resolution& resolution) const override {
     return [layout = resolution.in[0]](LocalCall& local) {
       const auto self = local.arg(0).toTensor();
-      if (!layout->is_replicated()) {
+      if (!layout->is_replicated() || layout->is_absent()) {
         self.copy_(mask_of(local, *layout, local.arg(1).toTensor()));
         return local.replace({self});
       }
@@ -198,7 +202,7 @@ struct Bernoulli final : Rule {
   std::vector<Sizes> output_sizes(const Call& call) const override { return {Sizes(call.operands[0].sizes())}; }
 
   Lowering lower(const Call& call, const Resolution& resolution) const override {
-    if (resolution.in[0]->is_replicated()) return {};
+    if (resolution.in[0]->is_replicated() && !resolution.in[0]->is_absent()) return {};
     return [layout = drawn_layout(call, resolution)](LocalCall& local) {
       const auto probabilities = local.arg(0).toTensor();
       local.replace({mask_of(local, *layout, probabilities).to(probabilities.dtype())});
@@ -215,10 +219,10 @@ struct Normal final : Rule {
   std::vector<Sizes> output_sizes(const Call& call) const override { return {Sizes(call.operands[0].sizes())}; }
 
   Lowering lower(const Call& call, const Resolution& resolution) const override {
-    if (resolution.in[0]->is_replicated()) return {};
+    if (resolution.in[0]->is_replicated() && !resolution.in[0]->is_absent()) return {};
     return [layout = drawn_layout(call, resolution)](LocalCall& local) {
       const auto mean = local.arg(0), std = local.arg(1);
-      if (std.isTensor()) {
+      if (std.isTensor() && !layout->is_absent()) {
         const bool valid = std.toTensor().ge(0).all().item<bool>();
         require(valid, "aten::normal", "normal expects all elements of std >= 0.0; got others in this rank's part");
       }

@@ -190,7 +190,15 @@ at::Tensor draw_by_index(const Layout& layout, const Draw& draw, CounterGenerato
 
 }  // namespace
 
+// What the tensor's ranks draw, a rank that is not among them skips.
+static at::Tensor absent_part(const Layout& layout, const Draw& draw, const at::Generator& generator) {
+  const Draw here{draw.op, draw.arguments, draw.options.device(c10::Device(layout.mesh().device_type()))};
+  if (!RankLocalRandom::active()) skip_draw(layout.sizes(), layout.strides(), here, generator);
+  return at::empty(layout.local_sizes(), draw.options.device(at::kMeta));
+}
+
 at::Tensor draw_own_part(const Layout& layout, const Draw& draw, at::Generator generator) {
+  if (layout.is_absent()) return absent_part(layout, draw, generator);
   if (RankLocalRandom::active()) {
     const auto own = at::empty_strided(layout.local_sizes(), at::infer_dense_strides(layout.local_sizes(), layout.strides()), draw.options);
     draw.fill(own, generator);

@@ -17,6 +17,7 @@
 // plain tensors too.
 #pragma once
 
+#include <dtensor/collectives/messages.hpp>
 #include <dtensor/collectives/pieces.hpp>
 
 #include <ATen/ops/empty.h>

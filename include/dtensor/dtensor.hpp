@@ -19,9 +19,11 @@
 #include <dtensor/parallel/overlap.hpp>
 #include <dtensor/parallel/parallelize.hpp>
 #include <dtensor/parallel/plans.hpp>
+#include <dtensor/redistribute/between_meshes.hpp>
 #include <dtensor/redistribute/redistribute.hpp>
 #include <dtensor/rng/random.hpp>
 #include <dtensor/tensor/custom_op.hpp>
+#include <dtensor/tensor/on.hpp>
 #include <dtensor/tensor/spmd.hpp>
 #include <dtensor/tensor/tensor.hpp>
 #include <dtensor/training/checkpoint.hpp>

@@ -90,6 +90,7 @@ Communicator::Call Communicator::begin_message(Collective kind, const at::Tensor
 }
 
 void Communicator::leave_record(const Call& call, const at::Tensor& input) const {
+  if (!recorded_) return;
   Record record;
   record.kind = call.kind;
   record.sequence = call.sequence;

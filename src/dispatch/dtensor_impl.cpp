@@ -1,6 +1,7 @@
 #include "src/dispatch/dtensor_impl.hpp"
 
 #include "src/base/fast_thread_local.hpp"
+#include "src/dispatch/absent.hpp"
 #include "src/dispatch/deferred.hpp"
 #include "src/dispatch/execute.hpp"
 #include "src/dispatch/reading.hpp"
@@ -9,6 +10,7 @@
 #include <dtensor/mesh/alias.hpp>
 
 #include <dtensor/base/error.hpp>
+#include <dtensor/redistribute/between_meshes.hpp>
 #include <dtensor/redistribute/redistribute.hpp>
 
 #include <ATen/ops/empty.h>
@@ -225,8 +227,42 @@ at::Tensor in_own_memory(at::Tensor part) {
   return part.clone();
 }
 
+namespace {
+
+// Where a pending value lies once it has been reduced, before it leaves its mesh: cut, so that what each rank then sends is its own.
+LayoutPtr reduced(const LayoutPtr& layout) {
+  if (!layout->has_partial()) return layout;
+  auto placements = without_partial(layout->placements());
+  int64_t parts = 1;
+  for (size_t m = 0; m < placements.size(); ++m) parts *= layout->placements()[m].is_partial() ? layout->mesh().size(static_cast<int64_t>(m)) : 1;
+  const auto sizes = layout->sizes();
+  const auto longest = std::max_element(sizes.begin(), sizes.end());
+  const bool uncut = std::none_of(placements.begin(), placements.end(), [](const Placement& p) { return p.cuts(); });
+  for (size_t m = 0; uncut && longest != sizes.end() && *longest >= parts && m < placements.size(); ++m) {
+    if (layout->placements()[m].is_partial()) placements[m] = shard(longest - sizes.begin());
+  }
+  return layout->with(placements);
+}
+
+at::Tensor move_between(const at::Tensor& tensor, const LayoutPtr& target) {
+  const auto& layout = as_dtensor(tensor)->layout();
+  if (layout->has_partial()) return move_between(move_tensor(tensor, reduced(layout)), target);
+  LocalMode local_mode;
+  const auto local = layout->is_absent() ? at::Tensor() : as_dtensor(tensor)->local();
+  auto moved = move_local_between(local, layout, target);
+  if (target->is_absent()) return dispatch::absent(target);
+  if (!moved.work) moved.tensor = dispatch::in_reported_order(std::move(moved.tensor), *target);
+  auto result = wrap(std::move(moved.tensor), target);
+  as_dtensor(result)->set_pending(std::move(moved.work));
+  return result;
+}
+
+}  // namespace
+
 at::Tensor move_tensor(const at::Tensor& tensor, const LayoutPtr& target) {
   auto* impl = as_dtensor(tensor);
+  if (!(impl->layout()->mesh() == target->mesh())) return move_between(tensor, target);
+  if (target->is_absent()) return dispatch::absent(target);
   const auto& local = impl->local();
   LocalMode local_mode;
   auto moved = move_local(local, impl->layout(), target);

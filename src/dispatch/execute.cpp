@@ -1,5 +1,6 @@
 #include "src/dispatch/execute.hpp"
 
+#include "src/dispatch/absent.hpp"
 #include "src/dispatch/compared.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/explicit.hpp"
@@ -10,6 +11,7 @@
 #include "src/dispatch/reading.hpp"
 #include "src/dispatch/replicated.hpp"
 #include "src/dispatch/write_through.hpp"
+#include "src/mesh/stand_in.hpp"
 
 #include <dtensor/dispatch/local_mode.hpp>
 #include <dtensor/mesh/alias.hpp>
@@ -22,6 +24,7 @@
 #include <dtensor/redistribute/redistribute.hpp>
 #include <fmt/ranges.h>
 
+#include <optional>
 #include <unordered_set>
 
 namespace dtensor::dispatch {
@@ -314,7 +317,9 @@ static c10::IValue* device_argument(const OpInfo& info, Stack& stack, size_t beg
 
 void make_on_mesh(const OpInfo& info, Stack& stack, size_t begin, const DeviceMesh& mesh) {
   auto* device = device_argument(info, stack, begin);
-  if (device && device->isNone()) *device = c10::Device(mesh.device_type());
+  if (!device) return;
+  if (!mesh.contains_this_rank()) *device = c10::Device(at::kMeta);
+  if (device->isNone()) *device = c10::Device(mesh.device_type());
 }
 
 // Compares the plain operands between the mesh's ranks, in some calls.
@@ -333,6 +338,9 @@ static void compare_plain(const Decision& decision, const Stack& stack, size_t b
 
 void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision) try {
   const auto& info = *decision.info;
+  const bool worked_out = !decision.mesh.contains_this_rank();
+  std::optional<dtensor::detail::StandIn> stand_in;
+  if (worked_out) [[unlikely]] stand_in.emplace();
   if (decision.compares) [[unlikely]] compare_plain(decision, stack, begin);
   if (decision.cut_first && cut_written(decision, stack[begin])) [[unlikely]] return fallback(op, &stack);
   const bool lists = info.has_tensor_list && !info.written.empty() && info.schema->returns().empty();
@@ -350,7 +358,8 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
     const auto separate = separate_written(stack, begin, decision);
     if (!info.written.empty()) part_overlapping(info, stack, begin);
     rules::LocalCall call{op, stack, begin, originals};
-    if (lacks_values(stack, begin)) {
+    if (worked_out && skip_draws(decision, call)) {
+    } else if (worked_out || lacks_values(stack, begin)) {
       run_without_values(op, info, stack, begin, decision);
     } else if (decision.lowering) {
       decision.lowering(call);

@@ -4,6 +4,7 @@
 // wrapped. Miss: decide.cpp makes the decision from global metadata, the same on every rank.
 #include "src/dispatch/fallback.hpp"
 
+#include "src/dispatch/absent.hpp"
 #include "src/dispatch/decide.hpp"
 #include "src/dispatch/deferred.hpp"
 #include "src/dispatch/execute.hpp"
@@ -11,6 +12,7 @@
 #include "src/dispatch/out_form.hpp"
 #include "src/dispatch/region.hpp"
 #include "src/dispatch/write_through.hpp"
+#include "src/mesh/stand_in.hpp"
 
 #include <dtensor/dispatch/local_mode.hpp>
 
@@ -18,6 +20,8 @@
 #include <dtensor/comm/record.hpp>
 
 #include <torch/library.h>
+
+#include <optional>
 
 namespace dtensor::dispatch {
 
@@ -77,7 +81,8 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
   }
   if (!has_values) [[unlikely]] {
     LocalMode local;
-    run_without_values(op, info, stack, begin, decision);
+    rules::LocalCall call{op, stack, begin, originals};
+    if (decision.mesh.contains_this_rank() || !skip_draws(decision, call)) run_without_values(op, info, stack, begin, decision);
   } else if (decision.lowering) {
     comm::Cause cause(info.name, true);
     LocalMode local;
@@ -153,6 +158,8 @@ bool records(const OpInfo& info, const Stack& stack, size_t begin) {
 
 void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, Key& key) {
   const auto& info = info_of(op);
+  std::optional<dtensor::detail::StandIn> stand_in;
+  if (is_worked_out(info, stack, begin)) stand_in.emplace();
   if (info.becomes && is_dtensor_impl(stack[begin].unsafeToTensorImpl())) return become_view(*info.becomes, stack, begin);
   const bool distributed = any_tensor(stack, begin, true);
   if (info.changes_metadata && distributed && change_metadata(op, stack, begin)) return;

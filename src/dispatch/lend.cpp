@@ -4,6 +4,7 @@
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/parted.hpp"
 #include "src/dispatch/reading.hpp"
+#include "src/mesh/stand_in.hpp"
 
 #include <dtensor/dispatch/backward.hpp>
 #include <dtensor/mesh/alias.hpp>
@@ -62,6 +63,7 @@ bool autograd_asks(const DTensorImpl& impl) {
 DTensorImpl::Lends DTensorImpl::lend() const {
   auto& self = const_cast<DTensorImpl&>(*this);
   if (layout_->is_deferred() && work_) deferred().wait();  // throws
+  if (layout_->is_absent() && !detail::StandIn::active() && !current_backward()) dispatch::refuse_absent("data_ptr", *layout_);
   if (!is_whole(*layout_)) return Lends::cut;
   const auto& part = self.local();
   if (!part.has_storage() || dispatch::is_parted(part) || !lies_as_reported(part, *layout_)) return Lends::otherwise;

@@ -1,6 +1,7 @@
 // A gradient accumulates in its parameter's layout: leaves get a hook on first use that moves what backward brings.
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/key.hpp"
+#include "src/gradients/add_hook.hpp"
 #include "src/gradients/gradient_buckets.hpp"
 #include "src/mesh/world_state.hpp"
 
@@ -41,6 +42,7 @@ struct LastMove {
 at::Tensor in_layout(const at::Tensor& gradient, const LayoutPtr& like, LastMove& last) {
   const auto& layout = as_dtensor(gradient)->layout();
   if (layout->placements() == like->placements()) return gradient;
+  if (layout->is_absent()) return redistribute(gradient, like->placements());
   if (layout != last.from || last.to->placements() != like->placements()) last = LastMove(layout, layout->with(like->placements()));
   comm::Cause cause("gradient", true);
   if (gradient.requires_grad() && c10::GradMode::is_enabled()) return redistribute(gradient, like->placements());  // create_graph
@@ -90,16 +92,6 @@ struct GradientHook final : torch::autograd::FunctionPreHook {
     return {moved.defined() ? moved : gradients[0]};
   }
 
-  // Hooks of register_hook are one list, which is in its place among the others as soon as it is there.
-  static void add(const at::Tensor& leaf) {
-    leaf.remove_hook(leaf.register_hook([](const at::Tensor&) {}));
-#if DTENSOR_TORCH_AT_LEAST(2, 0)
-    torch::autograd::impl::hooks(leaf).push_back(std::make_unique<GradientHook>(leaf));  // add_hook is for a first one
-#else
-    torch::autograd::impl::add_hook(leaf, std::make_shared<GradientHook>(leaf));
-#endif
-  }
-
  private:
   const c10::weak_intrusive_ptr<c10::TensorImpl> leaf_;
   LastMove last_;
@@ -130,7 +122,7 @@ void check_leaf(DTensorImpl* impl) {
   // Not is_leaf(): of a view whose base was written it would work out the gradient function, which here, below autograd, is lost.
   const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
   if (!meta || !meta->requires_grad_ || meta->grad_fn_) return;
-  GradientHook::add(tensor);
+  add_last_hook(tensor, std::make_unique<GradientHook>(tensor));
 }
 
 const bool leaves_have_hooks = [] {

@@ -126,9 +126,6 @@ void check_and_normalize(const DeviceMesh& mesh, Placements& placements, c10::In
     fail("Layout", "got {} placements {}; expected {}, one per dimension of {}", placements.size(), str(placements),
          mesh.ndim(), mesh.str());
   }
-  if (!mesh.contains_this_rank()) {
-    fail("Layout", "this rank is not in {}; hint: only the ranks of a mesh hold its tensors", mesh.str());
-  }
   const auto misfit = normalize(mesh.sizes(), placements, sizes);
   if (misfit.kind == Misfit::none) return;
   const int64_t i = misfit.mesh_dim;

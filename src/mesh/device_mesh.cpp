@@ -4,6 +4,7 @@
 #include <dtensor/base/error.hpp>
 #include <dtensor/mesh/world.hpp>
 
+#include "src/mesh/stand_in.hpp"
 #include "src/mesh/world_state.hpp"
 
 #include <fmt/ranges.h>
@@ -105,7 +106,7 @@ DeviceMesh::DeviceMesh(World& world, c10::DeviceType device, std::vector<int> ra
   check(mesh, world.size());
   const auto here = std::find(mesh.ranks.begin(), mesh.ranks.end(), world.rank());
   mesh.member = here != mesh.ranks.end();
-  if (mesh.member) mesh.coordinate = unravel(here - mesh.ranks.begin(), mesh.sizes);
+  mesh.coordinate = unravel(mesh.member ? here - mesh.ranks.begin() : 0, mesh.sizes);
   state_ = world.state().intern(std::move(mesh));
 }
 
@@ -136,7 +137,7 @@ World& DeviceMesh::world() const {
 }
 
 c10::ArrayRef<int64_t> DeviceMesh::coordinate() const {
-  if (!state_->member) fail(kTag, "this rank is not in {}; hint: ask contains_this_rank() first", str());
+  if (!state_->member && !detail::StandIn::active()) fail(kTag, "this rank is not in {}; hint: ask contains_this_rank() first", str());
   return state_->coordinate;
 }
 
@@ -158,6 +159,24 @@ DeviceMesh DeviceMesh::operator[](std::initializer_list<std::string_view> wanted
   check_names(names);
   auto ranks = ranks_along(*state_, coordinate().vec(), dims);
   return DeviceMesh(world(), device_type(), std::move(ranks), std::move(sizes), std::move(names));
+}
+
+DeviceMesh DeviceMesh::slice(std::string_view name, int64_t index) const {
+  const auto sliced = dim(name);
+  require(index >= 0 && index < size(sliced), kTag, "there is no slice {} of dimension \"{}\" of {}; expected 0 to {}", index, name, str(),
+          size(sliced) - 1);
+  std::vector<int64_t> dims, sizes;
+  std::vector<std::string> kept;
+  for (int64_t d = 0; d < ndim(); ++d) {
+    if (d == sliced && ndim() > 1) continue;
+    dims.push_back(d);
+    sizes.push_back(d == sliced ? 1 : size(d));
+    kept.push_back(names()[d]);
+  }
+  std::vector<int64_t> corner(ndim());
+  corner[sliced] = index;
+  auto ranks = ndim() > 1 ? ranks_along(*state_, corner, dims) : std::vector<int>{state_->ranks[index]};
+  return DeviceMesh(world(), device_type(), std::move(ranks), std::move(sizes), std::move(kept));
 }
 
 DeviceMesh DeviceMesh::flatten(std::initializer_list<std::string_view> joined, std::string name) const {
@@ -191,13 +210,16 @@ comm::Communicator& DeviceMesh::communicator(c10::ArrayRef<int64_t> dims) const 
   if (dims.empty() || !ascending || dims.front() < 0 || dims.back() >= ndim()) {
     fail(kTag, "got mesh dimensions {}; expected ascending dimensions of {}", dims.vec(), str());
   }
+  if (!state_->member) coordinate();  // throws where nothing is worked out
   auto& world_state = world().state();
   std::lock_guard<std::recursive_mutex> lock(world_state.mutex);
   auto& made = state_->communicators;
   if (const auto found = made.find(dims); found != made.end()) return *found->second;
   std::vector<std::string> group;
   for (int64_t d : dims) group.push_back(names()[d]);
-  auto connected = world_state.connect(fmt::format("{}", fmt::join(group, "+")), ranks_along(*state_, coordinate().vec(), dims));
+  const auto name = fmt::format("{}", fmt::join(group, "+"));
+  const auto ranks = ranks_along(*state_, coordinate().vec(), dims);
+  auto connected = state_->member ? world_state.connect(name, ranks) : detail::without_peers(name, ranks, world().size());
   return *made.emplace(dims.vec(), std::move(connected)).first->second;
 }
 

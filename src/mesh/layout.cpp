@@ -179,11 +179,13 @@ Layout::Layout(DeviceMesh mesh, Placements placements, Sizes sizes, Sizes stride
       dtype_(dtype),
       replicated_(std::all_of(placements_.begin(), placements_.end(), [](const auto& p) { return p.is_replicate(); })),
       partial_(std::any_of(placements_.begin(), placements_.end(), [](const auto& p) { return p.is_partial(); })),
-      deferred_(deferred) {
-  local_sizes_ = local_sizes_before(mesh_.ndim(), mesh_.coordinate());
+      deferred_(deferred),
+      absent_(!mesh_.contains_this_rank()) {
+  const auto& here = mesh_.state_->coordinate;
+  local_sizes_ = local_sizes_before(mesh_.ndim(), here);
   for (int64_t m = 0; m < mesh_.ndim(); ++m) flat_dim_ = placements_[m].is_flat() ? m : flat_dim_;
   if (!is_flat()) return;
-  const auto part = flat_part(mesh_.coordinate());
+  const auto part = flat_part(here);
   std::fill(local_sizes_.begin(), local_sizes_.end(), 1);
   local_sizes_.back() = part.length();
 }
@@ -223,10 +225,11 @@ LayoutPtr Layout::get(const DeviceMesh& mesh, PlacementsRef placements, c10::Int
 }
 
 // A tensor with gaps, or expanded, has new memory where it becomes flat.
-LayoutPtr Layout::with(PlacementsRef placements) const {
+LayoutPtr Layout::with(PlacementsRef placements) const { return with(mesh_, placements); }
+LayoutPtr Layout::with(const DeviceMesh& mesh, PlacementsRef placements) const {
   const bool flat = std::any_of(placements.begin(), placements.end(), [](const auto& p) { return p.is_flat(); });
-  if (flat && !is_dense(sizes_, strides_)) return get(mesh_, placements, sizes_, contiguous_strides(sizes_), dtype_, deferred_);
-  return get(mesh_, placements, sizes_, strides_, dtype_, deferred_);
+  if (flat && !is_dense(sizes_, strides_)) return get(mesh, placements, sizes_, contiguous_strides(sizes_), dtype_, deferred_);
+  return get(mesh, placements, sizes_, strides_, dtype_, deferred_);
 }
 LayoutPtr Layout::deferred() const { return get(mesh_, placements_, sizes_, strides_, dtype_, true); }
 LayoutPtr Layout::present() const { return get(mesh_, placements_, sizes_, strides_, dtype_, false); }
@@ -256,8 +259,7 @@ std::vector<std::vector<Interval>> Layout::boxes(c10::IntArrayRef coordinate) co
     const auto sizes = local_sizes_before(mesh_.ndim(), coordinate);
     Sizes in_order;
     for (const auto d : order) in_order.push_back(sizes[d]);
-    std::vector<Interval> outer;
-    add_boxes(in_order, flat_part(coordinate), outer, local);
+    local = boxes_of(in_order, flat_part(coordinate));
     for (auto& box : local) {
       const auto ordered = box;
       for (size_t i = 0; i < order.size(); ++i) box[order[i]] = ordered[i];
@@ -323,7 +325,14 @@ std::string Layout::str() const {
     dims += fmt::format("{}{}={}", i ? ", " : "", mesh_.names()[i], mesh_.sizes()[i]);
   }
   return fmt::format("{}[{}] {} on ({}){}", short_name(dtype_), fmt::join(sizes_, ", "), dtensor::str(placements_), dims,
-                     deferred_ ? ", deferred" : "");
+                     deferred_ ? ", deferred" : absent_ ? ", absent" : "");
+}
+
+std::vector<std::vector<Interval>> boxes_of(c10::IntArrayRef sizes, Interval elements) {
+  std::vector<Interval> outer;
+  std::vector<std::vector<Interval>> boxes;
+  add_boxes(sizes, elements, outer, boxes);
+  return boxes;
 }
 
 Sizes memory_order(c10::IntArrayRef strides) {

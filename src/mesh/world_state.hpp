@@ -46,7 +46,7 @@ struct MeshState {
   std::vector<std::string> names;
 
   bool member = false;                // the rank that made this mesh is in it
-  std::vector<int64_t> coordinate{};  // empty unless member
+  std::vector<int64_t> coordinate{};  // of its first rank unless member
   std::shared_ptr<LayoutTable> layouts{};
   World* world = nullptr;                                                               // null once the world has ended
   std::map<std::vector<int64_t>, std::shared_ptr<comm::Communicator>, DimsLess> communicators{};  // by mesh dimensions, made on use

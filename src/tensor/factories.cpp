@@ -1,15 +1,17 @@
 // Factories of distributed tensors.
 #include <dtensor/base/error.hpp>
-#include <dtensor/tensor/spmd.hpp>
+#include <dtensor/tensor/on.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
-#include "src/dispatch/dtensor_impl.hpp"
+#include "src/dispatch/absent.hpp"
 
 #include <dtensor/dispatch/local_mode.hpp>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+
+#include <optional>
 
 namespace dtensor {
 
@@ -34,7 +36,7 @@ DTensor per_part(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef p
   at::Tensor result;
   {
     LocalMode local_mode;
-    result = wrap(make(layout->local_sizes()), layout);
+    result = layout->is_absent() ? dispatch::absent(layout) : wrap(make(layout->local_sizes()), layout);
     as_dtensor(result)->laid_out = true;
   }
   result.set_requires_grad(options.requires_grad());
@@ -45,6 +47,8 @@ DTensor per_part(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef p
 template <class Draw>
 DTensor drawn(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options, Draw&& draw) {
   const auto result = empty(sizes, mesh, placements, options.requires_grad(false)).tensor();
+  std::optional<detail::OnMesh> elsewhere;
+  if (!mesh.contains_this_rank()) elsewhere.emplace(mesh);
   draw(result);
   result.set_requires_grad(options.requires_grad());
   return DTensor(result);
@@ -53,7 +57,7 @@ DTensor drawn(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef plac
 // A tensor whose values depend on all elements: made replicated, as in Spmd, and then redistributed.
 template <class Make>
 DTensor whole(const DeviceMesh& mesh, PlacementsRef placements, bool requires_grad, Make&& make) {
-  Spmd spmd(mesh);
+  detail::OnMesh on_mesh(mesh);
   at::Tensor result = DTensor(make()).redistribute(placements);
   as_dtensor(result)->laid_out = true;
   return DTensor(result.set_requires_grad(requires_grad));

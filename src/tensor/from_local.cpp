@@ -72,6 +72,7 @@ DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRe
   require(local.dim() <= kMaxDims, "from_local", "at most {} dims are supported; got {}", kMaxDims, local.dim());
   require(static_cast<int64_t>(given.size()) == mesh.ndim(), "from_local",
           "got {} placements for the {} dimensions of {}", given.size(), mesh.ndim(), mesh.str());
+  require(mesh.contains_this_rank(), "from_local", "this rank is not in the mesh {}, whose ranks exchange shapes; hint: give the global sizes", mesh.str());
   const auto shapes = exchange(local, mesh);
   for (int64_t i = 1; i < mesh.size(); ++i) {
     require(shapes.dtype(i) == shapes.dtype(0) && shapes.ndim(i) == shapes.ndim(0), "from_local",

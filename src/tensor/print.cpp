@@ -16,6 +16,7 @@
 #include <ATen/core/Formatting.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
 
 #include <ostream>
 #include <sstream>
@@ -60,7 +61,10 @@ at::Tensor whole_of(const DTensor& tensor) {
 
 // Prints a plain tensor, or one on a mesh of one rank, as libtorch does. Others get a line with the layout, then the values of the whole.
 std::ostream& print(std::ostream& out, const at::Tensor& tensor, int64_t line_size) {
-  if (!is_dtensor(tensor) || DTensor(tensor).mesh().size() == 1) return libtorch_print()(out, tensor, line_size);
+  if (!is_dtensor(tensor) || (DTensor(tensor).mesh().size() == 1 && !DTensor(tensor).is_absent())) return libtorch_print()(out, tensor, line_size);
+  if (DTensor(tensor).is_absent()) {
+    return out << fmt::format("{}, whose values are on ranks [{}]", DTensor(tensor).layout().str(), fmt::join(DTensor(tensor).mesh().ranks(), ", "));
+  }
   const auto whole = whole_of(DTensor(tensor));
   LocalMode local_mode;
   std::ostringstream text;  // written at once, since ranks may be threads that print to one stream

@@ -3,6 +3,7 @@
 #include "src/base/regions.hpp"
 #include "src/dispatch/region.hpp"
 #include "src/dispatch/replicated.hpp"
+#include "src/tensor/mesh_region.hpp"
 
 #include <dtensor/base/compat.hpp>
 #include <dtensor/base/error.hpp>
@@ -26,15 +27,19 @@ struct MeshSetting {
 };
 using MeshRegion = detail::RegionOf<MeshSetting>;
 
-std::shared_ptr<detail::Region> begin_on(const DeviceMesh& mesh) {
-  require(mesh.contains_this_rank(), "Spmd", "this rank is not in the mesh {}", mesh.str());
-  const auto own = std::make_shared<const DeviceMesh>(mesh);
-  return MeshRegion::begin({own.get(), true}, own);
+const DeviceMesh& of_this_rank(const DeviceMesh& mesh) {
+  require(mesh.contains_this_rank(), "Spmd", "this rank is not in the mesh {}; hint: dt::on(mesh, f) runs f where the mesh is", mesh.str());
+  return mesh;
 }
 
 }  // namespace
 
-Spmd::Spmd(const DeviceMesh& mesh) : region_(begin_on(mesh)) {}
+std::shared_ptr<detail::Region> detail::begin_spmd(const DeviceMesh& mesh) {
+  const auto own = std::make_shared<const DeviceMesh>(mesh);
+  return MeshRegion::begin({own.get(), true}, own);
+}
+
+Spmd::Spmd(const DeviceMesh& mesh) : region_(detail::begin_spmd(of_this_rank(mesh))) {}
 Spmd::~Spmd() { region_->end(); }
 
 NoSpmd::NoSpmd() : region_(MeshRegion::begin({nullptr, false})) {}

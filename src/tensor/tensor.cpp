@@ -3,10 +3,12 @@
 
 #include <dtensor/dispatch/flat_group.hpp>
 
+#include "src/dispatch/absent.hpp"
 #include "src/dispatch/compared.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/reading.hpp"
 #include "src/dispatch/replicated.hpp"
+#include "src/mesh/stand_in.hpp"
 
 #include <dtensor/dispatch/local_mode.hpp>
 #include <dtensor/mesh/two_meshes.hpp>
@@ -65,7 +67,8 @@ struct Redistribute : Function<Redistribute> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto& gradient = gradients[0];
     if (!gradient.defined()) return {at::Tensor(), at::Tensor()};
-    return {dtensor::redistribute(gradient, gradient_placements(*saved(context))), at::Tensor()};
+    const auto from = saved(context);
+    return {dtensor::redistribute(gradient, from->mesh(), gradient_placements(*from)), at::Tensor()};
   }
 };
 
@@ -155,6 +158,7 @@ const Layout& DTensor::layout() const { return *as_dtensor(tensor_)->layout(); }
 at::Tensor DTensor::to_local() const { return to_local(gradient_placements(layout())); }
 
 at::Tensor DTensor::to_local(PlacementsRef gradient) const {
+  if (is_absent() && !detail::StandIn::active()) dispatch::refuse_absent("to_local", layout());
   const auto target = layout().with(gradient);
   dispatch::before_write(as_dtensor(tensor_)->local());  // which whoever gets it may do
   require(target->local_sizes() == layout().local_sizes(), "to_local",
@@ -174,15 +178,34 @@ DTensor DTensor::redistribute(PlacementsRef placements) const {
 
 DTensor DTensor::redistribute(std::initializer_list<Placement> placements) const { return redistribute(PlacementsRef(placements)); }
 
+DTensor DTensor::redistribute(const DeviceMesh& mesh, PlacementsRef placements) const {
+  const auto& from = as_dtensor(tensor_)->layout();
+  if (mesh == from->mesh()) return redistribute(placements);
+  check_maker("redistribute", from->mesh());
+  check_maker("redistribute", mesh);
+  return asked_for(Redistribute::apply(tensor_, from->with(mesh, placements)));
+}
+
+DTensor DTensor::redistribute(const DeviceMesh& mesh, std::initializer_list<Placement> placements) const {
+  return redistribute(mesh, PlacementsRef(placements));
+}
+
 at::Tensor redistribute(const at::Tensor& tensor, PlacementsRef placements) {
   return is_dtensor(tensor) ? DTensor(tensor).redistribute(placements).tensor() : tensor;
+}
+
+at::Tensor redistribute(const at::Tensor& tensor, const DeviceMesh& mesh, PlacementsRef placements) {
+  return is_dtensor(tensor) ? DTensor(tensor).redistribute(mesh, placements).tensor() : tensor;
+}
+
+at::Tensor redistribute(const at::Tensor& tensor, const DeviceMesh& mesh, std::initializer_list<Placement> placements) {
+  return redistribute(tensor, mesh, PlacementsRef(placements));
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor) { return is_dtensor(tensor) ? DTensor(tensor).full_tensor() : tensor; }
 
 DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, PlacementsRef placements) {
   require(full.defined(), "distribute_tensor", "the tensor is undefined");
-  require(mesh.contains_this_rank(), "distribute_tensor", "this rank is not in the mesh {}", mesh.str());
   if (is_dtensor(full)) {
     require(DTensor(full).mesh() == mesh, "distribute_tensor",
             "the tensor is already distributed, on another mesh; got {}; expected {}; {}", DTensor(full).mesh().str(), mesh.str(),
@@ -192,6 +215,10 @@ DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, Placem
   require(full.is_meta() || full.device().type() == mesh.device_type(), "distribute_tensor",
           "the tensor is on {}, and the mesh on {}; hint: tensor.to(...) first", full.device().str(),
           c10::DeviceTypeName(mesh.device_type(), /*lower_case=*/true));
+  if (!mesh.contains_this_rank()) {
+    const auto layout = Layout::get(mesh, placements, full.sizes(), full.strides(), full.scalar_type());
+    return asked_for(dispatch::absent(layout).set_requires_grad(full.requires_grad() && c10::GradMode::is_enabled()));
+  }
   if (!full.is_meta() && Spmd::current() && replication_check() &&
       dispatch::Compared::is_due(dispatch::compared(mesh).distributed++)) {
     dispatch::check_replicated("distribute_tensor", full, mesh);
@@ -208,6 +235,7 @@ DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, std::i
 DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes) {
   require(local.defined() && !is_dtensor(local), "from_local", "expected a plain tensor as local part");
   const auto layout = Layout::get(mesh, placements, sizes, local.scalar_type());
+  if (layout->is_absent()) return asked_for(dispatch::absent(layout).set_requires_grad(local.requires_grad() && c10::GradMode::is_enabled()));
   require(layout->local_sizes() == local.sizes(), "from_local",
           "the local part does not have the sizes that the layout gives this rank; got [{}]; expected [{}] of {}",
           fmt::join(local.sizes(), ", "), fmt::join(layout->local_sizes(), ", "), layout->str());
@@ -279,6 +307,7 @@ void redistribute_(const at::Tensor& tensor, PlacementsRef placements) {
   require(!impl->member(), "redistribute_", "the tensor lies in the flat buffer of a unit; got {}; hint: parallelize_module lays out such "
           "parameters, and keeps them in their unit", from->str());
   if (from->is_deferred()) return impl->lay_out_deferred(target);
+  if (from->is_absent()) return impl->relay(local_of(dispatch::absent(target)), target);
   LocalMode local_mode;
   impl->relay(in_own_memory(move_local(impl->local(), from, target).get()), target);
 }

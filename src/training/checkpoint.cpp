@@ -7,10 +7,10 @@
 
 #include "src/training/kept_calls.hpp"
 #include "src/training/operator_mode.hpp"
-#include "src/training/saved_tensors.hpp"
 
 #include <dtensor/base/compat.hpp>
 #include <dtensor/base/error.hpp>
+#include <dtensor/gradients/saved_tensors.hpp>
 #include <dtensor/mesh/world.hpp>
 #include <dtensor/parallel/overlap.hpp>
 #include <dtensor/rng/random.hpp>

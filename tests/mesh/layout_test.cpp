@@ -185,6 +185,24 @@ TEST_CASE("placements that do not fit say why", "[layout]") {
   REQUIRE_THROWS_WITH(layout(mesh, {shard(0), strided_shard(0, 3)}, {5}),
                       says("does not divide the length 2 of dim 0"));
   REQUIRE_THROWS_WITH(Layout::get(mesh, Placements{shard(0), replicate()}, {8}, {1, 1}, at::kFloat), says("2 strides"));
-  REQUIRE_THROWS_WITH(layout(DeviceMesh(c10::kCPU, {1, 2}, {2}, {"x"}), {replicate()}, {8}),
-                      says("this rank is not in"));
+}
+
+TEST_CASE("a rank outside a mesh knows its layouts", "[layout]") {
+  Alone alone(4);
+  const DeviceMesh elsewhere(c10::kCPU, {1, 2}, {2}, {"x"});
+  const auto layout = Layout::get(elsewhere, Placements{shard(0)}, {5, 2}, at::kFloat);
+  REQUIRE(layout->is_absent());
+  REQUIRE(layout->boxes({1}) == std::vector<std::vector<Interval>>{{{3, 5}, {0, 2}}});
+  REQUIRE(layout->local_sizes() == c10::IntArrayRef({3, 2}));  // of its first rank
+  const auto here = layout->with(init_device_mesh(c10::kCPU, {4}), Placements{shard(1)});
+  REQUIRE_FALSE(here->is_absent());
+  REQUIRE(here->sizes() == layout->sizes());
+}
+
+TEST_CASE("elements in a row are boxes", "[layout]") {
+  using Boxes = std::vector<std::vector<Interval>>;
+  REQUIRE(boxes_of({4, 3}, {3, 9}) == Boxes{{{1, 3}, {0, 3}}});
+  REQUIRE(boxes_of({4, 3}, {2, 7}) == Boxes{{{0, 1}, {2, 3}}, {{1, 2}, {0, 3}}, {{2, 3}, {0, 1}}});
+  REQUIRE(boxes_of({4, 3}, {5, 5}).empty());
+  REQUIRE(boxes_of({}, {0, 1}) == Boxes{{}});
 }

@@ -66,6 +66,20 @@ TEST_CASE("a mesh is sliced by name and flattened", "[mesh]") {
   REQUIRE_THROWS_WITH(mesh.flatten({"pp", "tp"}, "x"), says("adjacent"));
 }
 
+TEST_CASE("a slice by its index is one of any ranks", "[mesh]") {
+  Alone alone(8, 1);
+  const auto mesh = init_device_mesh(c10::kCPU, {2, 2, 2}, {"pp", "dp", "tp"});
+  const auto second = mesh.slice("pp", 1);
+  REQUIRE(second.str() == "DeviceMesh(cpu, dp=2, tp=2, ranks=[[4, 5], [6, 7]])");
+  REQUIRE_FALSE(second.contains_this_rank());
+  REQUIRE(mesh.slice("pp", 0).contains_this_rank());
+  REQUIRE(mesh.slice("dp", 1).ranks() == std::vector<int>{2, 3, 6, 7});
+  REQUIRE(second.slice("dp", 0).slice("tp", 1).str() == "DeviceMesh(cpu, tp=1, ranks=[5])");
+  REQUIRE_THROWS_WITH(mesh.slice("pp", 2), says("there is no slice 2 of dimension \"pp\"") && says("expected 0 to 1"));
+  REQUIRE_THROWS_WITH(mesh.slice("pp", -1), says("expected 0 to 1"));
+  REQUIRE_THROWS_WITH(mesh.slice("sp", 0), says("there is no dimension \"sp\""));
+}
+
 TEST_CASE("a rank outside a mesh may hold it", "[mesh]") {
   Alone alone(4, 3);
   const DeviceMesh mesh(c10::kCPU, {0, 2}, {2}, {"x"});

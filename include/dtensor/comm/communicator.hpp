@@ -90,6 +90,7 @@ class Communicator {
   std::string name_;
   std::vector<int> ranks_;
   int rank_;
+  bool recorded_ = true;
   uint64_t sequence_ = 0;                               // of collectives
   std::map<std::pair<int, int>, uint64_t> sent_, received_;  // of messages, by (peer, tag)
 };

@@ -18,8 +18,7 @@ using LayoutPtr = c10::intrusive_ptr<Layout>;
 class Layout : public c10::intrusive_ptr_target {
  public:
   // The layout of a tensor of global `sizes` and `strides`. Negative shard dims count from the end; a `unit` without
-  // effect is normalized to 1. Throws when a placement does not fit (count, dim range, split) or the mesh lacks this
-  // rank.
+  // effect is normalized to 1. Throws when a placement does not fit (count, dim range, split).
   static LayoutPtr get(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                        c10::ScalarType dtype);
   // Row-major strides.
@@ -46,12 +45,17 @@ class Layout : public c10::intrusive_ptr_target {
   LayoutPtr deferred() const;
   LayoutPtr present() const;
 
-  // The calling rank's local sizes.
+  // Of a tensor elsewhere: the calling rank is not in the mesh, so it has no part.
+  bool is_absent() const { return absent_; }
+
+  // The calling rank's local sizes; of an absent tensor those of the mesh's first rank.
   c10::IntArrayRef local_sizes() const { return local_sizes_; }
 
   // The same tensor under other placements; deferred if this one is. If it becomes flat and its strides leave gaps, the result is
   // row-major.
   LayoutPtr with(PlacementsRef placements) const;
+  // The same on another mesh.
+  LayoutPtr with(const DeviceMesh& mesh, PlacementsRef placements) const;
 
   // The intervals of tensor dim `dim` that the rank at `coordinate` holds. The rank's region is their product over all dims; under a
   // flat layout it holds flat_part() of that region.
@@ -86,11 +90,14 @@ class Layout : public c10::intrusive_ptr_target {
   Placements placements_;
   Sizes sizes_, strides_, local_sizes_;
   c10::ScalarType dtype_;
-  bool replicated_ = false, partial_ = false, deferred_;
+  bool replicated_ = false, partial_ = false, deferred_, absent_;
   int64_t flat_dim_ = -1;
   size_t hash_ = 0;
   std::shared_ptr<LayoutTable> table_;
 };
+
+// The elements [elements.begin, elements.end) of a row-major tensor of `sizes`, in order, as boxes.
+std::vector<std::vector<Interval>> boxes_of(c10::IntArrayRef sizes, Interval elements);
 
 // Row-major strides of a shape.
 Sizes contiguous_strides(c10::IntArrayRef sizes);

@@ -1,4 +1,4 @@
-#include "src/training/saved_tensors.hpp"
+#include <dtensor/gradients/saved_tensors.hpp>
 
 #include <dtensor/base/error.hpp>
 
@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-namespace dtensor::detail {
+namespace dtensor {
 
 namespace {
 
@@ -32,8 +32,8 @@ void install() {
   const std::lock_guard<std::mutex> lock(mutex);
   auto& engine = Engine::get_default_engine();
   if (dynamic_cast<EngineWithHooks*>(&engine)) return;
-  require(&engine == &Engine::get_base_engine(), "checkpoint",
-          "another autograd engine than libtorch's own is in use; hint: in a Python process use torch.utils.checkpoint");
+  require(&engine == &Engine::get_base_engine(), "SaveWith",
+          "another autograd engine than libtorch's own is in use; hint: in a Python process use torch.utils.checkpoint, or torch's own hooks");
   torch::autograd::set_default_engine_stub(&EngineWithHooks::get);
 }
 
@@ -45,4 +45,4 @@ SaveWith::SaveWith(SavedTensors* saved) : outer_(current) {
 }
 SaveWith::~SaveWith() { current = outer_; }
 
-}  // namespace dtensor::detail
+}  // namespace dtensor

@@ -1,0 +1,112 @@
+// Public hooks: of the tensors that autograd saves, and of leaves, plain and distributed.
+#include "tests/support/dispatch_support.hpp"
+
+#include <dtensor/gradients/leaf_hooks.hpp>
+#include <dtensor/gradients/saved_tensors.hpp>
+
+#include <fmt/ranges.h>
+
+using namespace dtensor;
+using namespace dtensor::test;
+
+namespace {
+
+// Keeps what is saved in float.
+class Rounded final : public SavedTensors {
+ public:
+  int packed = 0, unpacked = 0;
+
+ private:
+  struct Hooks final : torch::autograd::SavedVariableHooks {
+    explicit Hooks(Rounded& rounded) : rounded(rounded) {}
+    void call_pack_hook(const at::Tensor& tensor) override {
+      ++rounded.packed;
+      at::NoGradGuard no_grad;
+      kept = tensor.to(torch::kFloat);
+    }
+    at::Tensor call_unpack_hook() override {
+      ++rounded.unpacked;
+      at::NoGradGuard no_grad;
+      return kept.to(torch::kDouble);
+    }
+    Rounded& rounded;
+    at::Tensor kept;
+  };
+  std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override { return std::make_unique<Hooks>(*this); }
+};
+
+}  // namespace
+
+TEST_CASE("saved tensors go through hooks", "[gradients]") {
+  CHECK_NOTHROW(on_ranks(2, [](World& world) {
+    const auto mesh = line(world);
+    const auto values = counting({4, 3});
+    for (const bool distributed : {false, true}) {
+      const auto x = (distributed ? distribute_tensor(values, mesh, {shard(0)}).tensor().detach() : values.clone()).requires_grad_();
+      Rounded rounded;
+      at::Tensor y, z;
+      {
+        SaveWith save(&rounded);
+        y = (x * x).sum();
+        SaveWith none(nullptr);
+        z = (x * x).sum();
+      }
+      require(rounded.packed == 2 && rounded.unpacked == 0, "test", "{} were saved", rounded.packed);
+      y.backward();
+      require(rounded.unpacked == 2, "test", "{} were asked for", rounded.unpacked);
+      const auto expected = values.to(torch::kFloat).to(torch::kDouble) * 2;
+      require(full_tensor(x.grad()).equal(expected), "test", "the gradient is of what was kept");
+      z.backward();
+      require(rounded.packed == 2 && full_tensor(x.grad()).equal(expected + values * 2), "test", "what was saved as ever");
+    }
+  }));
+}
+
+TEST_CASE("hooks of leaves see the gradient in its layout and when it has been added", "[gradients]") {
+  CHECK_NOTHROW(on_ranks(2, [](World& world) {
+    const auto mesh = line(world);
+    const auto values = torch::arange(12, torch::kDouble).view({4, 3});
+    for (const bool distributed : {false, true}) {
+      const auto w = (distributed ? distribute_tensor(values, mesh, {replicate()}).tensor().detach() : values.clone()).requires_grad_();
+      const at::Tensor x = distributed ? distribute_tensor(values, mesh, {shard(0)}).tensor() : values;
+      std::vector<std::string> order;
+      w.register_hook([&](const at::Tensor&) { order.push_back("user"); });
+      add_gradient_hook(w, [&](const at::Tensor& gradient) {
+        order.push_back("first");
+        if (distributed) require(DTensor(gradient).placements()[0].is_replicate(), "test", "got {}", DTensor(gradient).layout().str());
+        return gradient * 2;
+      });
+      add_gradient_hook(w, [&](const at::Tensor&) {
+        order.push_back("second");
+        return at::Tensor();
+      });
+      w.register_hook([&](const at::Tensor&) { order.push_back("late user"); });
+      at::Tensor added;
+      auto handle = after_gradient(w, [&](const at::Tensor& leaf) {
+        order.push_back("after");
+        added = full_tensor(leaf.grad()).clone();
+      });
+      // Used twice: what both give is added before the hooks run. The gradient of a product over cut rows is a sum that is pending.
+      ((x.matmul(w.t())).sum() + (w * 3).sum()).backward();
+      const auto expected = (values.sum(0).expand({4, 3}) + 3) * 2;
+      require(order == std::vector<std::string>{"user", "late user", "first", "second", "after"}, "test", "got {}", fmt::join(order, " "));
+      require(full_tensor(w.grad()).equal(expected) && added.equal(expected), "test", "another gradient");
+      handle.reset();
+      order.clear();
+      (w * 1).sum().backward();
+      require(order.size() == 4 && full_tensor(w.grad()).equal(expected + 2), "test", "the handle has gone");
+    }
+    const auto refuses = [](const std::string& text, const std::function<void()>& call) {
+      try {
+        call();
+      } catch (const Error& error) {
+        require(std::string(error.what()).find(text) != std::string::npos, "test", "expected '{}' in: {}", text,
+                error.what_without_backtrace());
+        return;
+      }
+      fail("test", "no error with '{}'", text);
+    };
+    refuses("got a tensor without a gradient", [&] { add_gradient_hook(values, [](const at::Tensor&) { return at::Tensor(); }); });
+    refuses("got the result of an operator", [&] { (void)after_gradient(values.clone().requires_grad_() * 1, [](const at::Tensor&) {}); });
+  }));
+}
