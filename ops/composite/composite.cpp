@@ -4,8 +4,8 @@
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/op_info.hpp"
 #include "src/dispatch/out_form.hpp"
-#include "src/dispatch/stand_ins.hpp"
 
+#include <dtensor/base/tensors_in.hpp>
 #include <dtensor/comm/record.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
@@ -83,12 +83,10 @@ at::Tensor ctc_loss_of_lengths(c10::DispatchKeySet keys, const at::Tensor& log_p
 
 struct Operands {
   explicit Operands(c10::ArrayRef<c10::IValue> arguments) {
-    for (const auto& argument : arguments) {
-      with_tensors(argument, [&](const at::Tensor& tensor) {
-        if (tensor.defined() && is_dtensor(tensor)) distributed = tensor;
-        needs_gradient |= tensor.defined() && tensor.requires_grad();
-        return tensor;
-      });
+    for (const auto& in : tensors_in(arguments)) {
+      if (!in.tensor.defined()) continue;
+      if (is_dtensor(in.tensor)) distributed = in.tensor;
+      needs_gradient |= in.tensor.requires_grad();
     }
     needs_gradient &= c10::GradMode::is_enabled();
   }

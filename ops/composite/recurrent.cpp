@@ -4,9 +4,9 @@
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/op_info.hpp"
 #include "src/dispatch/replicated.hpp"
-#include "src/dispatch/stand_ins.hpp"
 
 #include <dtensor/base/error.hpp>
+#include <dtensor/base/tensors_in.hpp>
 #include <dtensor/tensor/spmd.hpp>
 #include <dtensor/tensor/tensor.hpp>
 

@@ -8,6 +8,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <fcntl.h>
 #include <fmt/ranges.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -25,16 +26,29 @@ namespace {
 
 std::string text_of(int error) { return std::generic_category().message(error); }
 
-// A file that is written under another name. Errors are kept until the end: libtorch's writer ends the process where a write throws.
+// Where a link leads to, so that the file it names is replaced, and not the link.
+std::string behind_links(const std::string& path) {
+  std::error_code error;
+  const auto target = std::filesystem::weakly_canonical(path, error);
+  return error || !std::filesystem::is_symlink(path, error) ? path : target.string();
+}
+
+// A file that is written under another name, and takes the old one's place with its permissions when it is whole. Devices and pipes are
+// written to directly. Errors are kept until the end: libtorch's writer ends the process where a write throws.
 class NewFile {
  public:
-  explicit NewFile(const std::string& path) : path_(path), name_(fmt::format("{}.{}.{}.part", path, getpid(), ++count_)) {
-    file_ = open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  explicit NewFile(const std::string& path) : path_(behind_links(path)), name_(path_) {
+    struct stat old {};
+    const bool exists = stat(path_.c_str(), &old) == 0;
+    replaces_ = !exists || S_ISREG(old.st_mode) || S_ISDIR(old.st_mode);
+    if (replaces_) name_ = fmt::format("{}.{}.{}.part", path_, getpid(), ++count_);
+    file_ = open(name_.c_str(), O_WRONLY | O_CLOEXEC | (replaces_ ? O_CREAT | O_EXCL : 0), 0666);
     if (file_ < 0) error_ = errno;
+    if (file_ >= 0 && exists && S_ISREG(old.st_mode) && fchmod(file_, old.st_mode & 07777) != 0) error_ = errno;
   }
   ~NewFile() {
     if (file_ >= 0) close(file_);
-    if (!done_) unlink(name_.c_str());
+    if (!done_ && replaces_ && file_ >= 0) unlink(name_.c_str());
   }
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
@@ -51,8 +65,8 @@ class NewFile {
   }
 
   void finish() {
-    if (error_ == 0 && fsync(file_) != 0) error_ = errno;
-    if (error_ == 0 && std::rename(name_.c_str(), path_.c_str()) != 0) error_ = errno;
+    if (error_ == 0 && replaces_ && fsync(file_) != 0) error_ = errno;
+    if (error_ == 0 && replaces_ && std::rename(name_.c_str(), path_.c_str()) != 0) error_ = errno;
     if (error_ != 0) throw std::runtime_error(fmt::format("'{}' cannot be written: {}", path_, text_of(error_)));
     done_ = true;
   }
@@ -62,7 +76,7 @@ class NewFile {
   static inline std::atomic<int> count_ = 0;
   std::string path_, name_;
   int file_ = -1, error_ = 0;
-  bool done_ = false;
+  bool replaces_ = true, done_ = false;
 };
 
 }  // namespace

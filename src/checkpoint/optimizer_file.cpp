@@ -218,6 +218,20 @@ void save_optimizer(const torch::optim::Optimizer& optimizer, const std::string&
   });
 }
 
+// libtorch reads what its optimizers of this type write, and says little about anything else.
+static void load_state(torch::optim::Optimizer& optimizer, torch::serialize::InputArchive& archive, const std::string& path) {
+  try {
+    optimizer.load(archive);
+  } catch (const std::exception& problem) {
+    const std::string text = problem.what();
+    size_t parameters = 0;
+    for (const auto& group : optimizer.param_groups()) parameters += group.params().size();
+    fail("load", "'{}' is not the state of such an optimizer: it is another's, of other parameters, or a model's; expected what dt::save wrote of "
+         "one of the same type with {} parameters in {} groups; hint: save and load optimizers and models of the same kind; libtorch says: {}",
+         path, parameters, optimizer.param_groups().size(), text.substr(0, text.find('\n')));
+  }
+}
+
 void load_optimizer(torch::optim::Optimizer& optimizer, const std::string& path) {
   const auto parameters = parameters_of(optimizer);
   NoSpmd plain;
@@ -231,7 +245,7 @@ void load_optimizer(torch::optim::Optimizer& optimizer, const std::string& path)
   Told told;
   ranks.first_does([&] {
     auto archive = read_file(path);
-    optimizer.load(archive);
+    load_state(optimizer, archive, path);
     check_sizes(parameters, optimizer.state(), path);
     told = take_tensors(optimizer, parameters);
   });

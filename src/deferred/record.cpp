@@ -5,7 +5,6 @@
 #include "src/deferred/replay.hpp"
 #include "src/dispatch/decide.hpp"
 #include "src/dispatch/execute.hpp"
-#include "src/dispatch/stand_ins.hpp"
 
 #include <dtensor/dispatch/local_mode.hpp>
 #include <dtensor/rng/device_generator.hpp>
@@ -70,20 +69,10 @@ bool draws_in_place(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
          std::count_if(arguments.begin(), arguments.end(), is_tensor) == 1;
 }
 
-std::vector<at::Tensor> tensors_of(const c10::IValue& value) {
-  std::vector<at::Tensor> tensors;
-  dispatch::with_tensors(value, [&](const at::Tensor& tensor) {
-    if (tensor.defined()) tensors.push_back(tensor);
-    return tensor;
-  });
-  return tensors;
-}
-
-// Whether it writes a tensor that has values: whoever holds that tensor will look at them.
+// Whether it writes a tensor that has values, which those who hold it will look at.
 bool writes_values(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
-  return std::any_of(info.written.begin(), info.written.end(), [&](int w) {
-    const auto tensors = tensors_of(arguments[w]);
-    return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) { return !dispatch::is_deferred(tensor); });
+  return std::ranges::any_of(info.written, [&](int w) {
+    return any_tensor(arguments[w], [](const at::Tensor& tensor) { return !dispatch::is_deferred(tensor); });
   });
 }
 
@@ -155,7 +144,7 @@ Stack TapeRecorder::record_values(const c10::OperatorHandle& op, const OpInfo& i
   auto values = replay_on_one_device(tape_->needed_for(metas), metas);
   Stack stack;
   for (const auto& argument : on_the_tape) {
-    stack.push_back(dispatch::with_tensors(argument, [&](const at::Tensor& tensor) {
+    stack.push_back(with_tensors(argument, [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return tensor;
       return tensor.is_meta() ? values.at(tensor.unsafeGetTensorImpl()) : full_tensor(tensor);
     }));
@@ -168,14 +157,15 @@ Stack TapeRecorder::record_values(const c10::OperatorHandle& op, const OpInfo& i
     op.callBoxed(&stack);
   }
   for (const int w : info.written) {
-    const auto tensors = tensors_of(arguments[w]), values_of_them = tensors_of(plain_arguments[w]);
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      dispatch::is_deferred(tensors[i]) ? write(tensors[i], values_of_them[i], mesh) : static_cast<void>(tensors[i].copy_(values_of_them[i]));
+    for (const auto& [tensor, argument, element] : tensors_in(arguments[w])) {
+      if (!tensor.defined()) continue;
+      const auto& value = tensor_at(plain_arguments[w], element);
+      dispatch::is_deferred(tensor) ? write(tensor, value, mesh) : static_cast<void>(tensor.copy_(value));
     }
   }
   for (size_t r = 0; r < stack.size(); ++r) {
     const int source = r < info.returns_argument.size() ? info.returns_argument[r] : -1;
-    stack[r] = source >= 0 ? arguments[source] : dispatch::with_tensors(stack[r], [&](const at::Tensor& value) {
+    stack[r] = source >= 0 ? arguments[source] : with_tensors(stack[r], [&](const at::Tensor& value) {
       return value.defined() ? constant(value, mesh) : value;
     });
   }
@@ -184,7 +174,7 @@ Stack TapeRecorder::record_values(const c10::OperatorHandle& op, const OpInfo& i
 
 // A tensor that is not of the tape is copied, because it may change before the tape is replayed.
 c10::IValue TapeRecorder::on_tape(const c10::IValue& argument) const {
-  return dispatch::with_tensors(argument, [](const at::Tensor& tensor) {
+  return with_tensors(argument, [](const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
     return dispatch::is_deferred(tensor) ? meta_of(tensor) : tensor.clone();
   });
@@ -194,7 +184,7 @@ Stack TapeRecorder::results_of(const OpInfo& info, Entry& entry, const Arguments
   Stack results;
   for (size_t r = 0; r < metas.size(); ++r) {
     const int source = r < info.returns_argument.size() ? info.returns_argument[r] : -1;
-    results.push_back(source >= 0 ? arguments[source] : dispatch::with_tensors(metas[r], [&](const at::Tensor& meta) {
+    results.push_back(source >= 0 ? arguments[source] : with_tensors(metas[r], [&](const at::Tensor& meta) {
       if (!meta.defined()) return meta;
       bool known = false;
       for_each_meta(entry.arguments, [&](const at::Tensor& argument) { known |= argument.is_same(meta); });

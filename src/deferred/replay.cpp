@@ -2,7 +2,6 @@
 
 #include "rng/copy.hpp"
 #include "src/deferred/exact.hpp"
-#include "src/dispatch/stand_ins.hpp"
 
 #include <dtensor/dispatch/local_mode.hpp>
 
@@ -31,10 +30,9 @@ std::vector<at::Tensor> new_tensors(const Entry& entry, const Stack& results) {
   const auto* info = entry.op ? &dispatch::info_of(*entry.op) : nullptr;
   for (size_t r = 0; r < results.size(); ++r) {
     if (info && r < info->returns_argument.size() && info->returns_argument[r] >= 0) continue;
-    dispatch::with_tensors(results[r], [&](const at::Tensor& tensor) {
-      if (tensor.defined()) tensors.push_back(tensor);
-      return tensor;
-    });
+    for (const auto& in : tensors_in(results[r])) {
+      if (in.tensor.defined()) tensors.push_back(in.tensor);
+    }
   }
   return tensors;
 }
@@ -78,7 +76,7 @@ Values replay(const Entries& entries, c10::ArrayRef<at::Tensor> metas, const Run
     const auto& entry = *entries[i];
     Stack stack;
     for (const auto& argument : entry.arguments) {
-      stack.push_back(dispatch::with_tensors(argument, [&](const at::Tensor& tensor) {
+      stack.push_back(with_tensors(argument, [&](const at::Tensor& tensor) {
         return tensor.defined() && tensor.is_meta() ? values.at(tensor.unsafeGetTensorImpl()) : tensor;
       }));
     }
@@ -163,7 +161,7 @@ at::Tensor as_on_one_device(const at::Tensor& tensor) {
 void run_whole(const Entry& entry, Stack& stack) {
   const auto& info = dispatch::info_of(*entry.op);
   const auto distributed = stack;
-  for (auto& value : stack) value = dispatch::with_tensors(value, as_on_one_device);
+  for (auto& value : stack) value = with_tensors(value, as_on_one_device);
   const auto whole = stack;
   {
     NoSpmd plain;
@@ -171,15 +169,12 @@ void run_whole(const Entry& entry, Stack& stack) {
     entry.op->callBoxed(&stack);
   }
   for (const int w : info.written) {
-    std::vector<at::Tensor> written;
-    dispatch::with_tensors(whole[w], [&](const at::Tensor& tensor) { return written.push_back(tensor), tensor; });
-    auto next = written.begin();
-    dispatch::with_tensors(distributed[w], [&](const at::Tensor& tensor) { return tensor.copy_(*next++), tensor; });
+    for (const auto& [tensor, argument, element] : tensors_in(distributed[w])) tensor.copy_(tensor_at(whole[w], element));
   }
   const Placements replicated(entry.mesh.ndim(), replicate());
   for (size_t r = 0; r < stack.size(); ++r) {
     const int source = r < info.returns_argument.size() ? info.returns_argument[r] : -1;
-    stack[r] = source >= 0 ? distributed[source] : dispatch::with_tensors(stack[r], [&](const at::Tensor& tensor) {
+    stack[r] = source >= 0 ? distributed[source] : with_tensors(stack[r], [&](const at::Tensor& tensor) {
       return tensor.defined() ? distribute_tensor(tensor, entry.mesh, replicated).tensor() : tensor;
     });
   }
@@ -219,7 +214,7 @@ Values replay_on_one_device(const Entries& entries, c10::ArrayRef<at::Tensor> me
   NoSpmd plain;
   const auto run = [](const Entry& entry, Stack& stack) {
     for (auto& value : stack) {
-      value = dispatch::with_tensors(value, [](const at::Tensor& tensor) { return tensor.defined() ? full_tensor(tensor) : tensor; });
+      value = with_tensors(value, [](const at::Tensor& tensor) { return tensor.defined() ? full_tensor(tensor) : tensor; });
     }
     LocalMode local;
     if (entry.op) return entry.op->callBoxed(&stack);

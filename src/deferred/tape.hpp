@@ -25,12 +25,8 @@ using Entries = std::vector<const Entry*>;
 // Calls visit(tensor) for each tensor of the tape among values.
 template <class Visit>
 void for_each_meta(c10::ArrayRef<c10::IValue> values, const Visit& visit) {
-  for (const auto& value : values) {
-    if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_meta()) visit(value.toTensor());
-    if (!value.isList()) continue;
-    for (const auto& element : value.toListRef()) {
-      if (element.isTensor() && element.toTensor().defined() && element.toTensor().is_meta()) visit(element.toTensor());
-    }
+  for (const auto& in : tensors_in(values)) {
+    if (in.tensor.defined() && in.tensor.is_meta()) visit(in.tensor);
   }
 }
 

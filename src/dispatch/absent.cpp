@@ -10,20 +10,9 @@
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
 
-#include <functional>
-
 namespace dtensor::dispatch {
 
 namespace {
-
-void for_each_layout(const c10::IValue& value, const std::function<void(const Layout&)>& visit) {
-  if (value.isTensor()) {
-    const auto* impl = as_dtensor(value.toTensor());
-    if (impl && impl->layout()) visit(*impl->layout());
-  } else if (value.isList()) {
-    for (const auto& element : value.toListRef()) for_each_layout(element, visit);
-  }
-}
 
 // Operators that ask for values: nobody here could say.
 bool asks_for_values(const OpInfo& info) {
@@ -63,23 +52,20 @@ bool is_worked_out(const OpInfo& info, const Stack& stack, size_t begin) {
   const bool on_absent = current_mesh && !current_mesh->contains_this_rank();
   const bool may = on_absent || current_backward() || makes_alike(info);
   bool worked_out = on_absent;
-  for (size_t i = begin; i < stack.size(); ++i) {
-    for_each_layout(stack[i], [&](const Layout& layout) {
-      if (layout.is_absent() && !may) refuse_absent(info.name, layout);
-      if (layout.is_absent() && asks_for_values(info)) {
-        fail(info.name,
-             "only ranks [{}] have the values; got {}, on a rank that works out sizes and layouts for dt::on; hint: ask for values outside "
-             "of "
-             "dt::on, after dt::redistribute to a mesh of all ranks that need them",
-             fmt::join(layout.mesh().ranks(), ", "), layout.str());
-      }
-      if (!layout.is_absent() && on_absent && !current_backward()) {
-        fail(info.name,
-             "a tensor of another mesh is used inside of dt::on; got {} on {}; expected one on {}; hint: dt::redistribute it to that mesh",
-             layout.str(), layout.mesh().str(), current_mesh->str());
-      }
-      worked_out |= layout.is_absent();
-    });
+  for (const auto& in : tensors_in(arguments(stack, begin))) {
+    const auto* impl = as_dtensor(in.tensor);
+    if (!impl || !impl->layout()) continue;
+    const auto& layout = *impl->layout();
+    if (layout.is_absent() && !may) refuse_absent(info.name, layout);
+    if (layout.is_absent() && asks_for_values(info)) {
+      fail(info.name, "only ranks [{}] have the values; got {}, on a rank that works out sizes and layouts for dt::on; hint: ask for values outside of "
+           "dt::on, after dt::redistribute to a mesh of all ranks that need them", fmt::join(layout.mesh().ranks(), ", "), layout.str());
+    }
+    if (!layout.is_absent() && on_absent && !current_backward()) {
+      fail(info.name, "a tensor of another mesh is used inside of dt::on; got {} on {}; expected one on {}; hint: dt::redistribute it to that mesh",
+           layout.str(), layout.mesh().str(), current_mesh->str());
+    }
+    worked_out |= layout.is_absent();
   }
   return worked_out;
 }

@@ -28,21 +28,13 @@ namespace dtensor::dispatch {
 
 DeviceMesh common_mesh(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   const Layout* first = nullptr;
-  auto visit = [&](const c10::IValue& value) {
-    if (!value.isTensor()) return;
-    const auto* impl = value.unsafeToTensorImpl();
-    if (!is_dtensor_impl(impl)) return;
-    const auto& layout = static_cast<DTensorImpl*>(const_cast<c10::TensorImpl*>(impl))->layout();
+  for (const auto& in : tensors_in(arguments)) {
+    const auto* impl = as_dtensor(in.tensor);
+    if (!impl) continue;
+    const auto& layout = impl->layout();
     if (!first) first = layout.get();
-    if (layout->mesh() == first->mesh()) return;
+    if (layout->mesh() == first->mesh()) continue;
     fail(info.name, "operands lie on two meshes; got {} and {}; {}", first->str(), layout->str(), why_two(first->mesh(), layout->mesh()));
-  };
-  for (const auto& value : arguments) {
-    if (value.isList()) {
-      for (const auto& element : value.toListRef()) visit(element);
-    } else {
-      visit(value);
-    }
   }
   if (!first) return *current_mesh;
   check_maker(info.name, first->mesh());
@@ -75,8 +67,9 @@ void check_plain_operands(const OpInfo& info, const rules::Call& call, bool expl
   for (const auto& operand : call.operands) {
     if (!operand.plain) continue;
     const auto& value = call.arguments[operand.argument];
-    const auto tensor = operand.element < 0 ? value.toTensor() : value.toListRef()[operand.element].toTensor();
-    const bool outside = !current_mesh && !in_backward() && tensor.dim() > 0;
+    const auto tensor = tensor_at(value, operand.element);
+    if (current_mesh && is_overwritten(info, operand.argument)) continue;
+    const bool outside = !current_mesh && !in_backward() && tensor.dim() > 0 && call.mesh.size() > 1;
     if (outside && initializes(info, call)) {
       if (!explaining && checks_replicated) check_replicated(info.name, tensor, call.mesh);
       continue;
@@ -84,7 +77,8 @@ void check_plain_operands(const OpInfo& info, const rules::Call& call, bool expl
     if (outside) {
       fail(info.name,
            "a plain tensor meets distributed ones; got a plain tensor of sizes [{}] as argument {} of {}; "
-           "hint: distribute_tensor it, or run this code inside dt::Spmd, where plain tensors count as replicated",
+           "hint: distribute_tensor it, or run this code inside dt::Spmd, where plain tensors count as replicated; in code that runs "
+           "outside of it, such as a data loader's, make all tensors under dt::NoSpmd or before dt::Spmd begins",
            fmt::join(tensor.sizes(), ", "), operand.argument, describe(call));
     }
     const bool number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
@@ -99,7 +93,9 @@ bool has_plain_operand(const rules::Call& call) {
 // Whether an operand is a plain tensor inside Spmd, whose values may differ between ranks in a later call if not in this.
 bool may_differ(const rules::Call& call) { return current_mesh && call.mesh.size() > 1 && has_plain_operand(call); }
 
-void warn_once(const OpInfo& info, const char* what) {
+// One rank is as it is without a mesh, and has nothing to be told.
+void warn_once(const OpInfo& info, const DeviceMesh& mesh, const char* what) {
+  if (mesh.size() == 1) return;
   static std::mutex mutex;
   static std::set<std::string> warned;
   std::lock_guard<std::mutex> lock(mutex);
@@ -307,7 +303,7 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   const auto ahead = look_ahead(op, info, call, rule);
   if (rule) check_in_place_sizes(op, info, call, *rule);
   if (!trace && !info.rule && !call.operands.empty() && info.name != "aten::_local_scalar_dense") {
-    warn_once(info, "has no sharding rule and runs on replicated operands");
+    warn_once(info, call.mesh, "has no sharding rule and runs on replicated operands");
   }
 
   auto decision = std::make_shared<Decision>(Decision{&info, call.mesh});
@@ -322,7 +318,7 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   const bool empty = std::any_of(resolution.in.begin(), resolution.in.end(), [](const LayoutPtr& layout) { return may_be_empty(*layout); });
   const bool whole = std::all_of(resolution.in.begin(), resolution.in.end(), [](const LayoutPtr& layout) { return layout->is_replicated(); });
   if (!trace && moves && whole && info.schema->argumentIndexWithName("generator")) {
-    warn_once(info, "is drawn whole on every rank from gathered operands: how much it takes of the one stream depends on their values");
+    warn_once(info, call.mesh, "is drawn whole on every rank from gathered operands: how much it takes of the one stream depends on their values");
   }
   // What kernels refuse, as dtypes, is refused on every rank, and before anything is moved.
   if (!ahead.rehearsed && (moves || empty || decision->lowering || !decision->write_backs.empty())) rehearse(op, call);

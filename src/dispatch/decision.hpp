@@ -4,6 +4,8 @@
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/op_info.hpp"
 
+#include <dtensor/base/tensors_in.hpp>
+
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +14,9 @@
 namespace dtensor::dispatch {
 
 using Stack = std::vector<c10::IValue>;
+
+// The arguments of the call that a stack ends with.
+inline c10::ArrayRef<c10::IValue> arguments(const Stack& stack, size_t begin) { return c10::ArrayRef<c10::IValue>(stack).slice(begin); }
 
 // Operand `operand` (in the order of rules::Call::operands) is moved before the local call.
 struct Move {

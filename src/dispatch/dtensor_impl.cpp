@@ -113,9 +113,7 @@ void DTensorImpl::relay(at::Tensor local, LayoutPtr layout, comm::WorkPtr work) 
 at::Tensor DTensorImpl::detached() const {
   auto impl = c10::make_intrusive<DTensorImpl>(local_, *this);
   impl->work_ = work_;
-  if (member_) [[unlikely]] impl->set_member(member_);
-  impl->pinned = pinned;
-  impl->laid_out = laid_out;
+  impl->inherit(*this);
   if (storage_offset() != 0) impl->set_storage_offset(storage_offset());
   return at::Tensor(std::move(impl));
 }
@@ -130,6 +128,14 @@ void DTensorImpl::forget_values() {
   device_opt_ = like.device();
 }
 
+void DTensorImpl::inherit(const DTensorImpl& operand) {
+  if (operand.member_) [[unlikely]] set_member(operand.member_);
+  pinned = operand.pinned;
+  laid_out = operand.laid_out;
+  track_as(operand.key_set());
+}
+
+// In InferenceMode libtorch tracks views of tensors from outside of it, and nothing else.
 void DTensorImpl::track_as(c10::DispatchKeySet base) {
   if (!is_inference()) [[likely]] return;
   key_set_ = key_set_ | (base & (c10::autograd_dispatch_keyset | c10::inplace_or_view_ks));
@@ -165,9 +171,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
   if (!layout_) [[unlikely]] return plain_copy(std::forward<Version>(version), allow_metadata_change);
   auto impl = c10::make_intrusive<DTensorImpl>(local_, layout_);
   impl->work_ = work_;
-  if (member_) [[unlikely]] impl->set_member(member_);
-  impl->pinned = pinned;
-  impl->laid_out = laid_out;
+  impl->inherit(*this);
   if (layout_->is_deferred()) impl->deferred().add_handle(*impl);
   impl->set_storage_offset(storage_offset());
   impl->set_version_counter(std::forward<Version>(version));

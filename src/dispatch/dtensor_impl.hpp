@@ -74,8 +74,9 @@ class DTensorImpl final : public c10::TensorImpl {
   dispatch::Deferred& deferred() const;
   bool waits_for(const comm::Work& work) const { return work_.get() == &work; }
 
-  // In InferenceMode libtorch tracks only views of tensors that were made outside of it.
-  void track_as(c10::DispatchKeySet base);
+  // Takes over what views and copies of `operand` have of it beside values and layout: its group, whether it is pinned or laid out, and how
+  // InferenceMode tracks it.
+  void inherit(const DTensorImpl& operand);
 
   // Whether nothing else shares the local memory, so that relay() cannot separate a view from its base.
   bool owns_local_alone() const { return local_.use_count() == 1 && local_.storage().use_count() == (storage_ ? 2u : 1u); }
@@ -112,6 +113,7 @@ class DTensorImpl final : public c10::TensorImpl {
   template <class Version>
   c10::intrusive_ptr<c10::TensorImpl> copy(Version&& version, bool allow_metadata_change) const;
   c10::intrusive_ptr<c10::TensorImpl> plain_copy(c10::VariableVersion version, bool allow_metadata_change) const;
+  void track_as(c10::DispatchKeySet base);
   void adopt_metadata();
   void adopt_metadata(const DTensorImpl& like);
   void finish();
@@ -142,7 +144,7 @@ inline at::Tensor wrap(at::Tensor local, const DTensorImpl& like) {
 // The local tensor in memory of its own size. A chunk may be a view of the whole tensor, which would stay alive with it.
 at::Tensor in_own_memory(at::Tensor part);
 
-// `tensor` in the layout `target`, without a gradient. Shares no memory with `tensor`; may still be under way.
+// `tensor` in the layout `target`, on the same mesh or another, without a gradient. Shares no memory with `tensor`; may still be under way.
 at::Tensor move_tensor(const at::Tensor& tensor, const LayoutPtr& target);
 
 }  // namespace dtensor

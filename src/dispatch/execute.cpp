@@ -6,7 +6,6 @@
 #include "src/dispatch/explicit.hpp"
 #include "src/dispatch/failure.hpp"
 #include "src/dispatch/fallback.hpp"
-#include "src/dispatch/lists.hpp"
 #include "src/dispatch/ran_whole.hpp"
 #include "src/dispatch/reading.hpp"
 #include "src/dispatch/replicated.hpp"
@@ -51,12 +50,6 @@ bool is_brought_back(const Decision& decision, int argument, int element) {
                      [&](const WriteBack& back) { return back.argument == argument && back.element == element; });
 }
 
-void add_operands(const c10::IValue& value, Operands& operands) {
-  if (value.isTensor() && is_dtensor_impl(value.unsafeToTensorImpl())) operands.push_back(value.unsafeToTensorImpl());
-  if (!value.isList()) return;
-  for (const auto& element : value.toListRef()) add_operands(element, operands);
-}
-
 // A whole tensor in the memory order of one device, which the results' order may follow from, and with which some kernels refuse others.
 at::Tensor in_order(const at::Tensor& whole, const Layout& layout) {
   if (whole.strides() == layout.strides()) return whole;
@@ -74,7 +67,11 @@ bool is_whole_copy(const Decision& decision, int argument, int element) {
 
 void replace_by_locals(Stack& stack, size_t begin, const Decision& decision) {
   Operands operands;
-  for (size_t i = begin; !decision.moves.empty() && i < stack.size(); ++i) add_operands(stack[i], operands);
+  if (!decision.moves.empty()) {
+    for (const auto& in : tensors_in(arguments(stack, begin))) {
+      if (const auto* impl = as_dtensor(in.tensor)) operands.push_back(impl);
+    }
+  }
   const bool may_settle = all_distinct(operands);
   for (size_t i = begin; i < stack.size(); ++i) {
     auto& value = stack[i];
@@ -85,19 +82,11 @@ void replace_by_locals(Stack& stack, size_t begin, const Decision& decision) {
       auto* impl = tensor.defined() && is_whole_copy(decision, argument, element) ? as_dtensor(tensor) : nullptr;
       return impl ? in_order(part, *impl->layout()) : part;
     };
-    if (value.isTensor()) {
-      value = local(value.toTensor(), -1);
-    } else if (value.isList()) {
-      value = map_list(value, local);
-    }
+    value = with_tensors(value, local);
   }
 }
 
 // -- Written operands that do not stay as they lie ---------------------------------------------------------------------------
-
-at::Tensor tensor_at(const c10::IValue& value, int element) {
-  return element < 0 ? value.toTensor() : value.toListRef()[element].toTensor();
-}
 
 // What the operator writes to instead of the operands themselves. A moved part may be a view of the operand's own.
 std::vector<at::Tensor> separate_written(Stack& stack, size_t begin, const Decision& decision) {
@@ -105,9 +94,7 @@ std::vector<at::Tensor> separate_written(Stack& stack, size_t begin, const Decis
   for (const auto& back : decision.write_backs) {
     auto& value = stack[begin + back.argument];
     separate.push_back(tensor_at(value, back.element).clone());
-    value = back.element < 0 ? c10::IValue(separate.back()) : map_list(value, [&](const at::Tensor& tensor, int element) {
-      return element == back.element ? separate.back() : tensor;
-    });
+    value = with_tensors(value, [&](const at::Tensor& tensor, int element) { return element == back.element ? separate.back() : tensor; });
   }
   return separate;
 }
@@ -138,8 +125,7 @@ void bump_versions(const c10::OperatorHandle& op, const OpInfo& info, const std:
   if (!info.has_tensor_list || op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView)) return;
   for (const int argument : info.written) {
     if (!arguments[argument].isTensorList()) continue;
-    for (const auto& element : arguments[argument].toListRef()) {
-      const auto& tensor = element.toTensor();
+    for (const auto& [tensor, a, element] : tensors_in(arguments[argument])) {
       if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
     }
   }
@@ -200,18 +186,6 @@ static at::Tensor gathered_by_group(DTensorImpl& impl, const Move& move) {
   return move.for_view ? part.clone() : part;
 }
 
-void note_written(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
-  const auto note = [](const c10::IValue& value) {
-    if (!value.isTensor()) return;
-    if (auto* impl = as_dtensor(value.toTensor())) impl->note_written();
-  };
-  for (const int w : info.written) {
-    note(arguments[w]);
-    if (!arguments[w].isTensorList()) continue;
-    for (const auto& element : arguments[w].toListRef()) note(element);
-  }
-}
-
 at::Tensor moved(const OpInfo& info, const at::Tensor& tensor, const Move& move, bool may_settle) {
   auto* impl = as_dtensor(tensor);
   if (impl && impl->member()) [[unlikely]] {
@@ -235,11 +209,12 @@ namespace {
 // are two, or will be when they have moved.
 bool writes_twice(const Decision& decision, const Stack& stack, size_t begin) {
   const bool moves = !decision.moves.empty() || !decision.write_backs.empty();
+  if (!moves && !is_any_parted()) return false;
   std::unordered_set<const c10::StorageImpl*> seen, missing;  // memories, and those that a write to an earlier one would miss
   for (const int argument : decision.info->written) {
     if (!stack[begin + argument].isTensorList()) continue;
-    for (const auto& element : stack[begin + argument].toListRef()) {
-      const auto part = local_of(element.toTensor());
+    for (const auto& in : tensors_in(stack[begin + argument])) {
+      const auto part = local_of(in.tensor);
       if (!part.defined() || !part.has_storage() || !(moves || is_parted(part))) continue;
       const auto* memory = part.storage().unsafeGetStorageImpl();
       if ((!seen.insert(memory).second && moves) || missing.count(memory)) return true;
@@ -273,12 +248,7 @@ void run_one_by_one(const c10::OperatorHandle& op, const OpInfo& info, Stack& st
 }  // namespace
 
 bool lacks_values(const Stack& stack, size_t begin) {
-  const auto is_meta = [](const c10::IValue& value) { return value.isTensor() && value.toTensor().defined() && value.toTensor().is_meta(); };
-  return std::any_of(stack.begin() + static_cast<int64_t>(begin), stack.end(), [&](const c10::IValue& value) {
-    if (!value.isList()) return is_meta(value);
-    const auto elements = value.toListRef();
-    return std::any_of(elements.begin(), elements.end(), is_meta);
-  });
+  return any_tensor(arguments(stack, begin), [](const at::Tensor& tensor) { return tensor.is_meta(); });
 }
 
 void run_without_values(const c10::OperatorHandle& op, const OpInfo& info, Stack& stack, size_t begin, const Decision& decision) {
@@ -325,14 +295,9 @@ void make_on_mesh(const OpInfo& info, Stack& stack, size_t begin, const DeviceMe
 // Compares the plain operands between the mesh's ranks, in some calls.
 static void compare_plain(const Decision& decision, const Stack& stack, size_t begin) {
   if (!checks_replicated || !Compared::is_due(compared(decision.mesh).calls++)) return;
-  const auto compare = [&](const c10::IValue& value) {
-    if (!value.isTensor() || !value.toTensor().defined() || value.toTensor().dim() == 0 || as_dtensor(value.toTensor())) return;
-    check_replicated(decision.info->name, value.toTensor(), decision.mesh);
-  };
-  for (size_t i = begin; i < stack.size(); ++i) {
-    compare(stack[i]);
-    if (!stack[i].isList()) continue;
-    for (const auto& element : stack[i].toListRef()) compare(element);
+  for (const auto& [tensor, argument, element] : tensors_in(arguments(stack, begin))) {
+    if (!tensor.defined() || tensor.dim() == 0 || as_dtensor(tensor) || is_overwritten(*decision.info, argument)) continue;
+    check_replicated(decision.info->name, tensor, decision.mesh);
   }
 }
 
@@ -346,8 +311,7 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
   const bool lists = info.has_tensor_list && !info.written.empty() && info.schema->returns().empty();
   if (lists && writes_twice(decision, stack, begin)) return run_one_by_one(op, info, stack, begin);
   std::vector<c10::IValue> originals(stack.begin() + begin, stack.end());
-  const auto written = info.written.empty() ? std::vector<Written>() : written_beside(info, stack, begin);
-  if (!info.written.empty()) note_written(info, originals);
+  const auto written = begin_writes(info, originals);
   if (!decision.moves.empty() || !decision.write_backs.empty()) check_explicit(decision);
   if (decision.ran_whole) [[unlikely]] note_ran_whole(decision);
   {
@@ -367,10 +331,9 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
       call.call();
     }
     write_back(decision, originals, separate);
-    write_through(written);
+    carry_over(written);
   }
-  // What was moved may have been gathered, by a group, before the write.
-  if (!info.written.empty() && (!decision.moves.empty() || !decision.write_backs.empty())) note_written(info, originals);
+  if (!decision.moves.empty() || !decision.write_backs.empty()) note_written(info, originals);
   bump_versions(op, info, originals);
   wrap_results(stack, begin, decision, originals);
   if (info.is_view || decision.casts) inherit(decision, originals[0], stack[begin]);

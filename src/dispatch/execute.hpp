@@ -59,21 +59,12 @@ void make_on_mesh(const OpInfo& info, Stack& stack, size_t begin, const DeviceMe
 // Whether a factory call asks for another device than the mesh's. (Without a device it makes tensors on the mesh's.)
 bool is_made_elsewhere(const OpInfo& info, Stack& stack, size_t begin, const DeviceMesh& mesh);
 
-// A view of a pinned operand is pinned. A view of a group's member counts as the member, so the group learns of writes to it. The same
-// holds for flat casts.
-inline void inherit(const DTensorImpl& operand, DTensorImpl& result) {
-  if (operand.member()) [[unlikely]] result.set_member(operand.member());
-  result.pinned = operand.pinned;
-  result.track_as(operand.key_set());
-}
+// Views and casts have what DTensorImpl::inherit passes on; a cast of a group's member is one of what the group was then.
 void inherit(const Decision& decision, const c10::IValue& operand, const c10::IValue& results);
 
 // Runs resize_, set_ and as_strided_ on a tensor whose memory on this rank is as on one device: the operator runs on the local tensor, and
 // the tensor takes over its new metadata. Returns false for other tensors.
 bool change_metadata(const c10::OperatorHandle& op, Stack& stack, size_t begin);
-
-// Tells groups which of their members are written.
-void note_written(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 
 // Notes a view that is a copy, because its operand was moved or the local memory order allows no view.
 void part_copied_view(const Decision& decision, const c10::IValue& base, const at::Tensor& view);

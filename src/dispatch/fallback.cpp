@@ -27,42 +27,18 @@ namespace dtensor::dispatch {
 
 namespace {
 
-bool any_tensor(const c10::IValue& value, bool distributed) {
-  if (value.isTensor()) {
-    const auto* impl = value.unsafeToTensorImpl();
-    return distributed ? is_dtensor_impl(impl) : impl != c10::UndefinedTensorImpl::singleton();
-  }
-  if (!value.isList()) return false;
-  for (const auto& element : value.toListRef()) {
-    if (any_tensor(element, distributed)) return true;
-  }
-  return false;
-}
-
-bool any_tensor(const Stack& stack, size_t begin, bool distributed) {
-  for (size_t i = begin; i < stack.size(); ++i) {
-    if (any_tensor(stack[i], distributed)) return true;
-  }
-  return false;
-}
+bool any_distributed(const Stack& stack, size_t begin) { return any_tensor(arguments(stack, begin), as_dtensor); }
 
 // The common case: tensors in, tensors out, nothing moves.
 void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision) try {
   const auto& info = *decision.info;
   c10::SmallVector<c10::IValue, 6> originals;
-  c10::IValue self;
-  const int64_t base_bytes = info.is_view && stack[begin].isTensor() ? offset_in_bytes(*stack[begin].unsafeToTensorImpl()) : 0;
-  FlatMemberPtr member;
-  bool pinned = false;
-  c10::DispatchKeySet keys;
-  if (info.is_view && stack[begin].isTensor()) {
-    if (const auto* base = as_dtensor(stack[begin].toTensor())) member = base->member(), pinned = base->pinned, keys = base->key_set();
-  }
-  if (decision.lowering || decision.casts) originals.append(stack.begin() + static_cast<int64_t>(begin), stack.end());
+  c10::IValue self, base;  // what the operator returns; what it views or casts
+  if (decision.lowering) originals.append(stack.begin() + static_cast<int64_t>(begin), stack.end());
+  if (info.is_view || decision.casts) base = stack[begin];
   std::vector<Written> written;
   if (!info.written.empty()) {
-    written = written_beside(info, stack, begin);
-    note_written(info, c10::ArrayRef<c10::IValue>(stack).slice(begin));
+    written = begin_writes(info, arguments(stack, begin));
     self = stack[begin + info.written[0]];
   }
   bool has_values = true;
@@ -94,7 +70,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
   }
   if (!written.empty()) [[unlikely]] {
     comm::Cause cause(info.name, true);
-    write_through(written);
+    carry_over(written);
   }
   if (!info.makes_results) {
     if (!info.returns_argument.empty()) stack[begin] = std::move(self);
@@ -105,14 +81,11 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     auto local = std::move(stack[begin + i]).toTensor();
     if (decision.reorders()) local = in_reported_order(std::move(local), *decision.outputs[i]->layout());
     auto result = wrap(std::move(local), *decision.outputs[i]);
-    if (info.is_view) {
-      set_view_offset(decision, i, base_bytes / static_cast<int64_t>(result.dtype().itemsize()), result);
-      if (decision.lowering) part_copied_view(decision, originals[0], result);
-      as_dtensor(result)->set_member(member);
-      as_dtensor(result)->pinned = pinned;
-      as_dtensor(result)->track_as(keys);
+    if (info.is_view && base.isTensor()) {
+      set_view_offset(decision, i, offset_in_bytes(*base.unsafeToTensorImpl()) / static_cast<int64_t>(result.dtype().itemsize()), result);
+      if (decision.lowering) part_copied_view(decision, base, result);
     }
-    if (decision.casts) inherit(decision, originals[0], result);
+    if (info.is_view || decision.casts) inherit(decision, base, result);
     stack[begin + i] = std::move(result);
   }
 } catch (...) {
@@ -142,18 +115,11 @@ void become_view(const c10::OperatorHandle& view, Stack& stack, size_t begin) {
 
 // Whether the call makes a tensor that is to be deferred, or has such operands.
 bool records(const OpInfo& info, const Stack& stack, size_t begin) {
-  const auto has_deferred = [](const auto& self, const c10::IValue& value) -> bool {
-    if (value.isTensor()) return value.toTensor().defined() && is_deferred(value.toTensor());
-    if (!value.isList()) return false;
-    const auto elements = value.toListRef();
-    return std::any_of(elements.begin(), elements.end(), [&](const c10::IValue& element) { return self(self, element); });
-  };
-  bool deferred = false;
-  for (size_t i = begin; i < stack.size(); ++i) deferred |= has_deferred(has_deferred, stack[i]);
+  const bool deferred = any_tensor(arguments(stack, begin), is_deferred);
   require(!deferred || Recorder::current(), info.name,
           "the values of an operand are not there yet: it was made under dt::DeferredInit; hint: call dt::materialize on its module first, "
           "or initialize it inside the region");
-  return Recorder::current() && (deferred || !any_tensor(stack, begin, true));
+  return Recorder::current() && (deferred || !any_distributed(stack, begin));
 }
 
 void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, Key& key) {
@@ -161,9 +127,9 @@ void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, Key& ke
   std::optional<dtensor::detail::StandIn> stand_in;
   if (is_worked_out(info, stack, begin)) stand_in.emplace();
   if (info.becomes && is_dtensor_impl(stack[begin].unsafeToTensorImpl())) return become_view(*info.becomes, stack, begin);
-  const bool distributed = any_tensor(stack, begin, true);
+  const bool distributed = any_distributed(stack, begin);
   if (info.changes_metadata && distributed && change_metadata(op, stack, begin)) return;
-  if (!distributed && (any_tensor(stack, begin, false) || !current_mesh || info.has_tensor_argument || !is_factory(info) ||
+  if (!distributed && (any_tensor(arguments(stack, begin), [](const at::Tensor&) { return true; }) || !current_mesh || info.has_tensor_argument || !is_factory(info) ||
                        is_made_elsewhere(info, stack, begin, *current_mesh))) {
     return run_plain(op, stack);
   }

@@ -1,5 +1,6 @@
 // The memory of a distributed tensor, for code that uses pointers: data_ptr, accessors, storage(), torch::save. A local tensor that is the
 // whole tensor lends its memory, but only when it is asked for, so other tensors pay nothing.
+#include "src/dispatch/absent.hpp"
 #include "src/dispatch/deferred.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/parted.hpp"

@@ -1,7 +1,6 @@
 // An operator's outputs on one device, found by running it on meta tensors of the global sizes.
 #include "src/dispatch/decide.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
-#include "src/dispatch/stand_ins.hpp"
 
 #include <dtensor/dispatch/local_mode.hpp>
 
@@ -19,18 +18,10 @@ namespace {
 
 const c10::Device kMeta(c10::DeviceType::Meta);
 
-void collect(const c10::IValue& value, std::vector<rules::OutputMeta>& outputs) {
-  if (value.isTensor()) {
-    const auto tensor = value.toTensor();
-    if (tensor.defined()) {
-      outputs.push_back({Sizes(tensor.sizes().begin(), tensor.sizes().end()), Sizes(tensor.strides().begin(), tensor.strides().end()),
-                         tensor.scalar_type(), true, tensor.storage_offset()});
-    } else {
-      outputs.push_back({{}, {}, c10::ScalarType::Float, false});
-    }
-  } else if (value.isList()) {
-    for (const auto& element : value.toListRef()) collect(element, outputs);
-  }
+rules::OutputMeta meta_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {{}, {}, c10::ScalarType::Float, false};
+  return {Sizes(tensor.sizes().begin(), tensor.sizes().end()), Sizes(tensor.strides().begin(), tensor.strides().end()), tensor.scalar_type(), true,
+          tensor.storage_offset()};
 }
 
 bool may_run_on_meta(const c10::OperatorHandle& op, const rules::Call& call) {
@@ -117,7 +108,7 @@ c10::optional<std::vector<rules::OutputMeta>> meta_outputs(const c10::OperatorHa
   const auto results = meta_results(op, call, on_meta);
   if (!results) return c10::nullopt;
   std::vector<rules::OutputMeta> outputs;
-  for (const auto& value : *results) collect(value, outputs);
+  for (const auto& in : tensors_in(*results)) outputs.push_back(meta_of(in.tensor));
   return outputs;
 }
 

@@ -30,6 +30,9 @@ struct OpInfo {
   mutable std::atomic<bool> decided = false;  // some call has been decided on by `rule`, and is remembered
 };
 
+// Whether the operator writes the argument without reading its values.
+inline bool is_overwritten(const OpInfo& info, int argument) { return argument == 0 && info.schema->name() == "aten::copy_"; }
+
 const OpInfo& info_of(const c10::OperatorHandle& op);
 
 // Whether a call of the operator has been decided on, so that its rule can no longer change.

@@ -19,13 +19,6 @@ namespace dtensor::dispatch {
 
 namespace {
 
-void append_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
-  if (value.isTensor()) tensors.push_back(value.toTensor());
-  if (value.isTensorList()) {
-    for (const auto& element : value.toListRef()) tensors.push_back(element.toTensor());
-  }
-}
-
 void copy_result(const OpInfo& info, const at::Tensor& out, const at::Tensor& result) {
   require(c10::canCast(result.scalar_type(), out.scalar_type()), info.name,
           "result type {} can't be cast to the desired output type {}", c10::toString(result.scalar_type()),
@@ -182,15 +175,17 @@ void run_out_form(const OpInfo& info, Stack& stack, size_t begin) {
   const auto first = std::find_if(arguments.begin(), arguments.end(), [](const c10::Argument& argument) { return argument.is_out(); });
   const auto inputs = begin + static_cast<size_t>(first - arguments.begin());
   check_out_form(info, c10::ArrayRef<c10::IValue>(stack).slice(begin));
-  std::vector<at::Tensor> outs, results;
-  for (size_t i = inputs; i < stack.size(); ++i) append_tensors(stack[i], outs);
+  std::vector<at::Tensor> outs;
+  for (const auto& in : tensors_in(dispatch::arguments(stack, inputs))) outs.push_back(in.tensor);
   Stack functional(stack.begin() + static_cast<int64_t>(begin), stack.begin() + static_cast<int64_t>(inputs));
   std::vector<c10::IValue> returned(stack.begin() + static_cast<int64_t>(inputs), stack.end());
   if (!draw_into(info, outs, functional)) {
     if (!outs.empty()) tell_dtype(info, outs[0], functional);
     info.functional->callBoxed(&functional);
-    for (const auto& value : functional) append_tensors(value, results);
-    for (size_t i = 0; i < outs.size() && i < results.size(); ++i) copy_result(info, outs[i], results[i]);
+    auto out = outs.begin();
+    for (const auto& in : tensors_in(functional)) {
+      if (out != outs.end()) copy_result(info, *out++, in.tensor);
+    }
   }
   stack.resize(begin);
   if (!info.schema->returns().empty()) stack.insert(stack.end(), returned.begin(), returned.end());

@@ -56,12 +56,14 @@ class Table {
   }
 
   bool is_parted(const c10::StorageImpl* storage) {
-    if (size_.load(std::memory_order_relaxed) == 0) return false;
+    if (is_empty()) return false;
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = groups_.find(storage);
     return found != groups_.end() && std::any_of(found->second->begin(), found->second->end(),
                                                  [&](const View& view) { return view.storage() != storage && !view.memory.expired(); });
   }
+
+  bool is_empty() const { return size_.load(std::memory_order_relaxed) == 0; }
 
   Sign sign_of(const c10::StorageImpl* storage) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -139,6 +141,8 @@ void part(DTensorImpl& base, DTensorImpl& view, bool place_known, Sign sign) {
 }
 
 Sign sign_of(const at::Tensor& local) { return local.has_storage() ? table().sign_of(storage_of(local)) : Sign(); }
+
+bool is_any_parted() { return !table().is_empty(); }
 
 bool is_parted(const at::Tensor& local) { return local.has_storage() && table().is_parted(storage_of(local)); }
 

@@ -30,6 +30,8 @@ Sign sign_of(const at::Tensor& local);
 
 // Whether a write to this local tensor has to be carried over to another one that still exists.
 bool is_parted(const at::Tensor& local);
+// Whether there may be such tensors at all, in this process.
+bool is_any_parted();
 
 // The tensors that a write has to be carried over to; the same on every rank.
 std::vector<Held> parted_from(const at::Tensor& local);

@@ -2,7 +2,6 @@
 // for operators without a meta kernel, and for what only kernels check, such as dtypes.
 #include "src/dispatch/decide.hpp"
 #include "src/dispatch/out_form.hpp"
-#include "src/dispatch/stand_ins.hpp"
 
 #include <dtensor/dispatch/local_mode.hpp>
 

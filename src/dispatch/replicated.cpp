@@ -73,7 +73,7 @@ void check_replicated(std::string_view op, const at::Tensor& tensor, const Devic
   comm::Subject subject(op);
   const auto differing = ranks_that_differ(tensor, mesh);
   require(differing.empty(), op,
-          "a plain tensor of sizes [{}] is used as replicated inside Spmd, but its values on ranks {} differ from rank {}'s; "
+          "a tensor of sizes [{}] counts as replicated inside Spmd, but its values on ranks {} differ from rank {}'s; "
           "hint: make it the same on every rank (same seed, same data), or say what it is with from_local; "
           "set_replication_check(false) or DTENSOR_CHECK_REPLICATED=0 turns this check off",
           fmt::join(tensor.sizes(), ", "), differing, mesh.ranks()[0]);

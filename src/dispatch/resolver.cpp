@@ -46,14 +46,14 @@ int64_t elements(c10::IntArrayRef sizes) {
 
 // The time to reduce replicated, expanded operands under a candidate; 0 for all other calls. Such a tensor is constant along a dim, as the
 // gradient of a sum is: to reduce it whole on every rank would be work that grows with the mesh, and its part is free.
-double expanded_seconds(const Candidate& candidate, int64_t parts, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
+double expanded_seconds(const Call& call, const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
   double bytes = 0;
   for (const auto& layout : now) {
     if (!layout->placements()[mesh_dim].is_replicate() || !dtensor::detail::is_expanded(*layout)) return 0;
     bytes += static_cast<double>(elements(layout->sizes()) * static_cast<int64_t>(c10::elementSize(layout->dtype())));
   }
   const bool reduces = std::all_of(candidate.out.begin(), candidate.out.end(), [](const auto& p) { return p.is_partial(); });
-  return bytes / CommCost().copy_bandwidth / (reduces ? static_cast<double>(parts) : 1);
+  return redistribute::copy_seconds(call.mesh, mesh_dim, reduces ? bytes / static_cast<double>(call.mesh.size(mesh_dim)) : bytes);
 }
 
 bool is_written(const OpInfo& info, const rules::Operand& operand) {
@@ -82,7 +82,7 @@ double pending_seconds(const Call& call, const Candidate& candidate, int64_t mes
     int64_t count = elements(call.outputs[i].sizes);
     for (size_t m = 0; m < out[i].size(); ++m) count /= out[i][m].cuts() ? call.mesh.size(static_cast<int64_t>(m)) : 1;
     const auto bytes = count * static_cast<int64_t>(c10::elementSize(call.outputs[i].dtype));
-    seconds += redistribute::all_reduce_seconds(call.mesh, mesh_dim, bytes) / 2;  // a reduce_scatter, as a rule
+    seconds += redistribute::pending_seconds(call.mesh, mesh_dim, bytes);
   }
   return seconds;
 }
@@ -90,7 +90,7 @@ double pending_seconds(const Call& call, const Candidate& candidate, int64_t mes
 // `enough`: a time that is of no interest any more.
 Price price_of(const Call& call, const OpInfo& info, const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now,
                const std::vector<Placements>& out, double enough) {
-  double seconds = expanded_seconds(candidate, call.mesh.size(mesh_dim), mesh_dim, now);
+  double seconds = expanded_seconds(call, candidate, mesh_dim, now);
   if (candidate.lowering_bytes > 0) seconds += redistribute::all_reduce_seconds(call.mesh, mesh_dim, candidate.lowering_bytes);
   const double without_moves = seconds;
   int moves = 0;

@@ -2,7 +2,6 @@
 #include "src/dispatch/execute.hpp"
 
 #include "src/dispatch/dtensor_impl.hpp"
-#include "src/dispatch/lists.hpp"
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/dispatch/local_mode.hpp>
@@ -49,23 +48,15 @@ c10::IValue distributed(const Decision& decision, const c10::IValue& value, size
     auto part = decision.reorders() ? in_reported_order(local, *layout) : local;
     return wrap(std::move(part), std::move(layout));
   }
-  if (!value.isList() || !(value.isTensorList() || (!value.toListRef().empty() && value.toListRef()[0].isTensor()))) {
-    return value;
-  }
-  return map_list(value, [&](const at::Tensor& local, int) {
-    return wrap(local, output_layout(decision, index++, local));
-  });
+  return with_tensors(value, [&](const at::Tensor& local) { return wrap(local, output_layout(decision, index++, local)); });
 }
 
 void part_copied_views(const Decision& decision, const c10::IValue& base, const c10::IValue& value, size_t first) {
   if (!base.isTensor()) return;
-  auto tie = [&](const at::Tensor& view, size_t index) {
-    set_view_offset(decision, index, offset_in_bytes(*base.unsafeToTensorImpl()) / static_cast<int64_t>(view.dtype().itemsize()), view);
+  for (const auto& [view, argument, element] : tensors_in(value)) {
+    set_view_offset(decision, first++, offset_in_bytes(*base.unsafeToTensorImpl()) / static_cast<int64_t>(view.dtype().itemsize()), view);
     part_copied_view(decision, base, view);
-  };
-  if (value.isTensor()) tie(value.toTensor(), first);
-  if (!value.isTensorList()) return;
-  for (const auto& view : value.toTensorVector()) tie(view, first++);
+  }
 }
 
 }  // namespace
@@ -94,7 +85,7 @@ at::Tensor in_reported_order(at::Tensor local, const Layout& layout) {
 
 void inherit(const Decision& decision, const c10::IValue& operand, const c10::IValue& results) {
   const auto* impl = operand.isTensor() ? as_dtensor(operand.toTensor()) : nullptr;
-  if (!impl || (!impl->member() && !impl->pinned && !c10::InferenceMode::is_enabled())) [[likely]] return;
+  if (!impl || (!impl->member() && !impl->pinned && !impl->laid_out && !c10::InferenceMode::is_enabled())) [[likely]] return;
   const auto& member = impl->member();
   if (decision.casts) {
     auto& cast = *as_dtensor(results.toTensor());
@@ -103,9 +94,9 @@ void inherit(const Decision& decision, const c10::IValue& operand, const c10::IV
     const auto made = member->generation < 0 ? member->group->generation() : member->generation;
     cast.set_member(c10::make_intrusive<FlatMember>(member->group, member->index, made));
   } else if (results.isTensor()) {
-    inherit(*impl, *as_dtensor(results.toTensor()));
+    as_dtensor(results.toTensor())->inherit(*impl);
   } else if (results.isTensorList()) {
-    for (const auto& element : results.toListRef()) inherit(*impl, *as_dtensor(element.toTensor()));
+    for (const auto& element : results.toListRef()) as_dtensor(element.toTensor())->inherit(*impl);
   }
 }
 

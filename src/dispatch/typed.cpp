@@ -6,6 +6,7 @@
 #include "src/dispatch/fallback.hpp"
 #include "src/dispatch/ran_whole.hpp"
 #include "src/dispatch/reading.hpp"
+#include "src/dispatch/write_through.hpp"
 #include "src/rules/reshaped.hpp"
 
 #include <dtensor/dispatch/backward.hpp>
@@ -147,8 +148,7 @@ struct Typed<Op, Result(Args...)> {
     if (in_place && (overlaps(impl, args) || ...)) [[unlikely]] return boxed(args...);
     const auto base_offset = impl->storage_offset();
     if constexpr (in_place) {
-      before_write(impl->local());
-      impl->note_written();
+      begin_write(*impl);
       call_local(decision, args...);
       if (!decision.moves.empty()) [[unlikely]] impl->note_written();  // gathered before the write, with others of its group
       return self;
@@ -156,7 +156,7 @@ struct Typed<Op, Result(Args...)> {
       auto result = wrap(call_local(decision, args...), *decision.outputs[0]);
       if (decision.info->is_view) {
         set_view_offset(decision, 0, base_offset, result);
-        inherit(*impl, *as_dtensor(result));
+        as_dtensor(result)->inherit(*impl);
       }
       return result;
     }
@@ -220,7 +220,7 @@ at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef sizes) {
   if (!reshaped || impl->is_meta() || !reshaped->is_alias(impl->local())) return View::boxed(self, sizes);
   auto result = wrap(reshaped->alias(impl->local()), *decision->outputs[0]);
   set_view_offset(*decision, 0, impl->storage_offset(), result);
-  inherit(*impl, *as_dtensor(result));
+  as_dtensor(result)->inherit(*impl);
   return result;
 }
 

@@ -1,7 +1,6 @@
 #include "src/dispatch/write_through.hpp"
 
 #include "src/dispatch/explicit.hpp"
-#include "src/dispatch/reading.hpp"
 
 #include <dtensor/dispatch/local_mode.hpp>
 #include <dtensor/mesh/alias.hpp>
@@ -126,25 +125,28 @@ class Source {
 
 }  // namespace
 
-std::vector<Written> written_beside(const OpInfo& info, const Stack& stack, size_t begin) {
+std::vector<Written> begin_writes(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   std::vector<Written> all;
-  const auto visit = [&](const c10::IValue& value, int argument, int element) {
-    if (!value.isTensor()) return;
-    auto* impl = const_cast<c10::TensorImpl*>(value.unsafeToTensorImpl());
-    if (is_dtensor_impl(impl)) add(info, argument, element, *static_cast<DTensorImpl*>(impl), all);
-  };
   for (const int argument : info.written) {
-    const auto& value = stack[begin + argument];
-    visit(value, argument, -1);
-    int element = 0;
-    if (value.isTensorList()) {
-      for (const auto& tensor : value.toListRef()) visit(tensor, argument, element++);
+    for (const auto& in : tensors_in(arguments[argument])) {
+      auto* impl = as_dtensor(in.tensor);
+      if (!impl) continue;
+      add(info, argument, in.element, *impl, all);
+      impl->note_written();
     }
   }
   return all;
 }
 
-void write_through(const std::vector<Written>& all) {
+void note_written(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  for (const int argument : info.written) {
+    for (const auto& in : tensors_in(arguments[argument])) {
+      if (auto* impl = as_dtensor(in.tensor)) impl->note_written();
+    }
+  }
+}
+
+void carry_over(const std::vector<Written>& all) {
   for (const auto& [tensor, others] : all) {
     LocalMode below;
     const Source source(*as_dtensor(tensor));

@@ -3,10 +3,18 @@
 
 #include "src/dispatch/decision.hpp"
 #include "src/dispatch/parted.hpp"
+#include "src/dispatch/reading.hpp"
 
 #include <vector>
 
 namespace dtensor::dispatch {
+
+// Every write of an operator to a tensor begins here, before the local call: moves that still read the memory end first, and the tensor's
+// group learns of it.
+inline void begin_write(DTensorImpl& impl) {
+  before_write(impl.local());
+  impl.note_written();
+}
 
 // A tensor that is about to be written, and the tensors to which the write has to be carried over.
 struct Written {
@@ -14,11 +22,15 @@ struct Written {
   std::vector<Held> others;
 };
 
-// The arguments of a call whose writes have to be carried over; most calls have none. Throws, before anything is written, for views of
-// another dtype, and inside dt::explicit_communication if the written tensor would have to be gathered.
-std::vector<Written> written_beside(const OpInfo& info, const Stack& stack, size_t begin);
+// Begins the writes of a call. Returns those that have to be carried over; most calls have none. Throws, before anything is written, for
+// views of another dtype, and inside dt::explicit_communication if the written tensor would have to be gathered.
+std::vector<Written> begin_writes(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 
-// Call after the write. Gathers the written tensor if it is sharded or Partial; every rank of the mesh takes part.
-void write_through(const std::vector<Written>& all);
+// Call after the local call. Gathers a written tensor if it is sharded or Partial; every rank of the mesh takes part.
+void carry_over(const std::vector<Written>& all);
+
+// Tells groups which of their members are written. Call it again at the end if the call moved something: a group may have gathered the
+// operand before the write.
+void note_written(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 
 }  // namespace dtensor::dispatch

@@ -17,12 +17,14 @@
 
 #include <algorithm>
 #include <charconv>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <future>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <thread>
 
@@ -60,39 +62,79 @@ void run_rank(std::unique_ptr<comm::Transport> transport, comm::Milliseconds dea
   }
 }
 
-// Remembers the error that happened first.
-class FirstError {
+// The ranks of this process that have not returned, and the error that happened first. A thread cannot be ended from outside: who waits for
+// one that does not return is told so.
+class Running {
  public:
-  void keep() {
-    std::lock_guard lock(mutex_);
-    if (!error_) error_ = std::current_exception();
+  explicit Running(int ranks) {
+    for (int rank = 0; rank < ranks; ++rank) ranks_.insert(rank);
   }
+
+  void keep_error(int rank) {
+    std::lock_guard lock(mutex_);
+    if (error_) return;
+    error_ = std::current_exception();
+    failed_ = rank;
+    changed_.notify_all();
+  }
+
+  void has_returned(int rank) {
+    std::lock_guard lock(mutex_);
+    ranks_.erase(rank);
+    changed_.notify_all();
+  }
+
+  // Returns when all have returned. Tells of an error at once where others go on for long; they notice it at their next collective.
+  // `patience`: how long they may go on before the process ends; none: for ever.
+  void wait(std::optional<comm::Milliseconds> patience) {
+    std::unique_lock lock(mutex_);
+    const auto all_back = [&] { return ranks_.empty(); };
+    changed_.wait(lock, [&] { return error_ || all_back(); });
+    if (changed_.wait_for(lock, std::chrono::seconds(2), all_back)) return;
+    fmt::print(stderr, "error: {}{}; waiting for rank {}, which has not returned yet\n", detail::text_of(error_), by(), fmt::join(ranks_, ", "));
+    if (!patience) return changed_.wait(lock, all_back);
+    if (changed_.wait_for(lock, *patience, all_back)) return;
+    fmt::print(stderr, "error: rank {} has not returned for {} s after rank {} failed; the process ends\n", fmt::join(ranks_, ", "),
+               std::chrono::duration_cast<std::chrono::seconds>(*patience).count(), failed_);
+    std::_Exit(1);
+  }
+
   void rethrow() const {
     if (error_) std::rethrow_exception(error_);
   }
 
  private:
+  // Errors of the library name the rank themselves.
+  std::string by() const {
+    const auto name = fmt::format(" (rank {})", failed_);
+    return detail::text_of(error_).find(name) == std::string::npos ? name : "";
+  }
+
   std::mutex mutex_;
+  std::condition_variable changed_;
+  std::set<int> ranks_;
   std::exception_ptr error_;
+  int failed_ = -1;
 };
 
-void run_threads(const LaunchOptions& options, const comm::TransportKind::MakeRank& make, const Body& body) {
+void run_threads(const LaunchOptions& options, const comm::TransportKind::MakeRank& make, const Body& body, bool may_end) {
   if (options.ranks == 1) {
     run_rank(make(0), options.deadline, body, [] {});
     return;
   }
   detail::SingleThreaded guard;
-  FirstError first;
+  Running running(options.ranks);
   std::promise<bool> all_there;  // a rank whose peers could not be started must not wait for them
   const auto begin = all_there.get_future().share();
   const auto run = [&](int rank) {
     if (!begin.get()) return;
     detail::SingleThreaded::begin_rank();
     try {
-      run_rank(make(rank), options.deadline, body, [&] { first.keep(); });
+      run_rank(make(rank), options.deadline, body, [&] { running.keep_error(rank); });
     } catch (...) {
-      first.keep();
+      running.keep_error(rank);
     }
+    running.has_returned(rank);
   };
   std::vector<std::thread> threads;
   const auto join = [&] { std::ranges::for_each(threads, &std::thread::join); };
@@ -105,8 +147,9 @@ void run_threads(const LaunchOptions& options, const comm::TransportKind::MakeRa
          "process (ulimit -a)", threads.size(), options.ranks, error.what());
   }
   all_there.set_value(true);
+  running.wait(may_end ? std::optional(options.deadline) : std::nullopt);
   join();
-  first.rethrow();
+  running.rethrow();
 }
 
 // Tells dtensor-run that this rank failed, so that it can name the first one to.
@@ -188,7 +231,8 @@ LaunchOptions parse_options(int argc, char** argv) {
 
 }  // namespace
 
-void launch(const LaunchOptions& given, const Body& body) {
+// `may_end`: the process is the program's alone, and may be ended where a rank of it is stuck.
+static void launch(const LaunchOptions& given, const Body& body, bool may_end) {
   auto options = given;
   options.deadline = std::min<comm::Milliseconds>(options.deadline, std::chrono::seconds(kLongestDeadline));
   require(options.ranks >= 1, "launch", "got {} ranks; expected at least 1", options.ranks);
@@ -204,12 +248,14 @@ void launch(const LaunchOptions& given, const Body& body) {
   if (launched && !kind.one_for_all) options.ranks = 1;
   const auto make = kind.threads({options.ranks, options.deadline});
   if (kind.one_for_all) options.ranks = 1;
-  run_threads(options, make, body);
+  run_threads(options, make, body, may_end);
 }
+
+void launch(const LaunchOptions& options, const Body& body) { launch(options, body, false); }
 
 int launch(int argc, char** argv, const Body& body) {
   try {
-    launch(parse_options(argc, argv), body);
+    launch(parse_options(argc, argv), body, true);
     return 0;
   } catch (...) {
     fmt::print(stderr, "error: {}\n", detail::text_of(std::current_exception()));  // one write: the lines of ranks do not mix

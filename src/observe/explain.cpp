@@ -26,13 +26,6 @@ c10::OperatorHandle operator_of(const std::string& name) {
   return *op;
 }
 
-bool holds_dtensor(const c10::IValue& value) {
-  if (value.isTensor()) return is_dtensor_impl(value.unsafeToTensorImpl());
-  if (!value.isList()) return false;
-  const auto list = value.toListRef();
-  return std::any_of(list.begin(), list.end(), holds_dtensor);
-}
-
 std::string argument_name(const c10::FunctionSchema& schema, int argument, int element) {
   const auto& name = schema.arguments()[argument].name();
   return element < 0 ? name : fmt::format("{}[{}]", name, element);
@@ -81,7 +74,7 @@ void add_carried(Explanation& explanation, const dispatch::OpInfo& info, const r
   for (const auto& operand : call.operands) {
     const auto& value = call.arguments[operand.argument];
     if (operand.plain || std::count(info.written.begin(), info.written.end(), operand.argument) == 0) continue;
-    const auto tensor = operand.element < 0 ? value.toTensor() : value.toListRef()[operand.element].toTensor();
+    const auto tensor = tensor_at(value, operand.element);
     if (!dispatch::is_parted(as_dtensor(tensor)->local())) continue;
     const auto whole = operand.layout->with(Placements(call.mesh.ndim(), replicate()));
     explanation.carried.push_back(move_of(argument_name(*info.schema, operand.argument, operand.element), operand.layout, whole));
@@ -142,7 +135,7 @@ Explanation explain(std::string_view name, std::vector<c10::IValue> arguments) {
          error.what_without_backtrace());
   }
   const auto& info = dispatch::info_of(op);
-  require(std::any_of(arguments.begin(), arguments.end(), holds_dtensor), info.name,
+  require(any_tensor(arguments, as_dtensor), info.name,
           "no argument is distributed, so there is nothing to explain; hint: make one with distribute_tensor or dt::zeros");
   const auto* entry = rules::find_entry(schema);
   Explanation explanation{.op = info.name, .reason = entry ? entry->why : "", .mesh = dispatch::common_mesh(info, arguments)};

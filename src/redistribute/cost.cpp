@@ -153,9 +153,12 @@ double all_reduce_seconds(const DeviceMesh& mesh, int64_t mesh_dim, int64_t byte
   Placements pending(mesh.ndim(), replicate());
   pending[mesh_dim] = partial();
   const auto layout = Layout::get(mesh, pending, {bytes}, c10::ScalarType::Byte);
-  const CostModel model(*layout);
-  return static_cast<double>(model.step(pending, {mesh_dim}, replicate())) * 1e-12;
+  return static_cast<double>(CostModel(*layout).step(pending, {mesh_dim}, replicate())) * 1e-12;
 }
+
+double pending_seconds(const DeviceMesh& mesh, int64_t mesh_dim, int64_t bytes) { return all_reduce_seconds(mesh, mesh_dim, bytes) / 2; }
+
+double copy_seconds(const DeviceMesh& mesh, int64_t mesh_dim, double bytes) { return bytes / comm_cost(mesh, mesh_dim).copy_bandwidth; }
 
 }  // namespace redistribute
 }  // namespace dtensor

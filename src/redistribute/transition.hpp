@@ -84,8 +84,11 @@ struct CostModel {
   int64_t element_size;
 };
 
-// The price of one all_reduce of `bytes` per rank along a mesh dimension, in seconds: what a step P -> R of that size costs.
+// Prices along a mesh dimension, in seconds, of `bytes` per rank: a step P -> R of that size; a sum that stays pending, and will be reduced
+// later, as a rule by a step P -> S that other sums share; a local copy.
 double all_reduce_seconds(const DeviceMesh& mesh, int64_t mesh_dim, int64_t bytes);
+double pending_seconds(const DeviceMesh& mesh, int64_t mesh_dim, int64_t bytes);
+double copy_seconds(const DeviceMesh& mesh, int64_t mesh_dim, double bytes);
 
 // Dijkstra over the placements; the layouts must differ.
 MovePlan find_plan(const LayoutPtr& from, const LayoutPtr& to);

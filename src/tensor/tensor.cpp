@@ -141,6 +141,12 @@ at::Tensor replicated(const at::Tensor& full, const DeviceMesh& mesh) {
   return FromLocal::apply(full, Layout::get(mesh, whole, full.sizes(), full.strides(), full.scalar_type()));
 }
 
+// What distribute_tensor was given as whole: inside Spmd its values are compared in some calls.
+void compare_now_and_then(const at::Tensor& whole, const DeviceMesh& mesh) {
+  if (whole.is_meta() || !Spmd::current() || !replication_check() || !dispatch::Compared::is_due(dispatch::compared(mesh).distributed++)) return;
+  dispatch::check_replicated("distribute_tensor", whole, mesh);
+}
+
 // A layout that the user asked for: operators do not change it.
 DTensor asked_for(at::Tensor tensor) {
   as_dtensor(tensor)->laid_out = true;
@@ -210,6 +216,8 @@ DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, Placem
     require(DTensor(full).mesh() == mesh, "distribute_tensor",
             "the tensor is already distributed, on another mesh; got {}; expected {}; {}", DTensor(full).mesh().str(), mesh.str(),
             why_two(DTensor(full).mesh(), mesh));
+    const auto& as_it_is = DTensor(full).placements();
+    if (std::ranges::all_of(as_it_is, &Placement::is_replicate)) compare_now_and_then(as_dtensor(full)->local(), mesh);
     return DTensor(full).redistribute(placements);
   }
   require(full.is_meta() || full.device().type() == mesh.device_type(), "distribute_tensor",
@@ -219,10 +227,7 @@ DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, Placem
     const auto layout = Layout::get(mesh, placements, full.sizes(), full.strides(), full.scalar_type());
     return asked_for(dispatch::absent(layout).set_requires_grad(full.requires_grad() && c10::GradMode::is_enabled()));
   }
-  if (!full.is_meta() && Spmd::current() && replication_check() &&
-      dispatch::Compared::is_due(dispatch::compared(mesh).distributed++)) {
-    dispatch::check_replicated("distribute_tensor", full, mesh);
-  }
+  compare_now_and_then(full, mesh);
   const DTensor whole(replicated(full, mesh));
   const auto result = whole.redistribute(placements);
   return asked_for(local_of(result).is_alias_of(full) ? result->clone() : result.tensor());

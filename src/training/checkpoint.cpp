@@ -239,7 +239,7 @@ class Recorder final : public SavedTensors, public OperatorMode {
 
   void call(const c10::OperatorHandle& op, c10::DispatchKeySet below, c10::Stack* stack) override {
     if (!frame_->kept().has(op)) return op.redispatchBoxed(below, stack);
-    const auto arguments = tensors_of(*stack, op.schema().arguments().size());
+    const auto arguments = tensors_on_top(*stack, op.schema().arguments().size());
     std::vector<at::Tensor> saved;
     const CallWith none(nullptr);
     seen_ = &saved;
@@ -282,7 +282,7 @@ class Filler final : public SavedTensors, public OperatorMode {
     require(next_ < frame_.calls().size(), kTag, "the function did not do the same again: it called {} once more than before",
             c10::toString(op.operator_name()));
     const auto& kept = frame_.calls()[next_++];
-    const auto arguments = tensors_of(*stack, op.schema().arguments().size());
+    const auto arguments = tensors_on_top(*stack, op.schema().arguments().size());
     const CallWith none(nullptr);
     const auto results = kept.replay(op, stack);
     for (const auto& from : kept.saved()) {

@@ -1,6 +1,7 @@
 #include "src/training/kept_calls.hpp"
 
 #include <dtensor/base/error.hpp>
+#include <dtensor/base/tensors_in.hpp>
 #include <dtensor/dispatch/flat_group.hpp>
 #include <dtensor/tensor/tensor.hpp>
 #include <dtensor/training/checkpoint.hpp>
@@ -43,15 +44,6 @@ void check_name(const std::string& name) {
   require(!only_writes(name), "checkpoint",
           "'{}' writes to its operands, so its results cannot be kept; hint: name the form that returns a new tensor", name);
   good.insert(name);
-}
-
-template <class Fn>
-c10::IValue map_tensors(const c10::IValue& value, Fn&& fn) {
-  if (value.isTensor()) return fn(value.toTensor());
-  if (!value.isTensorList()) return value;
-  c10::List<at::Tensor> list;
-  for (const auto& tensor : value.toTensorVector()) list.push_back(fn(tensor));
-  return list;
 }
 
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
@@ -99,13 +91,9 @@ bool KeptOperators::has(const c10::OperatorHandle& op) const {
   return !op.schema().is_mutable();
 }
 
-std::vector<at::Tensor> tensors_of(const c10::Stack& stack, size_t count) {
+std::vector<at::Tensor> tensors_on_top(const c10::Stack& stack, size_t count) {
   std::vector<at::Tensor> tensors;
-  for (auto it = stack.end() - static_cast<std::ptrdiff_t>(count); it != stack.end(); ++it) {
-    if (it->isTensor()) tensors.push_back(it->toTensor());
-    if (!it->isTensorList()) continue;
-    for (const auto& tensor : it->toTensorVector()) tensors.push_back(tensor);
-  }
+  for (const auto& in : tensors_in(c10::ArrayRef<c10::IValue>(stack).slice(stack.size() - count))) tensors.push_back(in.tensor);
   return tensors;
 }
 
@@ -114,13 +102,13 @@ KeptCall::KeptCall(const c10::OperatorHandle& op, const std::vector<at::Tensor>&
     : name_(op.operator_name()) {
   const auto count = op.schema().returns().size();
   for (auto it = stack.end() - static_cast<std::ptrdiff_t>(count); it != stack.end(); ++it) {
-    values_.push_back(map_tensors(*it, [&](const at::Tensor& tensor) {
+    values_.push_back(with_tensors(*it, [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return tensor;
       results_.push_back({static_cast<uint32_t>(tensor._version()), tensor.requires_grad()});
       return tensor.tensor_data();
     }));
   }
-  const auto results = tensors_of(stack, count);
+  const auto results = tensors_on_top(stack, count);
   for (const auto& tensor : saved) saved_.push_back(origin(tensor, arguments, results));
   const bool is_libtorchs = name_.name.compare(0, 6, "aten::") == 0;  // others' operators have tags if their authors thought of it
   if (op.hasTag(at::Tag::nondeterministic_seeded) || !is_libtorchs) random_ = RandomState::now(devices);
@@ -132,7 +120,7 @@ std::vector<at::Tensor> KeptCall::replay(const c10::OperatorHandle& op, c10::Sta
   stack->resize(stack->size() - op.schema().arguments().size());
   size_t next = 0;
   for (const auto& value : values_) {
-    stack->push_back(map_tensors(value, [&](const at::Tensor& tensor) {
+    stack->push_back(with_tensors(value, [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return tensor;
       const auto& result = results_[next++];
       require(static_cast<uint32_t>(tensor._version()) == result.version, "checkpoint",
@@ -144,7 +132,7 @@ std::vector<at::Tensor> KeptCall::replay(const c10::OperatorHandle& op, c10::Sta
     }));
   }
   if (random_) random_->apply();
-  return tensors_of(*stack, values_.size());
+  return tensors_on_top(*stack, values_.size());
 }
 
 }  // namespace detail

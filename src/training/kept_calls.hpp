@@ -61,6 +61,6 @@ class KeptCall {
 };
 
 // The tensors among the last `count` values of a stack, those of lists too.
-std::vector<at::Tensor> tensors_of(const c10::Stack& stack, size_t count);
+std::vector<at::Tensor> tensors_on_top(const c10::Stack& stack, size_t count);
 
 }  // namespace dtensor::detail

@@ -224,3 +224,30 @@ TEST_CASE("files: LBFGS is saved before its history is full", "[files][optim]") 
     same(resumed.wholes(), t.wholes(), kind.tolerance, "from a mesh");
   }));
 }
+
+TEST_CASE("files: an optimizer says that a file is of something else", "[files][optim][errors]") {
+  namespace o = torch::optim;
+  const Folder folder;
+  const auto adam = kind<o::Adam>("Adam", o::AdamOptions(0.03));
+  Training first(adam);
+  first.go(0, 1);
+  first.save(folder / "adam");
+  const std::vector<Kind> others{kind<o::SGD>("SGD", o::SGDOptions(0.02).momentum(0.9)), kind<o::RMSprop>("RMSprop", o::RMSpropOptions(0.01)),
+                                 lone<o::Adam>("Adam of fewer", o::AdamOptions(0.03), 0, 0, 2)};
+  for (const auto& other : others) {
+    REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) {
+      dt::Spmd spmd(line(world));
+      Training t(other, line(world), {{s1}, {s0}, {s0}, {r}, {s0}});
+      try {
+        dt::load(*t.optimizer, folder / "adam.optimizer");
+      } catch (const dt::Error& error) {
+        const std::string text = error.what_without_backtrace();
+        for (const auto* part : {"[load] '", "adam.optimizer' is not the state of such an optimizer", "hint: save and load"}) {
+          dt::require(text.find(part) != std::string::npos, "test", "{}: no '{}' in '{}'", other.name, part, text);
+        }
+        return;
+      }
+      dt::fail("test", "{} took the state of another", other.name);
+    }));
+  }
+}

@@ -2,7 +2,9 @@
 #include "tests/support/torch_files_support.hpp"
 
 #include <csignal>
+#include <thread>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 namespace dt = dtensor;
 using namespace dt::test;
@@ -209,4 +211,27 @@ TEST_CASE("files: what saves itself is written once", "[files]") {
     dt::require(other.current_step() == 5 && other_scaler.get_scale() == scaler.get_scale(), "test", "they differ");
   }));
   CHECK(folder.files() == 2);
+}
+
+TEST_CASE("files: a link stays one and a file keeps its permissions", "[files]") {
+  const Folder folder;
+  const auto target = folder / "model-1.pt", link = folder / "latest.pt", plain = folder / "plain.pt", fifo = folder / "fifo";
+  std::ofstream(target) << "the old one";
+  std::filesystem::permissions(target, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  std::filesystem::create_symlink("model-1.pt", link);
+  REQUIRE(mkfifo(fifo.c_str(), 0600) == 0);
+  std::string through;
+  std::thread reader([&] { through = bytes_of(fifo); });
+  on_way(ways()[2], 4, [&](dt::World&, ManyKinds& model) {
+    dt::save(model, plain);
+    dt::save(model, link);
+    dt::save(model, fifo);
+  });
+  reader.join();
+  CHECK(std::filesystem::is_symlink(link));
+  CHECK(bytes_of(target) == bytes_of(plain));
+  CHECK(std::filesystem::status(target).permissions() == (std::filesystem::perms::owner_read | std::filesystem::perms::owner_write));
+  CHECK(std::filesystem::is_fifo(fifo));
+  CHECK(through == bytes_of(plain));
+  CHECK(folder.files() == 4);
 }

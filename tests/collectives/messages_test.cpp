@@ -69,7 +69,7 @@ TEST_CASE("batches of messages: every rank to every other in any order", "[colle
   }
 }
 
-TEST_CASE("batches of messages: of some ranks, of several dtypes, while others compute", "[collectives]") {
+TEST_CASE("batches of messages: of some ranks and several dtypes while others compute", "[collectives]") {
   for (const std::string transport : {"threads", "gloo"}) {
     CHECK_NOTHROW(on_ranks(
         4,

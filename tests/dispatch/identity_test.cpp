@@ -1,5 +1,6 @@
 // On a mesh of one rank a program does what it does without one: the same bits, the same text, the same files.
 #include "tests/support/dispatch_support.hpp"
+#include "tests/support/stderr_support.hpp"
 
 #include <ATen/Parallel.h>
 
@@ -116,6 +117,17 @@ const Snippet kSnippets[] = {
        shared += 1;
        log.tensor(shared.clone() * 2);
        log.text << own << shared.is_alias_of(shared.view({4}));
+     }},
+    {"constants of a region in plain code",  // as transforms of a data set have them, in the threads of a loader
+     [](Log& log) {
+       const auto mean = torch::full({1}, 0.5F);
+       at::Tensor plain;
+       {
+         dt::NoSpmd no_spmd;
+         plain = torch::ones({2, 3}).sub(mean).div_(mean);
+       }
+       log.tensor(plain);
+       log.tensor(plain.add(mean));
      }},
     {"printing",
      [](Log& log) {
@@ -307,4 +319,13 @@ TEST_CASE("identity: on one rank memory text and files are those of a plain prog
     }
     CHECK(on_mesh == plain);
   }
+}
+
+TEST_CASE("one rank is not told what operators without a rule do", "[identity]") {
+  const auto sparse = [](dt::World& world) {
+    const auto mesh = line(world);
+    dt::distribute_tensor(torch::ones({4}), mesh, {dt::replicate()}).tensor().to_sparse();
+  };
+  CHECK(stderr_of([&] { on_ranks(1, sparse); }).empty());
+  CHECK_THAT(stderr_of([&] { on_ranks(2, sparse); }), says("has no sharding rule and runs on replicated operands"));
 }

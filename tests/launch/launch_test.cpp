@@ -3,13 +3,17 @@
 
 #include <dtensor/dtensor.hpp>
 
+#include "tests/support/stderr_support.hpp"
+
 #include "src/launch/single_threaded.hpp"
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/torch.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -130,4 +134,40 @@ TEST_CASE("launch: where not all ranks can be started none begins", "[launch]") 
   options.ranks = 3;
   dtensor::launch(options, [&](dtensor::World&) { ++begun; });
   CHECK(begun == 3);
+}
+
+// This process is the program too, when the test starts it again.
+TEST_CASE("launch: a rank that does not return is named and the process ends", "[launch][errors]") {
+  if (std::getenv("DTENSOR_TEST_STUCK")) {
+    const char* arguments[] = {"program", "--ranks", "2", "--deadline", "1"};
+    std::_Exit(dtensor::launch(5, const_cast<char**>(arguments), [](dtensor::World& world) {
+      if (world.rank() == 1) throw std::runtime_error("out of cheese");
+      std::this_thread::sleep_for(std::chrono::seconds(1000));
+    }));
+  }
+  const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
+  const auto begin = std::chrono::steady_clock::now();
+  auto* pipe = popen(("DTENSOR_TEST_STUCK=1 timeout 100 '" + self + "' 'launch: a rank that does not return*' 2>&1").c_str(), "r");
+  REQUIRE(pipe);
+  std::string text;
+  for (char line[4096]; fgets(line, sizeof line, pipe);) text += line;
+  const int status = pclose(pipe);
+  CAPTURE(text);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 1);
+  CHECK_THAT(text, says("error: out of cheese (rank 1); waiting for rank 0, which has not returned yet"));
+  CHECK_THAT(text, says("error: rank 0 has not returned for 1 s after rank 1 failed; the process ends"));
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(60));
+}
+
+TEST_CASE("launch: the error of a rank is told while another goes on", "[launch][errors]") {
+  dtensor::LaunchOptions options;
+  options.ranks = 3;
+  const auto text = dtensor::test::stderr_of([&] {
+    CHECK_THROWS_WITH(dtensor::launch(options, [](dtensor::World& world) {
+      if (world.rank() == 1) dtensor::fail("cheese", "there is none");
+      if (world.rank() == 2) std::this_thread::sleep_for(std::chrono::seconds(4));
+    }), says("there is none"));
+  });
+  CHECK_THAT(text, says("error: [cheese] there is none (rank 1); waiting for rank 2, which has not returned yet"));
 }

@@ -100,6 +100,11 @@ TEST_CASE("errors: a plain tensor that differs between ranks", "[errors]") {
     const auto mine = dt::DTensor(x).to_local() * (world.rank() == 2 ? 2 : 1);
     throws("differing plain tensor", {"aten::mul", "ranks 2", "from_local"}, [&] { torch::mul(x, mine); });
     throws("differing data", {"distribute_tensor", "ranks 2"}, [&] { dt::distribute_tensor(mine, mesh, {dt::shard(0)}); });
+    const auto own = torch::tensor(std::vector<float>(4, world.rank() == 2 ? 2.F : 1.F));  // a factory makes it, as replicated
+    throws("differing values of a factory", {"distribute_tensor", "ranks 2"}, [&] { dt::distribute_tensor(own, mesh, {dt::shard(0)}); });
+    std::vector<float> buffer(4, static_cast<float>(world.rank()));  // what it holds is overwritten, and not compared
+    torch::from_blob(buffer.data(), {4}).copy_(dt::distribute_tensor(torch::arange(4.F), mesh, {dt::shard(0)}));
+    dt::require(buffer == std::vector<float>{0, 1, 2, 3}, "test", "a plain tensor that takes a sharded one's values");
     dt::set_replication_check(false);
     torch::sub(x, mine);
     dt::set_replication_check(true);

@@ -57,6 +57,9 @@ class Communicator {
   // Returns when every rank of the group has called it.
   void barrier();
 
+  // Its calls leave no records from now on: for a group that exists only for its sizes.
+  void leave_no_records() { recorded_ = false; }
+
   // Tells the transport that `tensor`'s memory will be used repeatedly, so that it can send it without copying it first. Every rank calls
   // it alike. Destroying the handle undoes it; the handle may outlive the communicator, but not the memory. Null if the transport does
   // nothing.

@@ -38,7 +38,8 @@ class DeviceMesh {
   // The index of a named dimension. Throws, listing the names there are.
   int64_t dim(std::string_view name) const;
 
-  // Whether the calling rank is in the mesh, and its coordinate there.
+  // Whether the calling rank is in the mesh, and its coordinate there. If it is not, asking for the coordinate throws, except inside
+  // dt::on.
   bool contains_this_rank() const;
   c10::ArrayRef<int64_t> coordinate() const;
   int64_t coordinate(int64_t dim) const { return coordinate()[dim]; }

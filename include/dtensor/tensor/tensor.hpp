@@ -32,6 +32,9 @@ class DTensor {
   PlacementsRef placements() const { return layout().placements(); }
   c10::IntArrayRef sizes() const { return layout().sizes(); }
 
+  // Whether this rank is not in its mesh, and knows only its sizes, dtype and layout (docs/moves.md).
+  bool is_absent() const { return layout().is_absent(); }
+
   // The local tensor, plain; it shares memory with the DTensor. Waits for a move under way. Differentiable: the gradient gets the
   // placements of this tensor, with Replicate in place of Partial, since each rank sees the whole gradient.
   at::Tensor to_local() const;
@@ -63,6 +66,7 @@ std::ostream& operator<<(std::ostream& out, const DTensor& tensor);
 
 // Shards a plain tensor that every rank holds whole: each rank keeps its shard. The ranks' tensors must be equal. Communicates
 // nothing, but inside Spmd with checks on, ranks compare a hash of some. A DTensor on the same mesh is redistributed. Differentiable.
+// On a rank that is not in the mesh the result is absent.
 DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, PlacementsRef placements);
 DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, std::initializer_list<Placement> placements);
 
