@@ -26,11 +26,12 @@ namespace {
 
 std::string text_of(int error) { return std::generic_category().message(error); }
 
-// Where a link leads to, so that the file it names is replaced, and not the link.
-std::string behind_links(const std::string& path) {
+// Where a link leads to, so that the file it names is replaced or made, and not the link replaced.
+std::string behind_links(std::filesystem::path path) {
   std::error_code error;
-  const auto target = std::filesystem::weakly_canonical(path, error);
-  return error || !std::filesystem::is_symlink(path, error) ? path : target.string();
+  constexpr int kMost = 40;  // as the system
+  for (int i = 0; i < kMost && std::filesystem::is_symlink(path, error); ++i) path = path.parent_path() / std::filesystem::read_symlink(path, error);
+  return path.string();
 }
 
 // A file that is written under another name, and takes the old one's place with its permissions when it is whole. Devices and pipes are

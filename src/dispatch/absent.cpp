@@ -43,8 +43,7 @@ at::Tensor absent(const LayoutPtr& layout) {
 void refuse_absent(std::string_view what, const Layout& layout) {
   fail(what,
        "the tensor is elsewhere: this rank knows its layout, and the values are on ranks [{}]; got {}; hint: bring it here with "
-       "dt::redistribute(tensor, "
-       "mesh, placements) on all ranks of both meshes, or work on it where it is with dt::on(mesh, f)",
+       "dt::redistribute(tensor, mesh, placements) on all ranks of both meshes, or work on it where it is with dt::on(mesh, f)",
        fmt::join(layout.mesh().ranks(), ", "), layout.str());
 }
 

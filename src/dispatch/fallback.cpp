@@ -28,6 +28,7 @@ namespace dtensor::dispatch {
 namespace {
 
 bool any_distributed(const Stack& stack, size_t begin) { return any_tensor(arguments(stack, begin), as_dtensor); }
+bool any_defined(const Stack& stack, size_t begin) { return any_tensor(arguments(stack, begin), [](const at::Tensor&) { return true; }); }
 
 // The common case: tensors in, tensors out, nothing moves.
 void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision) try {
@@ -129,7 +130,7 @@ void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, Key& ke
   if (info.becomes && is_dtensor_impl(stack[begin].unsafeToTensorImpl())) return become_view(*info.becomes, stack, begin);
   const bool distributed = any_distributed(stack, begin);
   if (info.changes_metadata && distributed && change_metadata(op, stack, begin)) return;
-  if (!distributed && (any_tensor(arguments(stack, begin), [](const at::Tensor&) { return true; }) || !current_mesh || info.has_tensor_argument || !is_factory(info) ||
+  if (!distributed && (any_defined(stack, begin) || !current_mesh || info.has_tensor_argument || !is_factory(info) ||
                        is_made_elsewhere(info, stack, begin, *current_mesh))) {
     return run_plain(op, stack);
   }

@@ -215,23 +215,27 @@ TEST_CASE("files: what saves itself is written once", "[files]") {
 
 TEST_CASE("files: a link stays one and a file keeps its permissions", "[files]") {
   const Folder folder;
-  const auto target = folder / "model-1.pt", link = folder / "latest.pt", plain = folder / "plain.pt", fifo = folder / "fifo";
+  const auto target = folder / "model-1.pt", link = folder / "latest.pt", dangling = folder / "next.pt", plain = folder / "plain.pt", fifo = folder / "fifo";
   std::ofstream(target) << "the old one";
   std::filesystem::permissions(target, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
   std::filesystem::create_symlink("model-1.pt", link);
+  std::filesystem::create_symlink("later.pt", dangling);
   REQUIRE(mkfifo(fifo.c_str(), 0600) == 0);
   std::string through;
   std::thread reader([&] { through = bytes_of(fifo); });
   on_way(ways()[2], 4, [&](dt::World&, ManyKinds& model) {
     dt::save(model, plain);
     dt::save(model, link);
+    dt::save(model, dangling);
     dt::save(model, fifo);
   });
   reader.join();
   CHECK(std::filesystem::is_symlink(link));
+  CHECK(std::filesystem::is_symlink(dangling));
+  CHECK(bytes_of(folder / "later.pt") == bytes_of(plain));
   CHECK(bytes_of(target) == bytes_of(plain));
   CHECK(std::filesystem::status(target).permissions() == (std::filesystem::perms::owner_read | std::filesystem::perms::owner_write));
   CHECK(std::filesystem::is_fifo(fifo));
   CHECK(through == bytes_of(plain));
-  CHECK(folder.files() == 4);
+  CHECK(folder.files() == 6);
 }

@@ -1,5 +1,6 @@
 // Collectives on plain tensors: values, gradients as adjoints, lists, uneven pieces, given memory, on every transport.
 #include "tests/support/dispatch_support.hpp"
+#include "tests/support/refuses.hpp"
 
 #include <dtensor/collectives.hpp>
 
@@ -171,16 +172,6 @@ TEST_CASE("functional collectives: bad calls are errors on every rank", "[collec
   on_ranks(3, [](World& world) {
     const auto mesh = line(world);
     const auto x = torch::ones({3, 2});
-    const auto refuses = [](const std::string& text, const std::function<void()>& call) {
-      try {
-        call();
-      } catch (const Error& error) {
-        require(std::string(error.what()).find(text) != std::string::npos, "test", "expected '{}' in: {}", text,
-                error.what_without_backtrace());
-        return;
-      }
-      fail("test", "no error with '{}'", text);
-    };
     refuses("only sum and avg have a gradient", [&] { all_reduce(torch::ones({2}).requires_grad_(), mesh, ReduceOp::max); });
     refuses("got dim 2 of 2 dims", [&] { all_gather(x, mesh, {2}); });
     refuses("got 2 lengths; expected one for each of the group's 3 ranks", [&] { all_gather(x, mesh, {0, {3, 3}}); });

@@ -1,5 +1,6 @@
 // Batches of messages: in any order, of any size, with gradients, on every transport.
 #include "tests/support/dispatch_support.hpp"
+#include "tests/support/refuses.hpp"
 
 #include <dtensor/collectives.hpp>
 
@@ -110,16 +111,6 @@ TEST_CASE("batches of messages: messages of one direction and tag keep their ord
 TEST_CASE("batches of messages: refusals", "[collectives]") {
   CHECK_NOTHROW(on_ranks(2, [](World& world) {
     const auto mesh = line(world);
-    const auto refuses = [](const std::string& text, const std::function<void()>& call) {
-      try {
-        call();
-      } catch (const Error& error) {
-        require(std::string(error.what()).find(text) != std::string::npos, "test", "expected '{}' in: {}", text,
-                error.what_without_backtrace());
-        return;
-      }
-      fail("test", "no error with '{}'", text);
-    };
     refuses("a rank keeps what it would send to itself", [&] { exchange_messages({outgoing(torch::ones({2}), world.rank())}, mesh); });
     refuses("got 2 on rank", [&] { exchange_messages({incoming(torch::ones({2}), 2)}, mesh); });
     refuses("hint: pass to_local()", [&] {

@@ -1,5 +1,6 @@
 // Public hooks: of the tensors that autograd saves, and of leaves, plain and distributed.
 #include "tests/support/dispatch_support.hpp"
+#include "tests/support/refuses.hpp"
 
 #include <dtensor/gradients/leaf_hooks.hpp>
 #include <dtensor/gradients/saved_tensors.hpp>
@@ -96,16 +97,6 @@ TEST_CASE("hooks of leaves see the gradient in its layout and when it has been a
       (w * 1).sum().backward();
       require(order.size() == 4 && full_tensor(w.grad()).equal(expected + 2), "test", "the handle has gone");
     }
-    const auto refuses = [](const std::string& text, const std::function<void()>& call) {
-      try {
-        call();
-      } catch (const Error& error) {
-        require(std::string(error.what()).find(text) != std::string::npos, "test", "expected '{}' in: {}", text,
-                error.what_without_backtrace());
-        return;
-      }
-      fail("test", "no error with '{}'", text);
-    };
     refuses("got a tensor without a gradient", [&] { add_gradient_hook(values, [](const at::Tensor&) { return at::Tensor(); }); });
     refuses("got the result of an operator", [&] { (void)after_gradient(values.clone().requires_grad_() * 1, [](const at::Tensor&) {}); });
   }));

@@ -1,5 +1,6 @@
 // Moves between two meshes: every pair of layouts on meshes that are the same, overlap or are disjoint, and random ones; plans; messages.
 #include "tests/support/core_support.hpp"
+#include "tests/support/refuses.hpp"
 #include "tools/moves/check.hpp"
 
 #include <ATen/ATen.h>
@@ -170,16 +171,6 @@ TEST_CASE("moves between meshes: ranks that have the same send the same", "[redi
 TEST_CASE("moves between meshes: refusals", "[redistribute]") {
   CHECK_NOTHROW(on_ranks(2, [](World& world) {
     const DeviceMesh first(at::kCPU, {0}, {1}, {"a"}), second(at::kCPU, {1}, {1}, {"a"}), both(at::kCPU, {0, 1}, {2}, {"a"});
-    const auto refuses = [&](const std::string& text, const std::function<void()>& call) {
-      try {
-        call();
-      } catch (const Error& error) {
-        require(std::string(error.what()).find(text) != std::string::npos, "test", "expected '{}' in: {}", text,
-                error.what_without_backtrace());
-        return;
-      }
-      fail("test", "no error with '{}'", text);
-    };
     const auto x = distribute_tensor(at::ones({2, 3}), first, {replicate()});
     refuses("cannot leave a norm pending", [&] { x.redistribute(both, {partial(ReduceOp::norm2)}); });
     refuses("shard dim 2 is out of range", [&] { x.redistribute(both, {shard(2)}); });

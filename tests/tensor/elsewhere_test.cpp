@@ -1,5 +1,6 @@
 // Tensors elsewhere: handles on ranks that are not in the mesh, dt::on, and programs on several meshes against one device.
 #include "tests/support/dispatch_support.hpp"
+#include "tests/support/refuses.hpp"
 
 #include <fmt/ranges.h>
 
@@ -10,17 +11,6 @@ using namespace dtensor;
 using namespace dtensor::test;
 
 namespace {
-
-void refuses_elsewhere(const std::string& text, const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    require(std::string(error.what()).find(text) != std::string::npos, "test", "expected '{}' in: {}", text,
-            error.what_without_backtrace());
-    return;
-  }
-  fail("test", "no error with '{}'", text);
-}
 
 struct TwoMeshes {
   DeviceMesh first{torch::kCPU, {0, 1}, {2}, {"a"}};
@@ -50,16 +40,16 @@ TEST_CASE("elsewhere: a handle tells what is known and refuses the rest", "[else
     require(text.str().find("f64[4, 6] (S(0)) on (a=2)") == 0 && text.str().find("whose values are on ranks [0, 1]") != std::string::npos,
             "test", "printed as {}", text.str());
     const std::string why = "the values are on ranks [0, 1]";
-    refuses_elsewhere("the tensor is elsewhere: this rank knows its layout", [&] { x.tensor() + 1; });
-    refuses_elsewhere("hint: bring it here with dt::redistribute", [&] { x->relu(); });
-    refuses_elsewhere(why, [&] { x->sum().item<double>(); });
-    refuses_elsewhere(why, [&] { x->t(); });
-    refuses_elsewhere(why, [&] { x.full_tensor(); });
-    refuses_elsewhere(why, [&] { x.to_local(); });
-    refuses_elsewhere(why, [&] { x->data_ptr(); });
-    refuses_elsewhere(why, [&] { x->clone().add_(1); });
-    refuses_elsewhere("hint: give the global sizes", [&] { from_local(whole, meshes.first, {shard(0)}); });
-    refuses_elsewhere("hint: dt::on(mesh, f)", [&] { Spmd spmd(meshes.first); });
+    refuses("the tensor is elsewhere: this rank knows its layout", [&] { x.tensor() + 1; });
+    refuses("hint: bring it here with dt::redistribute", [&] { x->relu(); });
+    refuses(why, [&] { x->sum().item<double>(); });
+    refuses(why, [&] { x->t(); });
+    refuses(why, [&] { x.full_tensor(); });
+    refuses(why, [&] { x.to_local(); });
+    refuses(why, [&] { x->data_ptr(); });
+    refuses(why, [&] { x->clone().add_(1); });
+    refuses("hint: give the global sizes", [&] { from_local(whole, meshes.first, {shard(0)}); });
+    refuses("hint: dt::on(mesh, f)", [&] { Spmd spmd(meshes.first); });
     require(x.redistribute({shard(1)}).is_absent() && x->detach().sizes() == whole.sizes(), "test", "moved on its own mesh");
     CommDebugMode comm;
     require(zeros({3}, meshes.first, Placements{replicate()}).is_absent() && randn({3, 2}, meshes.first, Placements{shard(0)}).is_absent(),
@@ -87,12 +77,12 @@ TEST_CASE("elsewhere: what dt::on computes is there and absent elsewhere", "[els
     const auto back = redistribute(on(meshes.second, [&] { return there * 3; }), meshes.first, {replicate()});
     if (world.rank() < 2) same(back, sums * 3, "and back");
 
-    refuses_elsewhere(world.rank() < 2 ? "the tensor is elsewhere" : "a tensor of another mesh is used inside of dt::on",
+    refuses(world.rank() < 2 ? "the tensor is elsewhere" : "a tensor of another mesh is used inside of dt::on",
                       [&] { on(meshes.first, [&] { return there + 1; }); });
     if (world.rank() >= 2)
-      refuses_elsewhere("ask for values outside of dt::on", [&] { on(meshes.first, [&] { return x->sum().item<double>(); }); });
+      refuses("ask for values outside of dt::on", [&] { on(meshes.first, [&] { return x->sum().item<double>(); }); });
     // What one device refuses is refused on every rank, and the program goes on.
-    refuses_elsewhere("", [&] { on(meshes.first, [&] { return x->matmul(torch::ones({5, 5}, torch::kDouble)); }); });
+    refuses("", [&] { on(meshes.first, [&] { return x->matmul(torch::ones({5, 5}, torch::kDouble)); }); });
     world.barrier();
   });
 }
@@ -158,7 +148,7 @@ TEST_CASE("elsewhere: random numbers of several meshes are one stream", "[elsewh
     const at::Tensor g = on(meshes.first, [&] { return torch::bernoulli(whole); }), h = on(meshes.second, [] { return torch::randperm(9); });
     if (world.rank() < 2) same(e, coins, "coins"), same(f, scaled, "scaled numbers"), same(g, again, "coins of whole probabilities");
     if (world.rank() >= 2) same(h, shuffled, "a permutation");
-    refuses_elsewhere(world.rank() < 2 ? "" : "hangs on values", [&] {
+    refuses(world.rank() < 2 ? "" : "hangs on values", [&] {
       on(meshes.first, [&] { return torch::poisson(whole); });
       fail("test", "its own ranks draw");
     });
