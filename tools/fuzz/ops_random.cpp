@@ -18,12 +18,13 @@ bool seeded(Sketch& sketch, T, Ints& args) {
 
 at::Generator generator_of(const Ints& args) { return at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(args[0])); }
 
-// What takes no generator draws from the rank's own. On one device all jobs share one.
+// What takes no generator draws from the rank's own. On one device all jobs share the process's, which a rank that seeds its own seeds,
+// too. A rank draws without the lock, because it may wait for the other ranks.
 at::Tensor from_default(const Tensors& in, const Ints& args, const std::function<at::Tensor()>& draw) {
   static std::mutex mutex;
-  std::unique_lock lock(mutex, std::defer_lock);
-  if (!is_dtensor(in[0])) lock.lock();
+  std::unique_lock lock(mutex);
   at::manual_seed(static_cast<uint64_t>(args[0]));
+  if (is_dtensor(in[0])) lock.unlock();
   return draw();
 }
 
