@@ -6,7 +6,7 @@
 #include "src/dispatch/out_form.hpp"
 #include "src/dispatch/stand_ins.hpp"
 
-#include <dtensor/comm/record.hpp>
+#include <dtensor/comm/event.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -114,6 +114,7 @@ at::Tensor DTensorImpl::detached() const {
   if (member_) [[unlikely]] impl->set_member(member_);
   impl->pinned = pinned;
   impl->laid_out = laid_out;
+  impl->module = module;
   if (storage_offset() != 0) impl->set_storage_offset(storage_offset());
   return at::Tensor(std::move(impl));
 }
@@ -166,6 +167,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
   if (member_) [[unlikely]] impl->set_member(member_);
   impl->pinned = pinned;
   impl->laid_out = laid_out;
+  impl->module = module;
   if (layout_->is_deferred()) impl->deferred().add_handle(*impl);
   impl->set_storage_offset(storage_offset());
   impl->set_version_counter(std::forward<Version>(version));

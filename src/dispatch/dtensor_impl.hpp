@@ -10,6 +10,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include <memory>
+#include <string>
 #include <string_view>
 
 namespace dtensor {
@@ -27,6 +28,9 @@ struct FlatMember : c10::intrusive_ptr_target {
   int64_t generation;  // of the group when the copy was made; -1: the member's own memory
 };
 using FlatMemberPtr = c10::intrusive_ptr<FlatMember>;
+
+// Of a module whose parameters have been named; kept as long as the program runs. Null: none.
+using ModuleName = const std::string*;
 
 // sizes(), strides() and storage_offset() are those that the plain tensor would have; autograd addresses the gradient of a base by
 // a view's strides and offset when the view was written in place.
@@ -92,6 +96,7 @@ class DTensorImpl final : public c10::TensorImpl {
   bool leaf_checked = false;  // see leaf_gradients.cpp
   bool pinned = false;        // see dtensor::pin
   bool laid_out = false;      // its layout was asked for: no operator changes it
+  ModuleName module = nullptr;         // whose parameter it is, or a view of it, or a sum that is pending; see dtensor::name_module
 
   // Every operator makes one: the memory of those that are gone is kept for the next, a little per thread.
   static void* operator new(size_t size);

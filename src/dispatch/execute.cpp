@@ -6,6 +6,7 @@
 #include "src/dispatch/failure.hpp"
 #include "src/dispatch/fallback.hpp"
 #include "src/dispatch/lists.hpp"
+#include "src/dispatch/operator_event.hpp"
 #include "src/dispatch/ran_whole.hpp"
 #include "src/dispatch/reading.hpp"
 #include "src/dispatch/replicated.hpp"
@@ -18,7 +19,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <dtensor/base/error.hpp>
-#include <dtensor/comm/record.hpp>
+#include <dtensor/comm/event.hpp>
 #include <dtensor/redistribute/redistribute.hpp>
 #include <fmt/ranges.h>
 
@@ -269,6 +270,13 @@ void run_one_by_one(const c10::OperatorHandle& op, const OpInfo& info, Stack& st
 
 }  // namespace
 
+// Results that are pending sums are of the module whose operator gave them.
+static void name_results(const Stack& stack, size_t begin, ModuleName module) {
+  for (size_t i = begin; i < stack.size(); ++i) {
+    if (auto* impl = stack[i].isTensor() && stack[i].toTensor().defined() ? as_dtensor(stack[i].toTensor()) : nullptr) impl->module = module;
+  }
+}
+
 bool lacks_values(const Stack& stack, size_t begin) {
   const auto is_meta = [](const c10::IValue& value) { return value.isTensor() && value.toTensor().defined() && value.toTensor().is_meta(); };
   return std::any_of(stack.begin() + static_cast<int64_t>(begin), stack.end(), [&](const c10::IValue& value) {
@@ -343,7 +351,7 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
   if (!decision.moves.empty() || !decision.write_backs.empty()) check_explicit(decision);
   if (decision.ran_whole) [[unlikely]] note_ran_whole(decision);
   {
-    comm::Cause cause(info.name, true);
+    comm::Cause cause(info.name, true, text_of(module_of_moves(decision, originals)));
     LocalMode local;
     replace_by_locals(stack, begin, decision);
     if (!info.has_tensor_argument) make_on_mesh(info, stack, begin, decision.mesh);
@@ -365,6 +373,7 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
   bump_versions(op, info, originals);
   wrap_results(stack, begin, decision, originals);
   if (info.is_view || decision.casts) inherit(decision, originals[0], stack[begin]);
+  if (decision.gives_pending) name_results(stack, begin, module_of_operands(originals));
 } catch (...) {
   rethrow_failure(decision);
 }

@@ -64,6 +64,7 @@ bool is_made_elsewhere(const OpInfo& info, Stack& stack, size_t begin, const Dev
 inline void inherit(const DTensorImpl& operand, DTensorImpl& result) {
   if (operand.member()) [[unlikely]] result.set_member(operand.member());
   result.pinned = operand.pinned;
+  result.module = operand.module;
   result.track_as(operand.key_set());
 }
 void inherit(const Decision& decision, const c10::IValue& operand, const c10::IValue& results);

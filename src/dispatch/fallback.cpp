@@ -8,6 +8,7 @@
 #include "src/dispatch/deferred.hpp"
 #include "src/dispatch/execute.hpp"
 #include "src/dispatch/failure.hpp"
+#include "src/dispatch/operator_event.hpp"
 #include "src/dispatch/out_form.hpp"
 #include "src/dispatch/region.hpp"
 #include "src/dispatch/write_through.hpp"
@@ -15,7 +16,7 @@
 #include <dtensor/dispatch/local_mode.hpp>
 
 #include <dtensor/base/error.hpp>
-#include <dtensor/comm/record.hpp>
+#include <dtensor/comm/event.hpp>
 
 #include <torch/library.h>
 
@@ -51,8 +52,10 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
   FlatMemberPtr member;
   bool pinned = false;
   c10::DispatchKeySet keys;
+  ModuleName module = nullptr;
+  if (decision.gives_pending) [[unlikely]] module = module_of_operands(c10::ArrayRef<c10::IValue>(stack).slice(begin));
   if (info.is_view && stack[begin].isTensor()) {
-    if (const auto* base = as_dtensor(stack[begin].toTensor())) member = base->member(), pinned = base->pinned, keys = base->key_set();
+    if (const auto* base = as_dtensor(stack[begin].toTensor())) member = base->member(), pinned = base->pinned, keys = base->key_set(), module = base->module;
   }
   if (decision.lowering || decision.casts) originals.append(stack.begin() + static_cast<int64_t>(begin), stack.end());
   std::vector<Written> written;
@@ -79,7 +82,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     LocalMode local;
     run_without_values(op, info, stack, begin, decision);
   } else if (decision.lowering) {
-    comm::Cause cause(info.name, true);
+    comm::Cause cause(info.name, true, text_of(module_of_operands(originals)));
     LocalMode local;
     rules::LocalCall call{op, stack, begin, originals};
     decision.lowering(call);
@@ -88,7 +91,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     op.callBoxed(&stack);
   }
   if (!written.empty()) [[unlikely]] {
-    comm::Cause cause(info.name, true);
+    comm::Cause cause(info.name, true, text_of(module));
     write_through(written);
   }
   if (!info.makes_results) {
@@ -105,9 +108,11 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
       if (decision.lowering) part_copied_view(decision, originals[0], result);
       as_dtensor(result)->set_member(member);
       as_dtensor(result)->pinned = pinned;
+      as_dtensor(result)->module = module;
       as_dtensor(result)->track_as(keys);
     }
     if (decision.casts) inherit(decision, originals[0], result);
+    if (decision.gives_pending) [[unlikely]] as_dtensor(result)->module = module;
     stack[begin + i] = std::move(result);
   }
 } catch (...) {
@@ -187,6 +192,8 @@ void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, Key& ke
 void fallback(const c10::OperatorHandle& op, c10::Stack* stack_pointer) {
   auto& stack = *stack_pointer;
   const size_t begin = stack.size() - op.schema().arguments().size();
+  OperatorSpan span;
+  if (operators_are_observed()) [[unlikely]] span.begin(op, stack, begin);
   Key key;
   begin_key(key, op);
   for (size_t i = begin; i < stack.size(); ++i) key.push(stack[i]);

@@ -94,11 +94,12 @@ at::Tensor in_reported_order(at::Tensor local, const Layout& layout) {
 
 void inherit(const Decision& decision, const c10::IValue& operand, const c10::IValue& results) {
   const auto* impl = operand.isTensor() ? as_dtensor(operand.toTensor()) : nullptr;
-  if (!impl || (!impl->member() && !impl->pinned && !c10::InferenceMode::is_enabled())) [[likely]] return;
+  if (!impl || (!impl->member() && !impl->pinned && !impl->module && !c10::InferenceMode::is_enabled())) [[likely]] return;
   const auto& member = impl->member();
   if (decision.casts) {
     auto& cast = *as_dtensor(results.toTensor());
     cast.pinned = impl->pinned;
+    cast.module = impl->module;
     if (!member || !impl->layout()->is_flat() || !cast.layout()->is_flat()) return;
     const auto made = member->generation < 0 ? member->group->generation() : member->generation;
     cast.set_member(c10::make_intrusive<FlatMember>(member->group, member->index, made));

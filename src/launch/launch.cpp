@@ -6,6 +6,7 @@
 #include "src/comm/rendezvous/rendezvous.hpp"
 #include "src/launch/devices.hpp"
 #include "src/launch/environment.hpp"
+#include "src/launch/flight_recorder.hpp"
 #include "src/launch/memory.hpp"
 #include "src/launch/place.hpp"
 #include "src/launch/single_threaded.hpp"
@@ -43,19 +44,24 @@ void add_place_to_current() {
   }
 }
 
-void run_rank(std::unique_ptr<comm::Transport> transport, comm::Milliseconds deadline, const Body& body,
-              const std::function<void()>& on_error) {
+// `on_error` says whether this rank is the first of this process to fail.
+void run_rank(std::unique_ptr<comm::Transport> transport, comm::Milliseconds deadline, const Body& body, const std::function<bool()>& on_error,
+              detail::ThreadsReport* report = nullptr) {
   transport->set_deadline(deadline);
   comm::Transport& reach = *transport;
   World world(std::move(transport));
   World::Use use(world);
+  detail::FlightRecorder recorder(world);
+  if (report) report->add(recorder.ring());
   if (world.size() > 1) detail::run_scripts_unfused();
   try {
     body(world);
   } catch (...) {
-    on_error();  // before leaving: the first error to arrive is the root cause, not an echo of this departure
+    recorder.note_failure();
+    const bool first = on_error();  // before leaving: the first error to arrive is the root cause, not an echo of this departure
     reach.leave(detail::text_of(std::current_exception()));
     add_place_to_current();
+    if (first && report) report->explain(*recorder.ring());
     throw;
   }
 }
@@ -63,9 +69,11 @@ void run_rank(std::unique_ptr<comm::Transport> transport, comm::Milliseconds dea
 // Remembers the error that happened first.
 class FirstError {
  public:
-  void keep() {
+  bool keep() {
     std::lock_guard lock(mutex_);
-    if (!error_) error_ = std::current_exception();
+    if (error_) return false;
+    error_ = std::current_exception();
+    return true;
   }
   void rethrow() const {
     if (error_) std::rethrow_exception(error_);
@@ -78,18 +86,19 @@ class FirstError {
 
 void run_threads(const LaunchOptions& options, const comm::TransportKind::MakeRank& make, const Body& body) {
   if (options.ranks == 1) {
-    run_rank(make(0), options.deadline, body, [] {});
+    run_rank(make(0), options.deadline, body, [] { return true; });
     return;
   }
   detail::SingleThreaded guard;
   FirstError first;
+  detail::ThreadsReport report;
   std::promise<bool> all_there;  // a rank whose peers could not be started must not wait for them
   const auto begin = all_there.get_future().share();
   const auto run = [&](int rank) {
     if (!begin.get()) return;
     detail::SingleThreaded::begin_rank();
     try {
-      run_rank(make(rank), options.deadline, body, [&] { first.keep(); });
+      run_rank(make(rank), options.deadline, body, [&] { return first.keep(); }, &report);
     } catch (...) {
       first.keep();
     }
@@ -137,7 +146,7 @@ void run_process(const detail::LauncherRank& launched, const LaunchOptions& opti
   if (launched.agent_store) job.listener = comm::meet_through_agent(job.meeting);
   auto transport = kind.process(job);
   if (options.transport.empty()) transport = detail::with_devices(std::move(transport), launched);
-  run_rank(std::move(transport), options.deadline, body, [&] { report(launched.rank); });
+  run_rank(std::move(transport), options.deadline, body, [&] { return report(launched.rank), true; });
 }
 
 double parse_number(const std::string& name, const std::string& text, double least) {

@@ -19,6 +19,9 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <mutex>
+#include <unordered_set>
+
 namespace dtensor {
 
 namespace {
@@ -235,6 +238,24 @@ void pin(const at::Tensor& tensor, bool pinned) {
 bool is_pinned(const at::Tensor& tensor) {
   const auto* impl = as_dtensor(tensor);
   return impl && impl->pinned;
+}
+
+// Names are few, the same on all ranks, and wanted as long as a tensor may live: the process keeps each once.
+static ModuleName kept_name(std::string_view name) {
+  static std::mutex mutex;
+  static auto& names = *new std::unordered_set<std::string>();
+  std::lock_guard lock(mutex);
+  return &*names.emplace(name).first;
+}
+
+void name_module(const at::Tensor& parameter, std::string_view module) {
+  layout_of("name_module", parameter);
+  as_dtensor(parameter)->module = module.empty() ? nullptr : kept_name(module);
+}
+
+std::string_view module_name(const at::Tensor& tensor) {
+  const auto* impl = tensor.defined() ? as_dtensor(tensor) : nullptr;
+  return impl && impl->module ? std::string_view(*impl->module) : std::string_view();
 }
 
 const Layout* find_layout(const at::Tensor& tensor) {

@@ -7,7 +7,7 @@
 #pragma once
 
 #include <dtensor/base/reduce_op.hpp>
-#include <dtensor/comm/record.hpp>
+#include <dtensor/comm/event.hpp>
 #include <dtensor/comm/work.hpp>
 
 #include <map>
@@ -32,6 +32,9 @@ class Communicator {
   const std::vector<int>& ranks() const { return ranks_; }
   int rank() const { return rank_; }  // this rank's position in the group
   int size() const { return static_cast<int>(ranks_.size()); }
+
+  // Whose events its calls are from now on. Those of a world's communicators are the rank's; without this, a call leaves no event.
+  void record_in(Events events);
 
   // The reduction of every rank's `input`, which must have one size and dtype. Result: like input. norm2 is not a
   // collective (redistribute lowers it to sum). With `in_place` the result is `input` itself; without, `input` stays as it is.
@@ -67,10 +70,11 @@ class Communicator {
   // What a call is, and what every rank must agree on.
   struct Call {
     Collective kind;
-    uint64_t sequence;
+    uint64_t sequence = 0;
     ReduceOp op = ReduceOp::sum;
     int root = 0;  // or the peer of a send or recv
     int tag = 0;
+    EventRef event{};  // to be marked: started, done or failed. Of what is done when do_...() returns without a Work the caller does it.
   };
   virtual Async do_all_reduce(const Call&, const at::Tensor& input, at::Tensor result) = 0;  // result: may be the input
   virtual Async do_all_gather(const Call&, const at::Tensor& input, Counts counts, at::Tensor result) = 0;
@@ -82,13 +86,15 @@ class Communicator {
   virtual void do_barrier(const Call&) = 0;
 
  private:
-  Call begin(Collective kind, const at::Tensor& input);
+  Call begin(Call call, const at::Tensor& input, Counts counts = {});
   Call begin_message(Collective kind, const at::Tensor& input, int peer, int tag);
-  void leave_record(const Call& call, const at::Tensor& input) const;
+  EventRef issue(const Call& call, const at::Tensor& input, Counts counts);
 
   std::string name_;
   std::vector<int> ranks_;
   int rank_;
+  std::unique_ptr<Events> events_;
+  int group_index_ = -1;
   uint64_t sequence_ = 0;                               // of collectives
   std::map<std::pair<int, int>, uint64_t> sent_, received_;  // of messages, by (peer, tag)
 };

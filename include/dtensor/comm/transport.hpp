@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,7 +23,10 @@ class Transport {
 
   // A communicator among `ranks` (world ranks in group order; this rank is one of them). Every member calls this with
   // the same arguments, in the same order among calls with the same ranks. `name` is for people.
-  virtual std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks) = 0;
+  std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks);
+
+  // Whose events the calls of its communicators are from now on: those of its World. Without it calls leave none.
+  void record_in(Events events) { events_ = std::move(events); }
 
   // This rank leaves: with an error (`why` is its text) or, when `why` is empty, normally. Peers that still wait for it
   // throw an error that names this rank and `why`.
@@ -32,7 +36,11 @@ class Transport {
   Milliseconds deadline() const { return deadline_; }
   void set_deadline(Milliseconds value) { deadline_ = value; }
 
+  // -- For transports: what they implement.
+  virtual std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks) = 0;
+
  private:
+  std::optional<Events> events_;
   Milliseconds deadline_{300'000};
 };
 

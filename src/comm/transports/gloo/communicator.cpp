@@ -166,7 +166,9 @@ CallInfo GlooCommunicator::announce(const Call& call, const at::Tensor& input, u
 }
 
 std::shared_ptr<Job> GlooCommunicator::start(const Call& call, const at::Tensor& input, uint64_t counts_hash) {
-  return std::make_shared<Job>(link_, announce(call, input, counts_hash, "gloo"), id_, name(), transport_.rank(), transport_.deadline());
+  auto job = std::make_shared<Job>(link_, announce(call, input, counts_hash, "gloo"), id_, name(), transport_.rank(), transport_.deadline());
+  job->event = call.event;
+  return job;
 }
 
 // Both ends use one stream, and each notes its own progress in it.
@@ -174,7 +176,9 @@ std::shared_ptr<Job> GlooCommunicator::start_message(const Call& call, const at:
   const uint64_t stream =
       mix(mix(mix(id_, 1 + static_cast<uint64_t>(from)), 1 + static_cast<uint64_t>(to)), static_cast<uint64_t>(call.tag));
   link_->made(stream, call.sequence);
-  return std::make_shared<Job>(link_, describe(call, tensor, 0, "gloo"), stream, name(), transport_.rank(), transport_.deadline());
+  auto job = std::make_shared<Job>(link_, describe(call, tensor, 0, "gloo"), stream, name(), transport_.rank(), transport_.deadline());
+  job->event = call.event;
+  return job;
 }
 
 Async GlooCommunicator::finish(std::shared_ptr<Job> job, const at::Tensor& result, std::shared_ptr<Worker> worker, bool in_background) {

@@ -24,6 +24,7 @@ class Job {
   Exchange first, second;
   std::function<void()> after_first;  // may be empty
   bool has_second = false;
+  EventRef event;
 
   // Posts what can be; a failure shows when the job is run.
   void post();

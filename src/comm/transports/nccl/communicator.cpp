@@ -273,6 +273,7 @@ Async NcclCommunicator::collective(const Call& call, const at::Tensor& input, co
                                    const Channel::Enqueue& enqueue) {
   auto work = std::make_shared<Pending>();
   work->call = describe_call(call.kind, call.sequence, call.op, call.root, call.tag, input, counts_hash);
+  work->event = call.event;
   work->group = name();
   work->peers = peers_;
   work->stream = id_;
@@ -290,6 +291,7 @@ Async NcclCommunicator::message(const Call& call, const at::Tensor& tensor, bool
   const int peer = ranks()[call.root], from = sends ? session_->rank : peer, to = sends ? peer : session_->rank;
   auto work = std::make_shared<Pending>();
   work->call = describe_call(call.kind, call.sequence, call.op, call.root, call.tag, tensor, 0);
+  work->event = call.event;
   work->group = name();
   work->peers = {peer};
   work->stream = hash_counts({static_cast<int64_t>(id_), from, to});
@@ -313,6 +315,7 @@ WorkPtr NcclCommunicator::issue(std::shared_ptr<Pending> work, const Channel::En
   try {
     if (enqueue) work->channel->run(enqueue, giving_up(*work));
   } catch (const Channel::Broken& broken) {
+    work->event.failed();
     session_->watchdog.break_off(broken.why);
     session_->watchdog.check(*work);
   }

@@ -59,7 +59,7 @@ class NcclTransport final : public Transport, public ComparesFailures {
   int rank() const override { return host_->rank(); }
   int size() const override { return host_->size(); }
 
-  std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks) override {
+  std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks) override {
     host_->set_deadline(deadline());
     std::vector<int64_t> key{connected_[ranks]++};
     key.insert(key.end(), ranks.begin(), ranks.end());

@@ -21,6 +21,7 @@ using Clock = std::chrono::steady_clock;
 
 struct Pending {
   CallInfo call;
+  EventRef event;
   std::string group;
   std::vector<int> peers;  // world ranks without which it cannot be done
   uint64_t stream = 0;     // what they note their progress in

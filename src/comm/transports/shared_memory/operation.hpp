@@ -33,6 +33,8 @@ class Operation {
   // `base` is the channel's number of the operation's first round.
   virtual void read([[maybe_unused]] const Channel& channel, [[maybe_unused]] int64_t round, [[maybe_unused]] uint64_t base) {}
 
+  EventRef event;
+
   // Kept by the engine.
   uint64_t base = 0;
   int64_t written = 0, read_rounds = 0;
@@ -43,6 +45,7 @@ class Operation {
   void end(std::string error = "") {
     error_ = std::move(error);
     keep_.clear();
+    error_.empty() ? event.done() : event.failed();
     ended_.store(true, std::memory_order_release);
   }
 

@@ -39,7 +39,7 @@ class GlooTransport final : public Transport, public Control, public ComparesFai
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
-  std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks) override {
+  std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks) override {
     const int position = position_in(name, ranks, rank_, size_);
     uint64_t id = mix(0, static_cast<uint64_t>(connected_[ranks]++));
     for (int rank : ranks) id = mix(id, static_cast<uint64_t>(rank));

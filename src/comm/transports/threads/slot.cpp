@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace dtensor::comm::threads {
 
@@ -52,6 +53,7 @@ void Slot::start() {
   const auto bytes = traffic();
   const bool whole = bytes <= kInlineBytes;
   large_ = bytes >= kLargeBytes;
+  for (const Entry& entry : entries_) entry.event.started();
   plan(whole);
   if (!whole && !tasks_.empty()) return set_state(kReady);
   for (const Task& task : tasks_) run(task);
@@ -164,6 +166,7 @@ void Slot::finish() {
   for (Entry& entry : entries_) {
     entry.input.reset();
     entry.result.reset();
+    std::exchange(entry.event, {}).done();
   }
   set_state(kDone);
 }
@@ -178,6 +181,7 @@ void Slot::fail(const std::string& why) {
     if (state_.load(std::memory_order_relaxed) != kOpen) return;
     error_ = why;
     state_.store(kFailed);
+    for (const Entry& entry : entries_) entry.event.failed();
   }
   changed_.notify_all();
 }

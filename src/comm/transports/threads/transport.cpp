@@ -16,8 +16,8 @@ namespace {
 
 class SlotWork final : public Work {
  public:
-  SlotWork(std::shared_ptr<Group> group, std::shared_ptr<Slot> slot, CallInfo info, std::string name, Milliseconds deadline)
-      : group_(std::move(group)), slot_(std::move(slot)), info_(info), name_(std::move(name)), deadline_(deadline) {}
+  SlotWork(std::shared_ptr<Group> group, std::shared_ptr<Slot> slot, CallInfo info, EventRef event, std::string name, Milliseconds deadline)
+      : group_(std::move(group)), slot_(std::move(slot)), info_(info), event_(std::move(event)), name_(std::move(name)), deadline_(deadline) {}
 
   void wait() override {
     if (!slot_) return;
@@ -26,6 +26,7 @@ class SlotWork final : public Work {
       group_->give_up(*slot_, deadline_);
       outcome = slot_->wait(deadline_);  // it has failed; or all have come meanwhile, and it is being done
     }
+    if (outcome != Slot::Outcome::done) event_.failed();  // also where the meeting had failed before this rank came
     switch (outcome) {
       case Slot::Outcome::done: slot_.reset(); return;
       case Slot::Outcome::failed: fail(name(info_.kind), "{}", failure(info_, name_, slot_->error()));
@@ -39,6 +40,7 @@ class SlotWork final : public Work {
   std::shared_ptr<Group> group_;
   std::shared_ptr<Slot> slot_;
   const CallInfo info_;
+  const EventRef event_;
   const std::string name_;
   const Milliseconds deadline_;
 };
@@ -99,13 +101,13 @@ class ThreadsCommunicator final : public Communicator {
     entry.recv = recv.vec();
     const CallInfo info = entry.info;
     auto slot = group_->post({-1, -1, 0, call.sequence}, everyone_, rank(), std::move(entry));
-    return {std::move(result), make_work(std::move(slot), info)};
+    return {std::move(result), make_work(std::move(slot), info, call.event)};
   }
 
   WorkPtr meet_peer(const Call& call, const SlotKey& key, int member, const at::Tensor& input, const at::Tensor& result) {
     Entry entry = make_entry(call, input, result);
     const CallInfo info = entry.info;
-    return make_work(group_->post(key, {key.from, key.to}, member, std::move(entry)), info);
+    return make_work(group_->post(key, {key.from, key.to}, member, std::move(entry)), info, call.event);
   }
 
   Entry make_entry(const Call& call, const at::Tensor& input, const at::Tensor& result) const {
@@ -124,6 +126,7 @@ class ThreadsCommunicator final : public Communicator {
       entry.info.dtype = static_cast<int8_t>(sized.scalar_type());
       entry.info.numel = sized.numel();
     }
+    entry.event = call.event;
     entry.input = input;
     entry.result = result;
     entry.in = input.defined() ? input.data_ptr() : nullptr;
@@ -131,8 +134,8 @@ class ThreadsCommunicator final : public Communicator {
     return entry;
   }
 
-  WorkPtr make_work(std::shared_ptr<Slot> slot, const CallInfo& info) const {
-    return c10::make_intrusive<SlotWork>(group_, std::move(slot), info, name(), transport_.deadline());
+  WorkPtr make_work(std::shared_ptr<Slot> slot, const CallInfo& info, const EventRef& event) const {
+    return c10::make_intrusive<SlotWork>(group_, std::move(slot), info, event, name(), transport_.deadline());
   }
 
   static int64_t sum(Counts counts) {
@@ -156,7 +159,7 @@ class ThreadsTransport final : public Transport, public ComparesFailures {
   int rank() const override { return rank_; }
   int size() const override { return hub_->size(); }
 
-  std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks) override {
+  std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks) override {
     const int position = position_in(name, ranks, rank_, size());
     return std::make_shared<ThreadsCommunicator>(name, ranks, position, hub_->group(ranks, connected_[ranks]++), *this, failed_);
   }
