@@ -23,6 +23,7 @@ namespace {
 struct ZooOptions : RunOptions {
   std::string model = "llama3-debug";
   bool sp = false, fsdp = false, traffic = false;
+  std::string trace;
   int64_t zero = 3, overlap = 1;
 };
 
@@ -93,6 +94,8 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
   const std::optional<int64_t> along = entry.is_text() ? 1 : 2, labels_along = entry.is_text() ? std::optional(1) : std::nullopt;
   if (log) log->begin(name, o.steps);
   dt::CommDebugMode traffic;
+  std::optional<dt::Trace> trace;
+  if (mesh && !o.trace.empty()) trace.emplace(o.trace);
   const dt::OverlapLinear overlap(o.overlap);
   for (int64_t step = first; step < o.steps; ++step) {
     const auto start = std::chrono::steady_clock::now();
@@ -101,13 +104,17 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
     if (mesh) input = dt::distribute_tensor(input, *mesh, placements(*mesh, along, o.sp));
     if (mesh) target = dt::distribute_tensor(target, *mesh, placements(*mesh, labels_along, o.sp));
 
+    std::optional<dt::Scope> scope("forward");  // what the trace shows beside operators and collectives
     auto loss = zoo::loss(model->forward(input), target);
     optimizer.zero_grad();
+    scope.emplace("backward");
     loss.backward();
+    scope.emplace("optimizer");
     const double limit = o.clip > 0 ? o.clip : std::numeric_limits<double>::infinity();
     const double norm = dt::clip_grad_norm_(model->parameters(), limit);
     const double rate = scheduler.rates()[0];
     optimizer.step();
+    scope.reset();
     scheduler.step();
     saved.save(o, step + 1);
 
@@ -115,8 +122,9 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     if (log) log->add({step, curve.loss.back(), norm, rate, took.count() * 1e3, items / took.count()});
   }
+  if (trace) trace->stop();
   if (log) log->end(parameters, parameters_here, traffic.count(), traffic.bytes());
-  if (log && mesh && o.traffic) fmt::print("{}\n", traffic.str());
+  if (log && mesh && o.traffic) fmt::print("{}\n{}\n", traffic.str(), traffic.module_str());
   return curve;
 }
 
@@ -131,6 +139,7 @@ void check_use(const CLI::App& app, const ZooOptions& o) {
   unused("--sp", tp, add_tp);
   unused("--overlap", tp, add_tp);
   unused("--overlap", o.model.rfind("resnest", 0) != 0, o.model + " has no linear layers that tp cuts");
+  unused("--trace", o.meshes.size() < 2, "a file has the trace of one mesh");
   unused("--seq", zoo::find(o.model).is_text(), o.model + " takes images, of one size");
 }
 
@@ -145,7 +154,8 @@ ZooOptions parse_options(CLI::App& app, int argc, char** argv) {
   auto* fsdp = app.add_flag("--fsdp", o.fsdp, "cut parameters, gradients and optimizer states over dp too");
   app.add_option("--zero", o.zero, "with --fsdp: 1 optimizer states, 2 gradients too, 3 parameters too are whole in use only")->check(CLI::Range(1, 3))->needs(fsdp);
   app.add_option("--overlap", o.overlap, "pieces of tensor-parallel layers, which overlap with their collective")->check(CLI::Range(1, 1024));
-  app.add_flag("--traffic", o.traffic, "print what the ranks sent, by collective and operator");
+  app.add_flag("--traffic", o.traffic, "print what the ranks sent, by collective and operator, and by module");
+  app.add_option("--trace", o.trace, "write what all ranks did, and when, to this file, for ui.perfetto.dev")->check(can_be_written);
   for (auto* option : app.get_options()) option->capture_default_str();
   app.parse(argc, argv);
   check_use(app, o);

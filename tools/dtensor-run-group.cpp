@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -24,11 +25,13 @@ namespace {
 
 // After a failure the other ranks notice by themselves and say so; this is how long they get.
 constexpr std::chrono::milliseconds kReportTime{1500};
+// After a rank has failed the others write their stacks, or notice and fail too, before it is said which of them is behind.
+constexpr std::chrono::milliseconds kTimeToNotice{700}, kTimeForStacks{150};
 
 sigset_t handled_signals() {
   sigset_t set;
   sigemptyset(&set);
-  for (int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
+  for (int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&set, signal);
   return set;
 }
 
@@ -53,6 +56,7 @@ int Group::run() {
   }
   fcntl(reports_[0], F_SETFD, FD_CLOEXEC);
   if (!job_.log_dir.empty()) mkdir(job_.log_dir.c_str(), 0777);
+  recorder_.open(job_.recorder_folder);
   for (int local = 0; local < job_.ranks; ++local) {
     if (start(local)) continue;
     signal_all(SIGKILL);
@@ -63,6 +67,7 @@ int Group::run() {
   }
   close(reports_[1]);
   serve();
+  if (report_at_ != Clock::time_point::max()) print_report();
   return verdict();
 }
 
@@ -133,6 +138,7 @@ void Group::set_environment(int local) const {
   set("MASTER_ADDR", job_.master_addr);
   set("MASTER_PORT", std::to_string(job_.master_port));
   set("DTENSOR_REPORT_FD", std::to_string(reports_[1]));
+  if (!recorder_.path().empty()) set("DTENSOR_FLIGHT_RECORDER", recorder_.path());
   unsetenv("TORCHELASTIC_USE_AGENT_STORE");
   if (job_.ranks > 1) setenv("OMP_NUM_THREADS", "1", 0);
 }
@@ -151,8 +157,8 @@ void Group::serve() {
       local.push_back(i);
     }
     int timeout = -1;
-    if (next_stage_ != Clock::time_point::max()) {
-      timeout = static_cast<int>(std::max<int64_t>(0, std::chrono::ceil<std::chrono::milliseconds>(next_stage_ - Clock::now()).count()));
+    if (const auto next = told_ ? next_stage_ : std::min(next_stage_, report_at_); next != Clock::time_point::max()) {
+      timeout = static_cast<int>(std::max<int64_t>(0, std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count()));
     }
     if (poll(entries.data(), entries.size(), timeout) < 0 && errno != EINTR) return;
     for (size_t i = 2; i < entries.size(); ++i) {
@@ -161,6 +167,7 @@ void Group::serve() {
     read_reports();
     read_signals();
     reap();
+    if (!told_ && Clock::now() >= report_at_) print_report();
     if (Clock::now() >= next_stage_) escalate();
   }
   for (int i = 0; i < job_.ranks; ++i) read_output(i, true);
@@ -170,6 +177,12 @@ void Group::read_signals() {
   signalfd_siginfo info;
   while (read(signals_, &info, sizeof info) == sizeof info) {
     if (info.ssi_signo == SIGCHLD) continue;
+    if (info.ssi_signo == SIGUSR1) {
+      recorder_.ask_for_stacks(processes());
+      usleep(std::chrono::microseconds(kTimeForStacks).count());
+      fmt::print(stderr, "{}", recorder_.report(participants()));
+      continue;
+    }
     if (received_signal_ != 0) {
       stage_ = Stage::killing;
       signal_all(SIGKILL);
@@ -186,7 +199,10 @@ void Group::read_signals() {
 void Group::read_reports() {
   int rank = 0;
   ssize_t n = 0;
-  while ((n = read(reports_[0], &rank, sizeof rank)) == sizeof rank) reported_.push_back(rank - job_.node * job_.ranks);
+  while ((n = read(reports_[0], &rank, sizeof rank)) == sizeof rank) {
+    reported_.push_back(rank - job_.node * job_.ranks);
+    expect_report();
+  }
   if (n == 0 && reports_[0] >= 0) {
     close(reports_[0]);
     reports_[0] = -1;
@@ -202,6 +218,7 @@ void Group::reap() {
     rank.pid = 0;
     rank.status = status;
     if (!failed(status)) continue;
+    if (received_signal_ == 0) expect_report();
     if (stage_ == Stage::running || stage_ == Stage::failing) deaths_.push_back(local);
     if (stage_ != Stage::running) continue;
     stage_ = Stage::failing;
@@ -209,8 +226,36 @@ void Group::reap() {
   }
 }
 
+std::vector<pid_t> Group::processes() const {
+  std::vector<pid_t> pids;
+  for (const Rank& rank : ranks_) pids.push_back(rank.pid);
+  return pids;
+}
+
+std::vector<Participant> Group::participants() const {
+  std::vector<Participant> all;
+  for (int local = 0; local < job_.ranks; ++local) {
+    const Rank& rank = ranks_[local];
+    all.push_back({rank_of(local), rank.pid, rank.status ? describe(*rank.status) : ""});
+  }
+  return all;
+}
+
+// Once a rank has failed.
+void Group::expect_report() {
+  if (report_at_ != Clock::time_point::max()) return;
+  report_at_ = Clock::now() + kTimeToNotice;
+  recorder_.ask_for_stacks(processes());
+}
+
+void Group::print_report() {
+  if (std::exchange(told_, true)) return;
+  fmt::print(stderr, "{}", recorder_.report(participants()));
+}
+
 void Group::escalate() {
   if (stage_ == Stage::failing) {
+    print_report();
     stage_ = Stage::terminating;
     signal_all(SIGTERM);
     next_stage_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(job_.grace_seconds));

@@ -1,6 +1,8 @@
 // The processes of one job on this host, from their start to the end of the last.
 #pragma once
 
+#include "dtensor-run-flight.hpp"
+
 #include <chrono>
 #include <optional>
 #include <string>
@@ -18,6 +20,7 @@ struct Job {
   bool prefix_output = false;
   std::string log_dir;
   double grace_seconds = 5;
+  std::string recorder_folder;  // empty: one that is removed at the end
   std::vector<std::string> command;
 };
 
@@ -53,6 +56,10 @@ class Group {
   void signal_all(int signal);
   bool running() const;
   int verdict() const;
+  std::vector<pid_t> processes() const;  // of the ranks that run; 0 of others
+  std::vector<Participant> participants() const;
+  void expect_report();
+  void print_report();
   std::optional<int> culprit() const;
 
   const Job job_;
@@ -62,6 +69,9 @@ class Group {
   std::vector<int> deaths_;    // local ranks that failed, in the order of their ends
   std::vector<int> reported_;  // local ranks that reported, in order
   int received_signal_ = 0;
+  FlightFolder recorder_;
+  bool told_ = false;  // the report is printed
+  Clock::time_point report_at_ = Clock::time_point::max();
   enum class Stage { running, failing, terminating, killing } stage_ = Stage::running;
   Clock::time_point next_stage_ = Clock::time_point::max();
 };

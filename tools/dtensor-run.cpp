@@ -37,7 +37,7 @@ int main(int argc, char** argv) {
                "Starts the ranks of a dtensor program as processes of this host.\n"
                "When a rank fails, the others get a moment to report, then SIGTERM, then SIGKILL; the exit status is the\n"
                "failed rank's (128 + the signal if one killed it).", "dtensor-run");
-  app.add_option("-n,--ranks", job.ranks, "Processes to start on this host")->required()->check(CLI::Range(1, 4096));
+  auto* ranks = app.add_option("-n,--ranks", job.ranks, "Processes to start on this host")->check(CLI::Range(1, 4096));
   app.add_option("--nnodes", job.nodes, "Hosts of the job; run dtensor-run on each")->check(CLI::Range(1, 65536));
   app.add_option("--node-rank", job.node, "Which of them this is, from 0")->check(CLI::Range(0, 65535));
   app.add_option("--master-addr", job.master_addr, "Address of host 0, as the others reach it (default 127.0.0.1)");
@@ -45,14 +45,24 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 65535));
   app.add_flag("--prefix-output", job.prefix_output, "Start each line of output with the rank");
   app.add_option("--log-dir", job.log_dir, "Write each rank's output to DIR/rank-R.log instead");
+  app.add_option("--flight-recorder", job.recorder_folder, "Keep the ranks' last events in DIR, from which the report of a failure is made (default: in memory, "
+                 "until the end)");
+  std::string folder;
+  auto* report = app.add_option("--report", folder, "Print the report from what a job left in DIR, or leaves there now");
   app.add_option("--grace", job.grace_seconds, "Seconds between SIGTERM and SIGKILL (default 5)")->check(CLI::Range(0.0, 3600.0));
   app.prefix_command();
   CLI11_PARSE(app, argc, argv);
 
+  if (report->count() > 0) {
+    fmt::print("{}", dtensor_run::report_of_folder(folder));
+    return 0;
+  }
   job.command = app.remaining();
   if (!job.command.empty() && job.command.front() == "--") job.command.erase(job.command.begin());
   std::string problem;
-  if (job.command.empty()) {
+  if (ranks->count() == 0) {
+    problem = "--ranks is required";
+  } else if (job.command.empty()) {
     problem = "no PROGRAM to run";
   } else if (job.command.front().starts_with("-")) {
     problem = "unknown option " + job.command.front();

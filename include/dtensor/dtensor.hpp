@@ -13,6 +13,8 @@
 #include <dtensor/mesh/world.hpp>
 #include <dtensor/observe/comm_debug.hpp>
 #include <dtensor/observe/explain.hpp>
+#include <dtensor/observe/scope.hpp>
+#include <dtensor/observe/trace.hpp>
 #include <dtensor/observe/visualize.hpp>
 #include <dtensor/parallel/fully_shard.hpp>
 #include <dtensor/parallel/marks.hpp>

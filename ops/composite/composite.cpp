@@ -6,7 +6,7 @@
 #include "src/dispatch/out_form.hpp"
 
 #include <dtensor/base/tensors_in.hpp>
-#include <dtensor/comm/record.hpp>
+#include <dtensor/comm/event.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -4,7 +4,7 @@
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/base/error_text.hpp>
-#include <dtensor/comm/record.hpp>
+#include <dtensor/comm/event.hpp>
 #include <dtensor/mesh/world.hpp>
 #include <dtensor/tensor/tensor.hpp>
 

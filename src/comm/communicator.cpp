@@ -1,8 +1,11 @@
-// The public functions of Communicator: they check the arguments, number the call, leave its record, and call the transport.
+// The public functions of Communicator: they check the arguments, number the call, make its event, and call the transport.
 #include <dtensor/comm/communicator.hpp>
+#include <dtensor/comm/transport.hpp>
 
 #include <dtensor/base/error.hpp>
 
+#include "src/comm/describe.hpp"
+#include "src/comm/failed_operators.hpp"
 #include "src/comm/reduce.hpp"
 
 #include <fmt/ranges.h>
@@ -55,6 +58,19 @@ Async copy_of(const at::Tensor& input, c10::IntArrayRef sizes, at::Tensor result
   return {result, {}};
 }
 
+// Asks the transport, and marks the event where it does not.
+template <class Ask>
+Async run(const Communicator::Call& call, Ask ask) {
+  try {
+    Async result = ask();
+    if (!result.work) call.event.done();
+    return result;
+  } catch (...) {
+    call.event.failed();
+    throw;
+  }
+}
+
 }  // namespace
 
 Communicator::Communicator(std::string name, std::vector<int> ranks, int rank)
@@ -66,12 +82,34 @@ Communicator::Communicator(std::string name, std::vector<int> ranks, int rank)
           "group '{}' has a rank twice; got ranks [{}]", name_, fmt::join(ranks_, ", "));
 }
 
-Communicator::Call Communicator::begin(Collective kind, const at::Tensor& input) {
-  Call call;
-  call.kind = kind;
-  call.sequence = ++sequence_;
-  leave_record(call, input);
-  return call;
+void Communicator::record_in(Events events) {
+  events_ = std::make_unique<Events>(std::move(events));
+  group_index_ = events_->add_group(name_, ranks_);
+}
+
+Transport::Transport() : failed_(std::make_shared<FailedOperators>()) {}
+
+std::shared_ptr<Communicator> Transport::connect(const std::string& name, const std::vector<int>& ranks) {
+  auto communicator = do_connect(name, ranks);
+  communicator->tell_failures(failed_);
+  if (events_) communicator->record_in(*events_);
+  return communicator;
+}
+
+Communicator::Call Communicator::begin(CallInfo call, uint64_t& sequence, const at::Tensor& input, Counts counts) {
+  call.sequence = ++sequence;
+  if (input.defined()) {
+    call.dtype = static_cast<int8_t>(input.scalar_type());
+    call.numel = input.numel();
+  }
+  if (!counts.empty()) call.counts_hash = hash_counts(counts);
+  if (failed_) call.failures = failed_->summary(ranks_);
+  describe_purpose(call);
+  return {call, issue(call, input)};
+}
+
+Communicator::Call Communicator::begin(const CallInfo& call, const at::Tensor& input, Counts counts) {
+  return begin(call, sequence_, input, counts);
 }
 
 // Only the two ends take part in a message, so messages are numbered per peer and tag, apart from collectives.
@@ -80,35 +118,37 @@ Communicator::Call Communicator::begin_message(Collective kind, const at::Tensor
   require(peer >= 0 && peer < size() && peer != rank_, comm::name(kind),
           "the peer is not another rank of group '{}'; got {}; expected 0..{} other than {}", name_, peer, size() - 1, rank_);
   check_input(kind, input);
-  Call call;
-  call.kind = kind;
-  call.root = peer;
-  call.tag = tag;
-  call.sequence = ++(kind == Collective::send ? sent_ : received_)[{peer, tag}];
-  leave_record(call, input);
-  return call;
+  auto& sequences = kind == Collective::send ? sent_ : received_;
+  return begin({.kind = kind, .root = peer, .tag = tag}, sequences[{peer, tag}], input, {});
 }
 
-void Communicator::leave_record(const Call& call, const at::Tensor& input) const {
-  if (!recorded_) return;
-  Record record;
-  record.kind = call.kind;
-  record.sequence = call.sequence;
-  record.bytes = input.defined() ? static_cast<int64_t>(input.nbytes()) : 0;
-  record.group_size = size();
-  record.group = name_;
-  record.op = Cause::op();
-  record.implicit = Cause::implicit();
-  issue(record);
+EventRef Communicator::issue(const CallInfo& call, const at::Tensor& input) {
+  if (!events_) return {};
+  Event event;
+  event.kind = call.kind;
+  event.sequence = call.sequence;
+  event.reduce = call.op;
+  event.root = call.root;
+  event.tag = call.tag;
+  event.numel = call.numel;
+  event.dtype = call.dtype;
+  event.bytes = input.defined() ? static_cast<int64_t>(input.nbytes()) : 0;
+  event.counts = call.counts_hash;
+  event.group_index = group_index_;
+  event.group_size = size();
+  event.group = name_;
+  event.op = Cause::op();
+  event.module = Cause::module();
+  event.implicit = Cause::implicit();
+  return events_->issue(event);
 }
 
 Async Communicator::all_reduce(const at::Tensor& input, ReduceOp op, bool in_place) {
   check_input(Collective::all_reduce, input);
   check_reducible("all_reduce", input.scalar_type(), op);
   if (size() == 1) return in_place ? Async{input, {}} : copy_of(input, input.sizes());
-  Call call = begin(Collective::all_reduce, input);
-  call.op = op;
-  return do_all_reduce(call, input, in_place ? input : empty_for(input, input.sizes()));
+  const Call call = begin({.kind = Collective::all_reduce, .op = op}, input);
+  return run(call, [&] { return do_all_reduce(call, input, in_place ? input : empty_for(input, input.sizes())); });
 }
 
 Async Communicator::all_gather(const at::Tensor& input, Counts counts, at::Tensor into) {
@@ -118,7 +158,8 @@ Async Communicator::all_gather(const at::Tensor& input, Counts counts, at::Tenso
           fmt::join(counts, ", "), rank_, input.numel());
   auto result = result_in(Collective::all_gather, input, total(counts), std::move(into));
   if (size() == 1) return copy_of(input, {input.numel()}, std::move(result));
-  return do_all_gather(begin(Collective::all_gather, input), input, counts, std::move(result));
+  const Call call = begin({.kind = Collective::all_gather}, input, counts);
+  return run(call, [&] { return do_all_gather(call, input, counts, std::move(result)); });
 }
 
 Async Communicator::reduce_scatter(const at::Tensor& input, Counts counts, ReduceOp op, at::Tensor into) {
@@ -128,9 +169,8 @@ Async Communicator::reduce_scatter(const at::Tensor& input, Counts counts, Reduc
   check_total(Collective::reduce_scatter, counts, input.numel(), "counts");
   auto result = result_in(Collective::reduce_scatter, input, counts[rank_], std::move(into));
   if (size() == 1) return copy_of(input, {input.numel()}, std::move(result));
-  Call call = begin(Collective::reduce_scatter, input);
-  call.op = op;
-  return do_reduce_scatter(call, input, counts, std::move(result));
+  const Call call = begin({.kind = Collective::reduce_scatter, .op = op}, input, counts);
+  return run(call, [&] { return do_reduce_scatter(call, input, counts, std::move(result)); });
 }
 
 Async Communicator::all_to_all(const at::Tensor& input, Counts send, Counts recv) {
@@ -141,28 +181,32 @@ Async Communicator::all_to_all(const at::Tensor& input, Counts send, Counts recv
   require(send[rank_] == recv[rank_], "all_to_all", "this rank's piece for itself has two sizes; got send {} and recv {}", send[rank_],
           recv[rank_]);
   if (size() == 1) return copy_of(input, {input.numel()});
-  return do_all_to_all(begin(Collective::all_to_all, input), input, send, recv);
+  const Call call = begin({.kind = Collective::all_to_all}, input);
+  return run(call, [&] { return do_all_to_all(call, input, send, recv); });
 }
 
 Async Communicator::broadcast(const at::Tensor& input, int root) {
   check_input(Collective::broadcast, input);
   require(root >= 0 && root < size(), "broadcast", "the root is not in group '{}'; got {}; expected 0..{}", name_, root, size() - 1);
   if (size() == 1) return copy_of(input, input.sizes());
-  Call call = begin(Collective::broadcast, input);
-  call.root = root;
-  return do_broadcast(call, input);
+  const Call call = begin({.kind = Collective::broadcast, .root = root}, input);
+  return run(call, [&] { return do_broadcast(call, input); });
 }
 
 Async Communicator::send(const at::Tensor& input, int to, int tag) {
-  return do_send(begin_message(Collective::send, input, to, tag), input);
+  const Call call = begin_message(Collective::send, input, to, tag);
+  return run(call, [&] { return do_send(call, input); });
 }
 
 Async Communicator::recv(const at::Tensor& like, int from, int tag) {
-  return do_recv(begin_message(Collective::recv, like, from, tag), like);
+  const Call call = begin_message(Collective::recv, like, from, tag);
+  return run(call, [&] { return do_recv(call, like); });
 }
 
 void Communicator::barrier() {
-  if (size() > 1) do_barrier(begin(Collective::barrier, at::Tensor()));
+  if (size() == 1) return;
+  const Call call = begin({.kind = Collective::barrier}, at::Tensor());
+  run(call, [&] { return do_barrier(call), Async(); });
 }
 
 std::shared_ptr<void> Communicator::register_memory(const at::Tensor&) { return nullptr; }

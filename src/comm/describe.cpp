@@ -3,6 +3,7 @@
 
 #include <dtensor/base/error.hpp>
 
+#include <c10/core/ScalarType.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>

@@ -1,36 +1,12 @@
-// Describes a collective call: what every rank must agree on, and how errors print it.
+// The texts and checks of collective calls that transports share.
 #pragma once
 
 #include <dtensor/comm/transport.hpp>
-
-#include <c10/core/ScalarType.h>
 
 #include <string>
 #include <string_view>
 
 namespace dtensor::comm {
-
-// A call as one rank made it. Trivially copyable, so that a transport can send it as it is.
-struct CallInfo {
-  Collective kind{};
-  ReduceOp op{};
-  int8_t dtype = 0;  // c10::ScalarType
-  int32_t root = 0;
-  int32_t tag = 0;
-  uint64_t sequence = 0;
-  int64_t numel = 0;        // of the input; of the result for recv
-  uint64_t counts_hash = 0;  // of the counts that all ranks share (all_gather, reduce_scatter)
-  uint64_t failures = 0;     // see FailedOperators
-  uint64_t purpose = 0;      // a hash of what the call is for: the Cause and the Subject, whose texts below are cut
-  char subject[40] = {};
-  char cause[32] = {};
-
-  // Whether two ranks of a collective called the same thing. Sizes are compared where all ranks must have the same one.
-  bool agrees_with(const CallInfo& other) const;
-
-  // "all_reduce(sum) #7 of f32[12]"
-  std::string str() const;
-};
 
 // Writes into `call` what this thread's calls are for.
 void describe_purpose(CallInfo& call);

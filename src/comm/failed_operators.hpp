@@ -40,11 +40,4 @@ class FailedOperators {
 // Whether the rank with `summary` is out of step, and not the one with `other`. If both had as many failures, both are.
 inline bool is_out_of_step(uint64_t summary, uint64_t other) { return summary != other && summary >> 48 >= other >> 48; }
 
-// A transport whose ranks compare their failed operators.
-class ComparesFailures {
- public:
-  virtual ~ComparesFailures() = default;
-  virtual FailedOperators& failed_operators() = 0;
-};
-
 }  // namespace dtensor::comm

@@ -83,7 +83,7 @@ void materialize(c10::ArrayRef<at::Tensor> tensors) {
       const auto own = tensor.layout()->present();
       const bool alike = own->is_replicated() || own->placements() == as_dtensor(value)->layout()->placements();
       const auto given = alike ? value : in_layout(value, own);  // a layout of its own parts it from the others
-      tensor.relay(as_dtensor(given)->local(), as_dtensor(given)->layout());
+      tensor.set_local(as_dtensor(given)->local(), as_dtensor(given)->layout());
     }
   }
 }

@@ -9,8 +9,8 @@ namespace dtensor::dispatch {
 at::Tensor absent(const LayoutPtr& layout);
 
 inline bool is_absent(const at::Tensor& tensor) {
-  auto* impl = as_dtensor(tensor);
-  return impl && impl->layout() && impl->layout()->is_absent();
+  const auto* impl = as_dtensor(tensor);
+  return impl && impl->values() == Values::absent;
 }
 
 // What `what` on such a tensor throws: what the tensor is, where its values are, and how to get them.

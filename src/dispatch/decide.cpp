@@ -325,6 +325,8 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   if (rule && !decision->lowering) decision->lowering = nothing_to_compute(*decision, call, resolution, ahead.sure);
   if (!decision->lowering && may_part_orders(*decision, rule)) decision->lowering = [](rules::LocalCall& local) { local.call(); };
   decision->casts = call.schema.name() == "aten::_to_copy" && decision->outputs.size() == 1;
+  decision->gives_pending = std::any_of(decision->outputs.begin(), decision->outputs.end(),
+                                        [](const auto& output) { return output && output->layout()->has_partial(); });
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
   decision->once = !current_mesh && (in_backward() || initializes(info, call)) && has_plain_operand(call);
   decision->compares = may_differ(call);

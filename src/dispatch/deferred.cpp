@@ -41,7 +41,7 @@ void Deferred::release_resources() {
   owner_.reset();
 }
 
-void Deferred::wait() {
+void Deferred::refuse() const {
   fail("DeferredInit", "the values of a tensor of sizes {} are not there yet; hint: call dt::materialize on it, or on its module, first",
        meta_.sizes().vec());
 }

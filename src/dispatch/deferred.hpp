@@ -9,32 +9,9 @@
 
 namespace dtensor::dispatch {
 
-// Stands in place of the work that fills a tensor, while it has no values.
-class Deferred final : public comm::Work {
- public:
-  // `meta` is the tensor on the meta device, where views share memory with their bases. `owner` is kept alive.
-  Deferred(at::Tensor meta, std::shared_ptr<void> owner) : meta_(std::move(meta)), owner_(std::move(owner)) {}
-
-  const at::Tensor& meta() const { return meta_; }
-  const std::shared_ptr<void>& owner() const { return owner_; }
-
-  // The tensors that wait for it.
-  void add_handle(DTensorImpl& impl);
-  std::vector<at::Tensor> handles() const;
-
-  void wait() override;  // throws
-  bool done() override { return false; }
-  void release_resources() override;  // releases the owner, which may refer to this weakly
-
- private:
-  at::Tensor meta_;
-  std::shared_ptr<void> owner_;
-  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> handles_;
-};
-
 inline bool is_deferred(const at::Tensor& tensor) {
-  auto* impl = as_dtensor(tensor);
-  return impl && impl->layout()->is_deferred();
+  const auto* impl = as_dtensor(tensor);
+  return impl && impl->values() == Values::deferred;
 }
 
 // Records the calls of a thread instead of running them.

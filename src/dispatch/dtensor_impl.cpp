@@ -103,16 +103,17 @@ void DTensorImpl::replace_local(at::Tensor local) {
   if (storage_) [[unlikely]] storage_ = {};
 }
 
-void DTensorImpl::relay(at::Tensor local, LayoutPtr layout, comm::WorkPtr work) {
+void DTensorImpl::set_local(at::Tensor local, LayoutPtr layout, comm::WorkPtr work) {
   replace_local(std::move(local));
   layout_ = std::move(layout);
-  work_ = std::move(work);
+  deferred_.reset();
+  set_pending(std::move(work));
   note_written();
 }
 
 at::Tensor DTensorImpl::detached() const {
   auto impl = c10::make_intrusive<DTensorImpl>(local_, *this);
-  impl->work_ = work_;
+  impl->set_pending(work_);
   impl->inherit(*this);
   if (storage_offset() != 0) impl->set_storage_offset(storage_offset());
   return at::Tensor(std::move(impl));
@@ -123,7 +124,7 @@ void DTensorImpl::forget_values() {
   const auto layout = layout_->present();
   const auto part = at::empty(layout->local_sizes(), at::TensorOptions(at::kMeta).dtype(layout->dtype()));
   const auto like = wrap(part, layout);
-  relay(part, layout);
+  set_local(part, layout);
   key_set_ = like.key_set();
   device_opt_ = like.device();
 }
@@ -132,6 +133,7 @@ void DTensorImpl::inherit(const DTensorImpl& operand) {
   if (operand.member_) [[unlikely]] set_member(operand.member_);
   pinned = operand.pinned;
   laid_out = operand.laid_out;
+  module = operand.module;
   track_as(operand.key_set());
 }
 
@@ -153,26 +155,33 @@ void DTensorImpl::set_member(FlatMemberPtr member) {
 }
 
 void DTensorImpl::finish() {
+  if (values_ == Values::deferred) deferred_->refuse();
   const auto work = work_;
   dispatch::no_longer_reading(work);
   work->wait();
-  work_.reset();
+  set_pending({});
 }
 
-void DTensorImpl::defer(const c10::intrusive_ptr<dispatch::Deferred>& deferred) {
-  work_ = deferred;
-  deferred->add_handle(*this);
+void DTensorImpl::defer(c10::intrusive_ptr<dispatch::Deferred> deferred) {
+  deferred_ = std::move(deferred);
+  deferred_->add_handle(*this);
+  values_ = Values::deferred;
 }
 
-dispatch::Deferred& DTensorImpl::deferred() const { return static_cast<dispatch::Deferred&>(*work_); }
+// Where the other tensor waits for its values, so does this one.
+void DTensorImpl::share_values(const DTensorImpl& other) {
+  work_ = other.work_;
+  deferred_ = other.deferred_;
+  values_ = other.values_;
+  if (deferred_) deferred_->add_handle(*this);
+}
 
 template <class Version>
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool allow_metadata_change) const {
   if (!layout_) [[unlikely]] return plain_copy(std::forward<Version>(version), allow_metadata_change);
   auto impl = c10::make_intrusive<DTensorImpl>(local_, layout_);
-  impl->work_ = work_;
+  impl->share_values(*this);
   impl->inherit(*this);
-  if (layout_->is_deferred()) impl->deferred().add_handle(*impl);
   impl->set_storage_offset(storage_offset());
   impl->set_version_counter(std::forward<Version>(version));
   impl->set_allow_tensor_metadata_change(allow_metadata_change);
@@ -209,9 +218,8 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& o
   }
   replace_local(source->local_);
   layout_ = source->layout_;
-  work_ = source->work_;
+  share_values(*source);
   note_written();
-  if (layout_->is_deferred()) deferred().add_handle(*this);
   data_type_ = source->data_type_;
   adopt_metadata();
   set_storage_offset(source->storage_offset());
@@ -222,6 +230,7 @@ void DTensorImpl::release_resources() {
   local_.reset();
   layout_.reset();
   work_.reset();
+  deferred_.reset();
   member_.reset();
 }
 

@@ -7,17 +7,16 @@
 #include <dtensor/dispatch/flat_group.hpp>
 #include <dtensor/mesh/layout.hpp>
 
+#include "src/dispatch/deferred_values.hpp"
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
 #include <memory>
+#include <string>
 #include <string_view>
 
 namespace dtensor {
-
-namespace dispatch {
-class Deferred;
-}
 
 // The group and index of a member; a view or cast of a member has them too.
 struct FlatMember : c10::intrusive_ptr_target {
@@ -28,6 +27,13 @@ struct FlatMember : c10::intrusive_ptr_target {
   int64_t generation;  // of the group when the copy was made; -1: the member's own memory
 };
 using FlatMemberPtr = c10::intrusive_ptr<FlatMember>;
+
+// The name of a module whose parameters were named. Names stay as long as the program runs. Null: none.
+using ModuleName = const std::string*;
+
+// What this rank has of a tensor's values: `pending` while communication brings them, `deferred` until they are materialized, `absent` on
+// ranks that are not in the mesh.
+enum class Values : uint8_t { ready, absent, pending, deferred };
 
 // sizes(), strides() and storage_offset() are those that the plain tensor would have. Autograd needs them: after an in-place write to a
 // view it addresses the base's gradient by the view's strides and offset.
@@ -41,15 +47,19 @@ class DTensorImpl final : public c10::TensorImpl {
 
   const LayoutPtr& layout() const { return layout_; }  // null: a plain tensor, see set_storage_offset
 
-  // This rank's local tensor; waits until it is finished.
+  Values values() const { return layout_->is_absent() ? Values::absent : values_; }
+
+  // This rank's local tensor. Waits for pending values, and throws where they are deferred. Where they are absent it is on the meta device.
   const at::Tensor& local() {
-    if (work_) [[unlikely]]
-      finish();
+    if (values_ != Values::ready) [[unlikely]] finish();
     return local_;
   }
 
-  // The local tensor, which `work` may still be filling.
-  void set_pending(comm::WorkPtr work) { work_ = std::move(work); }
+  // The local tensor, which `work` is still filling; without work its values are ready.
+  void set_pending(comm::WorkPtr work) {
+    work_ = std::move(work);
+    values_ = work_ ? Values::pending : Values::ready;
+  }
   const at::Tensor& local_under_way() const { return local_; }
   const comm::WorkPtr& work() const { return work_; }
 
@@ -63,22 +73,22 @@ class DTensorImpl final : public c10::TensorImpl {
   at::Tensor detached() const;
 
   // Replaces local tensor and layout. Of the global metadata, only placements may change.
-  void relay(at::Tensor local, LayoutPtr layout, comm::WorkPtr work = {});
+  void set_local(at::Tensor local, LayoutPtr layout, comm::WorkPtr work = {});
 
   // Puts the local tensor on the meta device: operators then compute sizes and layouts only, and communicate without data.
   void forget_values();
 
-  // Marks the values as not there yet: local() throws, and the layout, a deferred one, says how the tensor is to be laid out.
-  void defer(const c10::intrusive_ptr<dispatch::Deferred>& deferred);
+  // Marks the values as not there yet. The layout, a deferred one, says how the tensor is to be laid out.
+  void defer(c10::intrusive_ptr<dispatch::Deferred> deferred);
   void lay_out_deferred(LayoutPtr layout) { layout_ = std::move(layout); }
-  dispatch::Deferred& deferred() const;
-  bool waits_for(const comm::Work& work) const { return work_.get() == &work; }
+  dispatch::Deferred& deferred() const { return *deferred_; }
+  bool waits_for(const dispatch::Deferred& deferred) const { return deferred_.get() == &deferred; }
 
   // Takes over what views and copies of `operand` have of it beside values and layout: its group, whether it is pinned or laid out, and how
   // InferenceMode tracks it.
   void inherit(const DTensorImpl& operand);
 
-  // Whether nothing else shares the local memory, so that relay() cannot separate a view from its base.
+  // Whether nothing else shares the local memory, so that set_local() cannot separate a view from its base.
   bool owns_local_alone() const { return local_.use_count() == 1 && local_.storage().use_count() == (storage_ ? 2u : 1u); }
 
   // libtorch calls these before it reads memory by pointer. If the local tensor is the whole tensor, it lends its memory. Otherwise both
@@ -94,6 +104,7 @@ class DTensorImpl final : public c10::TensorImpl {
   bool leaf_checked = false;  // see leaf_gradients.cpp
   bool pinned = false;        // see dtensor::pin
   bool laid_out = false;      // the user asked for its layout: no operator changes it
+  ModuleName module = nullptr;  // whose parameter it is, or a view of it, or a sum that is pending; see dtensor::name_module
 
   // Every operator makes one, so each thread keeps the memory of a few destroyed ones for the next.
   static void* operator new(size_t size);
@@ -117,12 +128,15 @@ class DTensorImpl final : public c10::TensorImpl {
   void adopt_metadata();
   void adopt_metadata(const DTensorImpl& like);
   void finish();
+  void share_values(const DTensorImpl& other);
 
   at::Tensor local_;
   LayoutPtr layout_;
-  comm::WorkPtr work_;
+  comm::WorkPtr work_;                               // of pending values
+  c10::intrusive_ptr<dispatch::Deferred> deferred_;  // of deferred ones
   FlatMemberPtr member_;
   const c10::StorageImpl* lent_ = nullptr;
+  Values values_ = Values::ready;  // never absent: the layout says that
 };
 
 inline bool is_dtensor_impl(const c10::TensorImpl* impl) { return impl->key_set().has(kDTensorKey); }

@@ -6,6 +6,7 @@
 #include "src/dispatch/explicit.hpp"
 #include "src/dispatch/failure.hpp"
 #include "src/dispatch/fallback.hpp"
+#include "src/dispatch/operator_event.hpp"
 #include "src/dispatch/ran_whole.hpp"
 #include "src/dispatch/reading.hpp"
 #include "src/dispatch/replicated.hpp"
@@ -19,7 +20,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <dtensor/base/error.hpp>
-#include <dtensor/comm/record.hpp>
+#include <dtensor/comm/event.hpp>
 #include <dtensor/redistribute/redistribute.hpp>
 #include <fmt/ranges.h>
 
@@ -113,7 +114,7 @@ void write_back(const Decision& decision, const std::vector<c10::IValue>& origin
     const auto tensor = tensor_at(originals[back.argument], back.element);
     auto* impl = as_dtensor(tensor);
     if (impl && has_norm(*back.home) && !has_norm(*back.written) && is_alone(*impl)) {
-      impl->relay(separate[i], back.written);
+      impl->set_local(separate[i], back.written);
     } else {
       local_of(tensor).copy_(move_local(separate[i], back.written, back.home).get());
     }
@@ -154,7 +155,7 @@ static bool cut_written(const Decision& decision, const c10::IValue& written) {
   auto& impl = *as_dtensor(written.toTensor());
   const auto& to = decision.cut_first->to;
   LocalMode local;
-  impl.relay(in_reported_order(in_own_memory(move_local(impl.local(), impl.layout(), to).get()), *to), to);
+  impl.set_local(in_reported_order(in_own_memory(move_local(impl.local(), impl.layout(), to).get()), *to), to);
   return true;
 }
 
@@ -199,8 +200,9 @@ at::Tensor moved(const OpInfo& info, const at::Tensor& tensor, const Move& move,
   auto part = move_local(local, move.from, move.to).get();
   // Kernels read saved state (the statistics of a norm) as contiguous where one device would have it so; a chunk may be a view.
   if (move.row_major && !part.is_contiguous()) part = part.contiguous();
-  if (keep) impl->relay(part, move.to);
-  return part;
+  if (!keep) return part;
+  impl->set_local(in_reported_order(in_own_memory(std::move(part)), *move.to), move.to);
+  return impl->local();
 }
 
 namespace {
@@ -246,6 +248,13 @@ void run_one_by_one(const c10::OperatorHandle& op, const OpInfo& info, Stack& st
 }
 
 }  // namespace
+
+// Results that are pending sums are of the module whose operator gave them.
+static void name_results(const Stack& stack, size_t begin, ModuleName module) {
+  for (const auto& [tensor, argument, element] : tensors_in(arguments(stack, begin))) {
+    if (auto* impl = tensor.defined() ? as_dtensor(tensor) : nullptr) impl->module = module;
+  }
+}
 
 bool lacks_values(const Stack& stack, size_t begin) {
   return any_tensor(arguments(stack, begin), [](const at::Tensor& tensor) { return tensor.is_meta(); });
@@ -315,7 +324,7 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
   if (!decision.moves.empty() || !decision.write_backs.empty()) check_explicit(decision);
   if (decision.ran_whole) [[unlikely]] note_ran_whole(decision);
   {
-    comm::Cause cause(info.name, true);
+    comm::Cause cause(info.name, true, text_of(module_of_moves(decision, originals)));
     LocalMode local;
     replace_by_locals(stack, begin, decision);
     if (!info.has_tensor_argument) make_on_mesh(info, stack, begin, decision.mesh);
@@ -337,6 +346,7 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
   bump_versions(op, info, originals);
   wrap_results(stack, begin, decision, originals);
   if (info.is_view || decision.casts) inherit(decision, originals[0], stack[begin]);
+  if (decision.gives_pending) name_results(stack, begin, module_of_operands(originals));
 } catch (...) {
   rethrow_failure(decision);
 }

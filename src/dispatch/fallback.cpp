@@ -9,6 +9,7 @@
 #include "src/dispatch/deferred.hpp"
 #include "src/dispatch/execute.hpp"
 #include "src/dispatch/failure.hpp"
+#include "src/dispatch/operator_event.hpp"
 #include "src/dispatch/out_form.hpp"
 #include "src/dispatch/region.hpp"
 #include "src/dispatch/write_through.hpp"
@@ -17,7 +18,7 @@
 #include <dtensor/dispatch/local_mode.hpp>
 
 #include <dtensor/base/error.hpp>
-#include <dtensor/comm/record.hpp>
+#include <dtensor/comm/event.hpp>
 
 #include <torch/library.h>
 
@@ -35,6 +36,8 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
   const auto& info = *decision.info;
   c10::SmallVector<c10::IValue, 6> originals;
   c10::IValue self, base;  // what the operator returns; what it views or casts
+  ModuleName module = nullptr;
+  if (decision.gives_pending) [[unlikely]] module = module_of_operands(arguments(stack, begin));
   if (decision.lowering) originals.append(stack.begin() + static_cast<int64_t>(begin), stack.end());
   if (info.is_view || decision.casts) base = stack[begin];
   std::vector<Written> written;
@@ -61,7 +64,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     rules::LocalCall call{op, stack, begin, originals};
     if (decision.mesh.contains_this_rank() || !skip_draws(decision, call)) run_without_values(op, info, stack, begin, decision);
   } else if (decision.lowering) {
-    comm::Cause cause(info.name, true);
+    comm::Cause cause(info.name, true, text_of(module_of_operands(originals)));
     LocalMode local;
     rules::LocalCall call{op, stack, begin, originals};
     decision.lowering(call);
@@ -70,7 +73,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     op.callBoxed(&stack);
   }
   if (!written.empty()) [[unlikely]] {
-    comm::Cause cause(info.name, true);
+    comm::Cause cause(info.name, true, text_of(module));
     carry_over(written);
   }
   if (!info.makes_results) {
@@ -87,6 +90,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
       if (decision.lowering) part_copied_view(decision, base, result);
     }
     if (info.is_view || decision.casts) inherit(decision, base, result);
+    if (decision.gives_pending) [[unlikely]] as_dtensor(result)->module = module;
     stack[begin + i] = std::move(result);
   }
 } catch (...) {
@@ -161,6 +165,8 @@ void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, Key& ke
 void fallback(const c10::OperatorHandle& op, c10::Stack* stack_pointer) {
   auto& stack = *stack_pointer;
   const size_t begin = stack.size() - op.schema().arguments().size();
+  OperatorSpan span;
+  if (operators_are_observed()) [[unlikely]] span.begin(op, stack, begin);
   Key key;
   begin_key(key, op);
   for (size_t i = begin; i < stack.size(); ++i) key.push(stack[i]);

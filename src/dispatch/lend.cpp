@@ -63,8 +63,8 @@ bool autograd_asks(const DTensorImpl& impl) {
 
 DTensorImpl::Lends DTensorImpl::lend() const {
   auto& self = const_cast<DTensorImpl&>(*this);
-  if (layout_->is_deferred() && work_) deferred().wait();  // throws
-  if (layout_->is_absent() && !detail::StandIn::active() && !current_backward()) dispatch::refuse_absent("data_ptr", *layout_);
+  if (values() == Values::deferred) deferred_->refuse();
+  if (values() == Values::absent && !detail::StandIn::active() && !current_backward()) dispatch::refuse_absent("data_ptr", *layout_);
   if (!is_whole(*layout_)) return Lends::cut;
   const auto& part = self.local();
   if (!part.has_storage() || dispatch::is_parted(part) || !lies_as_reported(part, *layout_)) return Lends::otherwise;
@@ -104,6 +104,8 @@ void DTensorImpl::set_storage_offset(int64_t offset) {
   local_.reset();
   layout_.reset();
   work_.reset();
+  deferred_.reset();
+  values_ = Values::ready;
   member_.reset();
 }
 

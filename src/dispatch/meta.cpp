@@ -4,6 +4,7 @@
 
 #include <dtensor/dispatch/local_mode.hpp>
 
+#include <ATen/native/TypeProperties.h>
 #include <ATen/ops/empty_strided.h>
 #include <dtensor/base/error.hpp>
 
@@ -53,6 +54,34 @@ bool is_missing_kernel(const c10::Error& error) {
     if (text.find(part) != std::string::npos) return true;
   }
   return false;
+}
+
+// The dtype in which a pointwise operator computes, by its operands and its result (int / int -> float).
+at::ScalarType computed_in(const rules::Call& call, at::ScalarType result) {
+  at::native::ResultTypeState state;
+  for (size_t i = 0; i < call.arguments.size(); ++i) {
+    const auto& argument = call.arguments[i];
+    if (argument.isTensor() && argument.toTensor().defined()) state = at::native::update_result_type_state(argument.toTensor(), state);
+    const bool number = call.schema.arguments()[i].type()->kind() == c10::TypeKind::NumberType;
+    if (number && argument.isScalar()) state = at::native::update_result_type_state(argument.toScalar(), state);
+  }
+  const auto common = at::native::result_type(state);
+  return c10::isIntegralType(common, /*includeBool=*/true) && !c10::isIntegralType(result, /*includeBool=*/true) ? result : common;
+}
+
+// The operands that a pointwise operator converts before it looks at their strides, and whose copies lie otherwise than they do: on the
+// CPU, those of another dtype than it computes in, with elements that share memory. Meta kernels convert nothing.
+std::unordered_set<const c10::TensorImpl*> converted(const rules::Call& call, const Stack& results) {
+  std::unordered_set<const c10::TensorImpl*> found;
+  const auto* entry = rules::find_entry(call.schema);
+  if (!entry || entry->family != "pointwise" || results.empty() || !results[0].isTensor() || !results[0].toTensor().defined()) return found;
+  const auto dtype = computed_in(call, results[0].toTensor().scalar_type());
+  for (const auto& [tensor, argument, element] : tensors_in(call.arguments)) {
+    const auto& name = call.schema.arguments()[argument].name();
+    if (!tensor.defined() || !tensor.is_cpu() || name == "condition" || name == "mask") continue;
+    if (tensor.scalar_type() != dtype && !tensor.is_non_overlapping_and_dense()) found.insert(tensor.unsafeGetTensorImpl());
+  }
+  return found;
 }
 
 }  // namespace
@@ -105,8 +134,13 @@ c10::optional<Stack> meta_results(const c10::OperatorHandle& op, const rules::Ca
 }
 
 c10::optional<std::vector<rules::OutputMeta>> meta_outputs(const c10::OperatorHandle& op, const rules::Call& call) {
-  const auto results = meta_results(op, call, on_meta);
+  auto results = meta_results(op, call, on_meta);
   if (!results) return c10::nullopt;
+  if (const auto copied = converted(call, *results); !copied.empty()) {
+    results = meta_results(op, call, [&](const at::Tensor& tensor) {
+      return copied.contains(tensor.unsafeGetTensorImpl()) ? on_meta(tensor).contiguous() : on_meta(tensor);
+    });
+  }
   std::vector<rules::OutputMeta> outputs;
   for (const auto& in : tensors_in(*results)) outputs.push_back(meta_of(in.tensor));
   return outputs;

@@ -7,7 +7,7 @@
 #include <dtensor/dispatch/local_mode.hpp>
 
 #include <dtensor/base/error.hpp>
-#include <dtensor/comm/record.hpp>
+#include <dtensor/comm/event.hpp>
 #include <dtensor/mesh/world.hpp>
 
 #include <ATen/ops/scalar_tensor.h>

@@ -85,11 +85,12 @@ at::Tensor in_reported_order(at::Tensor local, const Layout& layout) {
 
 void inherit(const Decision& decision, const c10::IValue& operand, const c10::IValue& results) {
   const auto* impl = operand.isTensor() ? as_dtensor(operand.toTensor()) : nullptr;
-  if (!impl || (!impl->member() && !impl->pinned && !impl->laid_out && !c10::InferenceMode::is_enabled())) [[likely]] return;
+  if (!impl || (!impl->member() && !impl->pinned && !impl->laid_out && !impl->module && !c10::InferenceMode::is_enabled())) [[likely]] return;
   const auto& member = impl->member();
   if (decision.casts) {
     auto& cast = *as_dtensor(results.toTensor());
     cast.pinned = impl->pinned;
+    cast.module = impl->module;
     if (!member || !impl->layout()->is_flat() || !cast.layout()->is_flat()) return;
     const auto made = member->generation < 0 ? member->group->generation() : member->generation;
     cast.set_member(c10::make_intrusive<FlatMember>(member->group, member->index, made));
@@ -108,7 +109,7 @@ void part_copied_view(const Decision& decision, const c10::IValue& base, const a
     const bool moved = !decision.moves.empty() && source->layout() != decision.moves[0].to;
     if (!moved) return;
     LocalMode local;  // the chunk of a whole tensor is one of its views, but a write to it would not reach the other ranks by itself
-    result->relay(result->local().clone(), result->layout());
+    result->set_local(result->local().clone(), result->layout());
   }
   const auto& name = decision.info->schema->name();
   part(*source, *result, decision.outputs_known, {name == "aten::_conj", name == "aten::_neg_view"});

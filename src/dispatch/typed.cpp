@@ -3,6 +3,7 @@
 #include "src/dispatch/execute.hpp"
 #include "src/dispatch/explicit.hpp"
 #include "src/dispatch/failure.hpp"
+#include "src/dispatch/operator_event.hpp"
 #include "src/dispatch/fallback.hpp"
 #include "src/dispatch/ran_whole.hpp"
 #include "src/dispatch/reading.hpp"
@@ -12,7 +13,7 @@
 #include <dtensor/dispatch/backward.hpp>
 #include <dtensor/dispatch/local_mode.hpp>
 
-#include <dtensor/comm/record.hpp>
+#include <dtensor/comm/event.hpp>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_softmax_ops.h>
@@ -146,6 +147,8 @@ struct Typed<Op, Result(Args...)> {
       return boxed(args...);
     }
     if (in_place && (overlaps(impl, args) || ...)) [[unlikely]] return boxed(args...);
+    OperatorSpan span;
+    if (operators_are_observed()) [[unlikely]] span.begin(decision.mesh, decision.info->name, module_of_operands(args...));
     const auto base_offset = impl->storage_offset();
     if constexpr (in_place) {
       begin_write(*impl);
@@ -158,6 +161,7 @@ struct Typed<Op, Result(Args...)> {
         set_view_offset(decision, 0, base_offset, result);
         as_dtensor(result)->inherit(*impl);
       }
+      if (decision.gives_pending) [[unlikely]] as_dtensor(result)->module = module_of_operands(args...);
       return result;
     }
   }
@@ -180,10 +184,18 @@ struct Typed<Op, Result(Args...)> {
     if (decision.moves.empty()) [[likely]] return Op::call(local(args)...);
     check_explicit(decision);
     if (decision.ran_whole) note_ran_whole(decision);
-    comm::Cause cause(decision.info->name, true);
+    comm::Cause cause(decision.info->name, true, text_of(module_of_typed_moves(decision, args...)));
     return call_moved(decision, std::index_sequence_for<Args...>(), args...);
   } catch (...) {
     rethrow_failure(decision);
+  }
+
+  static ModuleName module_of_typed_moves(const Decision& decision, const Args&... args) {
+    const ModuleName modules[] = {module_of(args)...};
+    for (const auto& move : decision.moves) {
+      if (move.communicates && modules[move.argument]) return modules[move.argument];
+    }
+    return module_of_operands(args...);
   }
 
   template <size_t... I>
@@ -227,7 +239,7 @@ at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef sizes) {
 // What is under way stays so: a gradient that nobody has read yet is accumulated without waiting for it.
 at::Tensor detach(const at::Tensor& self) {
   auto* impl = as_dtensor(self);
-  if (impl && !impl->layout()->is_deferred()) [[likely]] return impl->detached();
+  if (impl && impl->values() != Values::deferred) [[likely]] return impl->detached();
   return Typed<at::_ops::detach>::run(self);
 }
 
@@ -268,7 +280,7 @@ class Addition final : public comm::Work {
 // context is of memory that is not its own.
 bool adds_later(at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
   auto *sum = as_dtensor(self), *added = as_dtensor(other);
-  if (!added || !added->work() || !sum || sum == added || sum->layout() != added->layout() || !current_backward()) [[likely]] return false;
+  if (!added || added->values() != Values::pending || !sum || sum == added || sum->layout() != added->layout() || !current_backward()) [[likely]] return false;
   if (sum->layout()->is_deferred() || sum->layout()->has_partial()) return false;
   const auto& to = sum->local();
   if (sum->member() || sum->is_meta() || !sum->owns_local_alone() || is_parted(to) || !to.storage().data_ptr().get_context()) return false;

@@ -8,13 +8,14 @@
 #include <dtensor/mesh/alias.hpp>
 
 #include <dtensor/base/error.hpp>
-#include <dtensor/comm/record.hpp>
+#include <dtensor/comm/event.hpp>
 #include <dtensor/mesh/world.hpp>
 
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <exception>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -28,7 +29,7 @@ constexpr int64_t kBucketBytes = 1 << 20;   // which all transports move at near
 // A buffer that gradients are copied to one after the other. Each is the work that brings their sums.
 class Bucket final : public comm::Work {
  public:
-  Bucket(at::Tensor buffer, comm::Communicator& group, ReduceOp op) : buffer_(std::move(buffer)), group_(&group), op_(op) {}
+  Bucket(at::Tensor buffer, comm::Communicator& group, ReduceOp op) : buffer_(std::move(buffer)), group_(&group), op_(op), module_(comm::Cause::module()) {}
 
   bool has_room(int64_t elements) const { return group_ && used_ + elements <= buffer_.numel(); }
 
@@ -44,7 +45,7 @@ class Bucket final : public comm::Work {
   void close() {
     if (!group_) return;
     LocalMode local;
-    comm::Cause cause("gradient", true);
+    comm::Cause cause("gradient", true, module_);
     attempt([&] { reducing_ = std::exchange(group_, nullptr)->all_reduce(filled(), op_, true); });
   }
 
@@ -94,6 +95,7 @@ class Bucket final : public comm::Work {
   at::Tensor buffer_;  // undefined once the sums are in it
   comm::Communicator* group_;  // null once it is closed
   const ReduceOp op_;
+  const std::string module_;   // of the first gradient
   int64_t used_ = 0;
   bool abandoned_ = false;
   std::exception_ptr error_;

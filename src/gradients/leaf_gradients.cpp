@@ -39,12 +39,12 @@ struct LastMove {
   }
 };
 
-at::Tensor in_layout(const at::Tensor& gradient, const LayoutPtr& like, LastMove& last) {
+at::Tensor in_layout(const at::Tensor& gradient, const LayoutPtr& like, LastMove& last, ModuleName module) {
   const auto& layout = as_dtensor(gradient)->layout();
   if (layout->placements() == like->placements()) return gradient;
   if (layout->is_absent()) return redistribute(gradient, like->placements());
   if (layout != last.from || last.to->placements() != like->placements()) last = LastMove(layout, layout->with(like->placements()));
-  comm::Cause cause("gradient", true);
+  comm::Cause cause("gradient", true, module ? std::string_view(*module) : std::string_view());
   if (gradient.requires_grad() && c10::GradMode::is_enabled()) return redistribute(gradient, like->placements());  // create_graph
   const auto& part = as_dtensor(gradient)->local();
   if (last.sums && last.sums->size() > 1 && fits_bucket(part)) return reduce_in_bucket(part, last.to, *last.sums, last.op);
@@ -72,15 +72,16 @@ at::Tensor on_gradient(const c10::weak_intrusive_ptr<c10::TensorImpl>& weak_leaf
   if (is_only_captured(leaf)) return at::Tensor();
   const auto& member = as_dtensor(leaf)->member();
   const auto layout = as_dtensor(leaf)->layout();
+  const auto module = as_dtensor(leaf)->module;
   const bool defer = layout->mesh().world().local<Deferring>().no_sync > 0;
   if (member) return member->group->reduce(member->index, leaf, gradient, defer);
   if (defer) return at::Tensor();
   auto& accumulated = leaf.mutable_grad();
   if (accumulated.defined() && as_dtensor(accumulated) && as_dtensor(accumulated)->layout()->has_partial()) {
     const auto deferred = std::exchange(accumulated, at::Tensor());
-    return in_layout(at::add(deferred, gradient), layout, last);
+    return in_layout(at::add(deferred, gradient), layout, last, module);
   }
-  return in_layout(gradient, layout, last);
+  return in_layout(gradient, layout, last, module);
 }
 
 // A hook of a leaf that runs after all that register_hook adds, also later: those get the gradient that backward brings, and what they
@@ -108,7 +109,7 @@ void sync_gradients(c10::ArrayRef<at::Tensor> parameters) {
     auto* impl = as_dtensor(parameter);
     auto& gradient = parameter.mutable_grad();
     LastMove last;
-    if (impl && gradient.defined() && as_dtensor(gradient)) gradient = in_layout(gradient, impl->layout(), last);
+    if (impl && gradient.defined() && as_dtensor(gradient)) gradient = in_layout(gradient, impl->layout(), last, impl->module);
   }
   if (auto* world = detail::existing_world()) close_buckets(*world);
 }

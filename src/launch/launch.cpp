@@ -6,6 +6,7 @@
 #include "src/comm/rendezvous/rendezvous.hpp"
 #include "src/launch/devices.hpp"
 #include "src/launch/environment.hpp"
+#include "src/launch/flight_recorder.hpp"
 #include "src/launch/memory.hpp"
 #include "src/launch/place.hpp"
 #include "src/launch/single_threaded.hpp"
@@ -45,19 +46,24 @@ void add_place_to_current() {
   }
 }
 
-void run_rank(std::unique_ptr<comm::Transport> transport, comm::Milliseconds deadline, const Body& body,
-              const std::function<void()>& on_error) {
+// `on_error` says whether this rank is the first of this process to fail.
+void run_rank(std::unique_ptr<comm::Transport> transport, comm::Milliseconds deadline, const Body& body, const std::function<bool()>& on_error,
+              detail::ThreadsReport* report = nullptr) {
   transport->set_deadline(deadline);
   comm::Transport& reach = *transport;
   World world(std::move(transport));
   World::Use use(world);
+  detail::FlightRecorder recorder(world);
+  if (report) report->add(recorder.ring());
   if (world.size() > 1) detail::run_scripts_unfused();
   try {
     body(world);
   } catch (...) {
-    on_error();  // before leaving: the first error to arrive is the root cause, not an echo of this departure
+    recorder.note_failure();
+    const bool first = on_error();  // before leaving: the first error to arrive is the root cause, not an echo of this departure
     reach.leave(detail::text_of(std::current_exception()));
     add_place_to_current();
+    if (first && report) report->explain(*recorder.ring());
     throw;
   }
 }
@@ -70,12 +76,14 @@ class Running {
     for (int rank = 0; rank < ranks; ++rank) ranks_.insert(rank);
   }
 
-  void keep_error(int rank) {
+  // Called in a handler. Whether the rank is the first to fail.
+  bool keep_error(int rank) {
     std::lock_guard lock(mutex_);
-    if (error_) return;
+    if (error_) return false;
     error_ = std::current_exception();
     failed_ = rank;
     changed_.notify_all();
+    return true;
   }
 
   void has_returned(int rank) {
@@ -119,18 +127,19 @@ class Running {
 
 void run_threads(const LaunchOptions& options, const comm::TransportKind::MakeRank& make, const Body& body, bool may_end) {
   if (options.ranks == 1) {
-    run_rank(make(0), options.deadline, body, [] {});
+    run_rank(make(0), options.deadline, body, [] { return true; });
     return;
   }
   detail::SingleThreaded guard;
   Running running(options.ranks);
+  detail::ThreadsReport report;
   std::promise<bool> all_there;  // a rank whose peers could not be started must not wait for them
   const auto begin = all_there.get_future().share();
   const auto run = [&](int rank) {
     if (!begin.get()) return;
     detail::SingleThreaded::begin_rank();
     try {
-      run_rank(make(rank), options.deadline, body, [&] { running.keep_error(rank); });
+      run_rank(make(rank), options.deadline, body, [&] { return running.keep_error(rank); }, &report);
     } catch (...) {
       running.keep_error(rank);
     }
@@ -180,7 +189,7 @@ void run_process(const detail::LauncherRank& launched, const LaunchOptions& opti
   if (launched.agent_store) job.listener = comm::meet_through_agent(job.meeting);
   auto transport = kind.process(job);
   if (options.transport.empty()) transport = detail::with_devices(std::move(transport), launched);
-  run_rank(std::move(transport), options.deadline, body, [&] { report(launched.rank); });
+  run_rank(std::move(transport), options.deadline, body, [&] { return report(launched.rank), true; });
 }
 
 double parse_number(const std::string& name, const std::string& text, double least) {

@@ -34,8 +34,8 @@ std::string stack_of(const Error& error) {
 }
 
 // Of a text of which a line is "frame #2: NAME + 0x57 (0x7f1234 in FILE)" or "frame #2: FILE(+0x57) [0x7f1234]".
-std::vector<uintptr_t> addresses_in(const std::string& stack) {
-  std::vector<uintptr_t> addresses;
+std::vector<uint64_t> addresses_in(const std::string& stack) {
+  std::vector<uint64_t> addresses;
   std::istringstream lines(stack);
   for (std::string line; std::getline(lines, line);) {
     auto at = line.rfind("[0x");
@@ -63,11 +63,13 @@ uintptr_t address_in_file(uintptr_t address, const Dl_info& info) {
 
 }  // namespace
 
+std::vector<uint64_t> addresses_of(const c10::Error& error) { return addresses_in(stack_of(error)); }
+
 void add_place(c10::Error& error) {
   if (!is_wanted()) return;
   std::vector<std::string> frames;
   std::string hint;
-  for (const auto after_call : addresses_in(stack_of(error))) {
+  for (const auto after_call : addresses_of(error)) {
     const auto address = after_call - 1;  // in the call
     Dl_info info{};
     if (frames.size() == 8) break;

@@ -14,7 +14,7 @@ bool StandIn::active() { return stand_ins > 0; }
 
 std::shared_ptr<comm::Communicator> without_peers(const std::string& name, const std::vector<int>& ranks, int world_size) {
   auto group = comm::make_fake_transport(ranks.front(), world_size)->connect(name, ranks);
-  group->leave_no_records();
+  group->leave_no_events();
   return group;
 }
 

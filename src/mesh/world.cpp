@@ -34,7 +34,9 @@ struct WorldSetting {
 World::World(std::unique_ptr<comm::Transport> transport)
     : transport_(std::move(transport)),
       generator_(detail::rank_stream.make(transport_->size())),
-      state_(std::make_shared<detail::WorldState>(*this)) {}
+      state_(std::make_shared<detail::WorldState>(*this)) {
+  transport_->record_in(local<comm::Events>());
+}
 
 World::~World() { detail::rank_stream.forget(*this); }
 

@@ -1,14 +1,20 @@
 #include <dtensor/observe/comm_debug.hpp>
 
+#include <dtensor/mesh/world.hpp>
+
 #include <fmt/format.h>
 
 namespace dtensor {
 
-void CommDebugMode::on_issue(const comm::Record& record) {
-  if (record.op == comm::kCheck) return;
-  auto& totals = lines_[{record.kind, std::string(record.op), std::string(record.group), record.implicit}];
-  ++totals.count;
-  totals.bytes += record.bytes;
+CommDebugMode::CommDebugMode() : Observer(World::current().local<comm::Events>()) {}
+
+void CommDebugMode::on_issue(const comm::Event& event) {
+  const std::string_view op = event.op, group = event.group, module = event.module;
+  if (op == comm::kCheck) return;
+  for (auto* totals : {&lines_[{event.kind, std::string(op), std::string(group), event.implicit}], &modules_[{std::string(module), event.kind}]}) {
+    ++totals->count;
+    totals->bytes += event.bytes;
+  }
 }
 
 int64_t CommDebugMode::count() const {
@@ -42,6 +48,15 @@ std::string CommDebugMode::str() const {
                         line.implicit ? "implicit" : "asked", totals.count, totals.bytes, line.op.empty() ? "-" : line.op);
   }
   return text + fmt::format("{:<15} {:<8} {:<9} {:>8} {:>14}\n", "total", "", "", count(), bytes());
+}
+
+std::string CommDebugMode::module_str() const {
+  std::string text = fmt::format("{:<32} {:<15} {:>8} {:>14}\n", "module", "collective", "count", "bytes");
+  for (const auto& [line, totals] : modules_) {
+    const auto& [module, kind] = line;
+    text += fmt::format("{:<32} {:<15} {:>8} {:>14}\n", module.empty() ? "-" : module, comm::name(kind), totals.count, totals.bytes);
+  }
+  return text + fmt::format("{:<32} {:<15} {:>8} {:>14}\n", "total", "", count(), bytes());
 }
 
 }  // namespace dtensor

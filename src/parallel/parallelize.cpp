@@ -102,6 +102,14 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
     pin(change.tensor);
   }
   for (const auto& unit : units) unit->restore();
+  name_modules(module);
+}
+
+void name_modules(torch::nn::Module& module) {
+  for (const auto& [name, tensor] : detail::tensors_of(module)) {
+    const auto dot = name.rfind('.');
+    if (tensor.defined() && is_dtensor(tensor)) name_module(tensor, dot == std::string::npos ? "" : name.substr(0, dot));
+  }
 }
 
 }  // namespace dtensor

@@ -10,7 +10,7 @@
 #include <dtensor/dispatch/local_mode.hpp>
 
 #include <dtensor/base/error.hpp>
-#include <dtensor/comm/record.hpp>
+#include <dtensor/comm/event.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/core/Formatting.h>

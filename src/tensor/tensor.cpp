@@ -21,6 +21,9 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <mutex>
+#include <unordered_set>
+
 namespace dtensor {
 
 namespace {
@@ -271,6 +274,24 @@ bool is_pinned(const at::Tensor& tensor) {
   return impl && impl->pinned;
 }
 
+// Names are few, the same on all ranks, and wanted as long as a tensor may live: the process keeps each once.
+static ModuleName kept_name(std::string_view name) {
+  static std::mutex mutex;
+  static auto& names = *new std::unordered_set<std::string>();
+  std::lock_guard lock(mutex);
+  return &*names.emplace(name).first;
+}
+
+void name_module(const at::Tensor& parameter, std::string_view module) {
+  layout_of("name_module", parameter);
+  as_dtensor(parameter)->module = module.empty() ? nullptr : kept_name(module);
+}
+
+std::string_view module_name(const at::Tensor& tensor) {
+  const auto* impl = tensor.defined() ? as_dtensor(tensor) : nullptr;
+  return impl && impl->module ? std::string_view(*impl->module) : std::string_view();
+}
+
 const Layout* find_layout(const at::Tensor& tensor) {
   const auto* impl = as_dtensor(tensor);
   return impl ? impl->layout().get() : nullptr;
@@ -298,7 +319,7 @@ void move_part(const at::Tensor& tensor, at::Tensor local) {
   auto& impl = *as_dtensor(tensor);
   const auto member = impl.member();
   impl.set_member({});
-  impl.relay(std::move(local), layout_of("move_part", tensor));
+  impl.set_local(std::move(local), layout_of("move_part", tensor));
   impl.set_member(member);
 }
 
@@ -312,9 +333,9 @@ void redistribute_(const at::Tensor& tensor, PlacementsRef placements) {
   require(!impl->member(), "redistribute_", "the tensor lies in the flat buffer of a unit; got {}; hint: parallelize_module lays out such "
           "parameters, and keeps them in their unit", from->str());
   if (from->is_deferred()) return impl->lay_out_deferred(target);
-  if (from->is_absent()) return impl->relay(local_of(dispatch::absent(target)), target);
+  if (from->is_absent()) return impl->set_local(local_of(dispatch::absent(target)), target);
   LocalMode local_mode;
-  impl->relay(in_own_memory(move_local(impl->local(), from, target).get()), target);
+  impl->set_local(in_own_memory(move_local(impl->local(), from, target).get()), target);
 }
 
 }  // namespace dtensor

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <iterator>
 #include <numeric>
+#include <thread>
 
 #include "tests/catch.hpp"  // last: libtorch's logging has a CHECK of its own
 
@@ -154,22 +155,26 @@ TEST_CASE("the average of the integers of many ranks", "[comm]") {
   }
 }
 
-TEST_CASE("every collective leaves a record with its cause", "[comm]") {
+TEST_CASE("every collective leaves an event with its cause", "[comm]") {
   struct Recorder : dtensor::comm::Observer {
-    std::vector<dtensor::comm::Record> records;
+    using Observer::Observer;
+    ~Recorder() override { stop_observing(); }
+    std::vector<dtensor::comm::Event> records;
     std::vector<std::string> ops;
-    void on_issue(const dtensor::comm::Record& record) override {
-      records.push_back(record);
-      ops.emplace_back(record.op);
+    void on_issue(const dtensor::comm::Event& event) override {
+      records.push_back(event);
+      ops.emplace_back(std::string_view(event.op));
     }
   };
   auto transport = dtensor::comm::make_fake_transport(0, 2);
   auto pair = transport->connect("tp", {0, 1});
+  const dtensor::comm::Events events;
+  pair->record_in(events);
   const auto x = at::ones({6});
-  Recorder outer;
+  Recorder outer(events);
   {
-    Recorder inner;
-    dtensor::comm::Cause cause("aten::mm", true);
+    Recorder inner(events);
+    dtensor::comm::Cause cause("aten::mm", true, "layers.3");
     pair->all_reduce(x, ReduceOp::sum);
     CHECK(inner.records.size() == 1);
   }
@@ -178,7 +183,9 @@ TEST_CASE("every collective leaves a record with its cause", "[comm]") {
   REQUIRE(outer.records.size() == 3);
   CHECK(outer.records[0].kind == dtensor::comm::Collective::all_reduce);
   CHECK(outer.records[0].bytes == 24);
-  CHECK(outer.records[0].group == "tp");
+  CHECK(std::string_view(outer.records[0].group) == "tp");
+  CHECK(std::string_view(outer.records[0].module) == "layers.3");
+  CHECK(outer.records[1].module.empty());
   CHECK(outer.records[0].group_size == 2);
   CHECK(outer.records[0].implicit);
   const std::vector<std::string> causes{"aten::mm", "", ""};
@@ -187,6 +194,55 @@ TEST_CASE("every collective leaves a record with its cause", "[comm]") {
   CHECK_FALSE(outer.records[1].implicit);
   transport->connect("one", {0})->all_reduce(x, ReduceOp::sum);
   CHECK(outer.records.size() == 3);
+  const auto kept = events.get(1);
+  CHECK(kept.issued > 0);
+  CHECK(kept.started >= kept.issued);
+  CHECK(kept.done >= kept.started);
+  CHECK_FALSE(kept.failed);
+}
+
+TEST_CASE("events are kept as long as there is room and end where their ranks do", "[comm]") {
+  dtensor::comm::Events events;
+  auto pair = dtensor::comm::make_fake_transport(0, 2)->connect("dp", {0, 1});
+  pair->record_in(events);
+  const auto kept = dtensor::comm::Events::kKept;
+  for (uint64_t i = 0; i < kept + 10; ++i) pair->barrier();
+  CHECK(events.count() == kept + 10);
+  CHECK(events.get(10).number == 0);
+  CHECK(events.get(11).sequence == 11);
+  CHECK(events.get(kept + 10).sequence == kept + 10);
+  dtensor::comm::Event under_way;
+  const auto ref = events.issue(under_way);
+  CHECK(events.get(kept + 11).done == 0);
+  ref.failed();
+  CHECK(events.get(kept + 11).failed);
+  ref.done();
+  const auto first = events.get(kept + 11).done;
+  CHECK(first > 0);
+  ref.done();
+  CHECK(events.get(kept + 11).done == first);
+}
+
+TEST_CASE("the events of two threads of one rank are seen by one observer", "[comm]") {
+  struct Counter : dtensor::comm::Observer {
+    using Observer::Observer;
+    ~Counter() override { stop_observing(); }
+    int calls = 0;
+    void on_issue(const dtensor::comm::Event&) override { ++calls; }
+  };
+  const dtensor::comm::Events events;
+  Counter counter(events);
+  auto transport = dtensor::comm::make_fake_transport(0, 2);
+  auto mine = transport->connect("a", {0, 1}), theirs = transport->connect("b", {0, 1});
+  mine->record_in(events);
+  theirs->record_in(events);
+  std::thread other([&] {
+    for (int i = 0; i < 500; ++i) theirs->barrier();
+  });
+  for (int i = 0; i < 500; ++i) mine->barrier();
+  other.join();
+  CHECK(counter.calls == 1000);
+  CHECK(events.get(1).thread != 0);
 }
 
 TEST_CASE("arguments of collectives are checked", "[comm]") {

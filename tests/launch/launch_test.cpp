@@ -3,6 +3,7 @@
 
 #include <dtensor/dtensor.hpp>
 
+#include "tests/support/core_support.hpp"
 #include "tests/support/stderr_support.hpp"
 
 #include "src/launch/single_threaded.hpp"
@@ -22,6 +23,8 @@
 
 #include <sys/resource.h>
 #include <unistd.h>
+
+using dtensor::test::says;
 
 TEST_CASE("large blocks: what is freed is taken again", "[launch]") {
   CHECK_NOTHROW(dtensor::launch(dtensor::LaunchOptions{}, [](dtensor::World&) {

@@ -1,6 +1,8 @@
 // Operands that broadcast, on ranks that have no part of the others; and calls that one device takes.
 #include "tests/support/op_check.hpp"
 
+#include <fmt/ranges.h>
+
 using namespace dtensor;
 using namespace dtensor::test;
 
@@ -155,5 +157,50 @@ TEST_CASE("ops: a write to what einsum has seen where parts are of length zero o
       table.masked_fill_(torch::ones({3, 3, 1}, torch::kBool), 2);
       require(full_tensor(table).eq(2).all().item<bool>(), "test", "not filled");
     }, transport));
+  }
+}
+
+// Along a dim of length 2, the last of 3 ranks has nothing. A pending operand is replaced by its value, of which a view is written.
+TEST_CASE("ops: a write to a view of what was pending where shards are of length zero", "[ops][view]") {
+  for (int ranks : {2, 3, 5}) {
+    for (const auto* transport : {"threads", "gloo"}) {
+      CHECK_NOTHROW(on_mesh({ranks}, [](const DeviceMesh& mesh) {
+        const auto values = torch::arange(8.0).reshape({2, 2, 2});
+        const auto sharded = distribute_tensor(values, mesh, {shard(1)}).tensor();
+        const auto pending = from_local(values.clone(), mesh, {partial(ReduceOp::avg)}).tensor();
+        const auto weight = distribute_tensor(torch::ones({2, 2, 1}), mesh, {replicate()}).tensor().requires_grad_(true);
+        torch::smooth_l1_loss(sharded, pending, 1);
+        const auto product = torch::matmul(pending, weight);  // which saves it
+        pending.split(3, 1)[0].add_(distribute_tensor(torch::ones({2, 2, 2}), mesh, {replicate()}).tensor());
+        require(full_tensor(pending).equal(values + 1), "test", "the write was lost");
+        require(full_tensor(product.detach()).equal(torch::matmul(values, torch::ones({2, 2, 1}))), "test", "the product changed");
+      }, transport));
+    }
+  }
+}
+
+// On the CPU, libtorch converts such an operand before it looks at strides, and the copy is contiguous.
+TEST_CASE("ops: strides where an operand of another dtype is expanded", "[ops][view]") {
+  const auto rows = torch::arange(4).view({4, 1}).expand({4, 3}), columns = torch::arange(3).expand({4, 3});
+  const auto transposed = torch::arange(12).view({3, 4}).t();
+  const auto results = [](const Tensors& t) {
+    return Tensors{t[0] / (t[2] + 1), t[2] / (t[1] + 1), t[0] + t[2] * 0.5, t[0].eq(t[2] * 0.5), t[0] - t[2], t[1].sin(), t[0].pow(0.5),
+                   at::where(t[0].gt(1), t[2], 0), at::where(t[0].gt(1), t[2] * 0.5, t[1])};
+  };
+  const auto plain = results({rows, columns, transposed});
+  for (int ranks : {1, 2, 3}) {
+    CHECK_NOTHROW(on_mesh({ranks}, [&](const DeviceMesh& mesh) {
+      for (const auto& placement : {replicate(), shard(0), shard(1)}) {
+        const auto on_mesh = [&](const at::Tensor& x) { return distribute_tensor(x, mesh, {placement}).tensor(); };
+        const auto wide = [&](int64_t n, c10::IntArrayRef as) {
+          return distribute_tensor(torch::arange(n), mesh, {replicate()}).tensor().view(as).expand({4, 3});
+        };
+        const auto got = results({wide(4, {4, 1}), wide(3, {1, 3}), on_mesh(torch::arange(12).view({3, 4})).t()});
+        for (size_t i = 0; i < plain.size(); ++i) {
+          require(got[i].strides() == plain[i].strides() && full_tensor(got[i]).equal(plain[i]), "test", "result {} has strides {}, expected {}", i,
+                  fmt::join(got[i].strides(), " "), fmt::join(plain[i].strides(), " "));
+        }
+      }
+    }));
   }
 }

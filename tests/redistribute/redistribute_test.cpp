@@ -1,7 +1,7 @@
 // Every pair of placements against the plain tensor, and which collectives they take.
 #include "tests/support/redistribute_support.hpp"
 
-#include <dtensor/comm/record.hpp>
+#include <dtensor/comm/event.hpp>
 #include <dtensor/redistribute/redistribute.hpp>
 
 #include <ATen/ops/empty.h>
@@ -75,9 +75,11 @@ std::vector<Placement> with(std::vector<Placement> choices, std::initializer_lis
 
 class Counter final : public comm::Observer {
  public:
-  void on_issue(const comm::Record& record) override {
-    text += fmt::format("{}{} on {}", text.empty() ? "" : ", ", comm::name(record.kind), record.group);
-    bytes += record.bytes;
+  Counter() : Observer(World::current().local<comm::Events>()) {}
+  ~Counter() override { stop_observing(); }
+  void on_issue(const comm::Event& event) override {
+    text += fmt::format("{}{} on {}", text.empty() ? "" : ", ", comm::name(event.kind), std::string_view(event.group));
+    bytes += event.bytes;
   }
   std::string text;
   int64_t bytes = 0;

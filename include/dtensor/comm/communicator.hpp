@@ -7,7 +7,8 @@
 #pragma once
 
 #include <dtensor/base/reduce_op.hpp>
-#include <dtensor/comm/record.hpp>
+#include <dtensor/comm/call_info.hpp>
+#include <dtensor/comm/event.hpp>
 #include <dtensor/comm/work.hpp>
 
 #include <map>
@@ -18,11 +19,13 @@
 
 namespace dtensor::comm {
 
+class FailedOperators;
+
 using Counts = c10::ArrayRef<int64_t>;
 
 class Communicator {
  public:
-  // `name` is what errors and records call the group, e.g. "tp"; `ranks` are world ranks.
+  // `name` is what errors and events call the group, e.g. "tp"; `ranks` are world ranks.
   Communicator(std::string name, std::vector<int> ranks, int rank);
   virtual ~Communicator() = default;
   Communicator(const Communicator&) = delete;
@@ -32,6 +35,9 @@ class Communicator {
   const std::vector<int>& ranks() const { return ranks_; }
   int rank() const { return rank_; }  // this rank's position in the group
   int size() const { return static_cast<int>(ranks_.size()); }
+
+  // Whose events its calls are from now on. Those of a world's communicators are the rank's; without this, a call leaves no event.
+  void record_in(Events events);
 
   // Reduces the inputs of all ranks, which must have one size and dtype. Result: like input; with `in_place`, `input` itself.
   // norm2 is not a collective (redistribute lowers it to sum).
@@ -57,8 +63,8 @@ class Communicator {
   // Returns when every rank of the group has called it.
   void barrier();
 
-  // Its calls leave no records from now on: for a group that exists only for its sizes.
-  void leave_no_records() { recorded_ = false; }
+  // Its calls leave no events from now on: for a group that exists only for its sizes.
+  void leave_no_events() { events_.reset(); }
 
   // Tells the transport that `tensor`'s memory will be used repeatedly, so that it can send it without copying it first. Every rank calls
   // it alike. Destroying the handle undoes it; the handle may outlive the communicator, but not the memory. Null if the transport does
@@ -66,15 +72,13 @@ class Communicator {
   virtual std::shared_ptr<void> register_memory(const at::Tensor& tensor);
 
   // -- For transports: they implement these, and may forward them to another communicator. Other code calls the functions above, which
-  // check, count and record.
+  // check the arguments, number the call and make its event.
 
-  // What every rank must agree on about a call.
-  struct Call {
-    Collective kind;
-    uint64_t sequence;
-    ReduceOp op = ReduceOp::sum;
-    int root = 0;  // or the peer of a send or recv
-    int tag = 0;
+  // The operators that failed on this rank; calls tell the other ranks of them from now on.
+  void tell_failures(std::shared_ptr<const FailedOperators> failed) { failed_ = std::move(failed); }
+
+  struct Call : CallInfo {
+    EventRef event{};  // to be marked: started, done or failed. Of what is done when do_...() returns without a Work the caller does it.
   };
   virtual Async do_all_reduce(const Call&, const at::Tensor& input, at::Tensor result) = 0;  // result: may be the input
   virtual Async do_all_gather(const Call&, const at::Tensor& input, Counts counts, at::Tensor result) = 0;
@@ -86,14 +90,17 @@ class Communicator {
   virtual void do_barrier(const Call&) = 0;
 
  private:
-  Call begin(Collective kind, const at::Tensor& input);
+  Call begin(const CallInfo& call, const at::Tensor& input, Counts counts = {});
   Call begin_message(Collective kind, const at::Tensor& input, int peer, int tag);
-  void leave_record(const Call& call, const at::Tensor& input) const;
+  Call begin(CallInfo call, uint64_t& sequence, const at::Tensor& input, Counts counts);
+  EventRef issue(const CallInfo& call, const at::Tensor& input);
 
   std::string name_;
   std::vector<int> ranks_;
   int rank_;
-  bool recorded_ = true;
+  std::unique_ptr<Events> events_;
+  std::shared_ptr<const FailedOperators> failed_;
+  int group_index_ = -1;
   uint64_t sequence_ = 0;                               // of collectives
   std::map<std::pair<int, int>, uint64_t> sent_, received_;  // of messages, by (peer, tag)
 };

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,7 @@ using Milliseconds = std::chrono::milliseconds;
 
 class Transport {
  public:
+  Transport();
   virtual ~Transport() = default;
   virtual std::string_view name() const = 0;  // "threads", "shm", "shm+gloo", "gloo", "fake", "nccl"
   virtual int rank() const = 0;
@@ -22,17 +24,32 @@ class Transport {
 
   // Makes a communicator among `ranks` (world ranks in group order, including this one). Every member calls this with the same arguments.
   // Calls with the same ranks come in the same order on all members. `name` is for messages.
-  virtual std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks) = 0;
+  std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks);
+
+  // Whose events the calls of its communicators are from now on: those of its World. Without it calls leave none.
+  void record_in(Events events) { events_ = std::move(events); }
 
   // This rank leaves the job: with an error (`why` is its text), or normally if `why` is empty. Peers that still wait for it throw an error
   // that names this rank and `why`.
   virtual void leave(const std::string& why) = 0;
 
+  // The operators that failed on this rank. Its calls tell the other ranks.
+  const std::shared_ptr<FailedOperators>& failed_operators() const { return failed_; }
+
   // The longest that any wait may take.
   Milliseconds deadline() const { return deadline_; }
   void set_deadline(Milliseconds value) { deadline_ = value; }
 
+  // -- For transports: what they implement.
+  virtual std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks) = 0;
+
+ protected:
+  // A transport over another one of the same rank.
+  explicit Transport(const Transport& host) : failed_(host.failed_) {}
+
  private:
+  const std::shared_ptr<FailedOperators> failed_;
+  std::optional<Events> events_;
   Milliseconds deadline_{300'000};
 };
 

@@ -1,18 +1,22 @@
-// What was communicated, by collective, operator and mesh dimension.
+// What was communicated, by collective, operator, mesh dimension and module.
 #pragma once
 
-#include <dtensor/comm/record.hpp>
+#include <dtensor/comm/event.hpp>
 
 #include <map>
 #include <string>
 #include <string_view>
-#include <tuple>
+#include <utility>
 
 namespace dtensor {
 
-// Counts the collectives that this thread issues while it lives. The library's own checks are not counted.
+// Counts the collectives that this rank issues while it lives, whichever of its threads does, autograd's too. The library's own checks are not
+// counted.
 class CommDebugMode : public comm::Observer {
  public:
+  CommDebugMode();
+  ~CommDebugMode() override { stop_observing(); }
+
   struct Totals {
     int64_t count = 0;
     int64_t bytes = 0;  // of this rank's inputs
@@ -30,14 +34,23 @@ class CommDebugMode : public comm::Observer {
   int64_t bytes() const;
   int64_t bytes(comm::Collective kind) const;
   const std::map<Line, Totals>& lines() const { return lines_; }
-  void reset() { lines_.clear(); }
+  // The same by module and collective. The module is the one whose named parameter an operator reads (see dtensor::name_module), a unit of fully
+  // sharded parameters, or the innermost dt::Scope; empty: none is known.
+  const std::map<std::pair<std::string, comm::Collective>, Totals>& modules() const { return modules_; }
+  void reset() {
+    lines_.clear();
+    modules_.clear();
+  }
 
   // A table, one line per (collective, operator, mesh dimension).
   std::string str() const;
+  // A table, one line per (module, collective).
+  std::string module_str() const;
 
  private:
-  void on_issue(const comm::Record& record) override;
+  void on_issue(const comm::Event& event) override;
   std::map<Line, Totals> lines_;
+  std::map<std::pair<std::string, comm::Collective>, Totals> modules_;
 };
 
 }  // namespace dtensor

@@ -8,6 +8,7 @@
 #include <c10/core/TensorOptions.h>
 
 #include <iosfwd>
+#include <string_view>
 
 namespace dtensor {
 
@@ -109,6 +110,11 @@ void redistribute_(const at::Tensor& tensor, PlacementsRef placements);
 // activations move and weights do not.
 void pin(const at::Tensor& tensor, bool pinned = true);
 bool is_pinned(const at::Tensor& tensor);
+
+// Says whose parameter a tensor is ("layers.3.mlp"). What operators communicate that read it, or a view of it, is counted and traced as that
+// module's. parallelize_module and fully_shard name all parameters and buffers. Communicates nothing. Throws for a plain tensor.
+void name_module(const at::Tensor& parameter, std::string_view module);
+std::string_view module_name(const at::Tensor& tensor);  // empty: it has no name
 
 // While it lives, gradients of leaves accumulate without communication and may stay Partial. The next backward outside of it
 // reduces them once. It applies to all threads of the rank.

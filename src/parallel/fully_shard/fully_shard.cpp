@@ -225,6 +225,10 @@ std::shared_ptr<FullyShard::State> shard_units(std::vector<Wish> wishes, const T
     const auto cut = dims_on(DTensor(wish.parameters[0].second).mesh(), sub, wish.name).cuts;
     for (const auto& [dtype, parameters] : by_dtype) {
       const auto name = by_dtype.size() == 1 ? wish.name : fmt::format("{} ({})", wish.name, c10::toString(dtype));
+      for (const auto& [full, parameter] : parameters) {
+        const auto dot = full.rfind('.');
+        if (module_name(parameter).empty() && dot != std::string::npos) name_module(parameter, full.substr(0, dot));
+      }
       units.push_back(fsdp::Unit::make(name, parameters, cut, options, schedule));
       const auto padding = units.back()->describe().padding;
       if (options.block > 1 && padding > 0.1 && sub.world().rank() == 0) {

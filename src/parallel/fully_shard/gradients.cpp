@@ -5,7 +5,7 @@
 #include <dtensor/dispatch/local_mode.hpp>
 #include <dtensor/mesh/alias.hpp>
 
-#include <dtensor/comm/record.hpp>
+#include <dtensor/comm/event.hpp>
 #include <dtensor/redistribute/redistribute.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
@@ -45,7 +45,7 @@ std::vector<int64_t> dims_of(uint64_t bits) {
 }  // namespace
 
 at::Tensor Unit::reduce(int64_t index, const at::Tensor& leaf, const at::Tensor& gradient, bool defer) {
-  comm::Cause cause("dtensor::fully_shard", false);
+  comm::Cause cause("dtensor::fully_shard", false, name_);
   comm::Subject subject(name_);
   auto& member = members_[index];
   if (gradient.requires_grad() && c10::GradMode::is_enabled()) return with_graph(member, gradient, defer);
@@ -162,7 +162,7 @@ void Unit::start_reduction() {
 void Unit::finish_reduction() {
   if (state_ == Round::none) return;
   LocalMode below;
-  comm::Cause cause("dtensor::fully_shard", false);
+  comm::Cause cause("dtensor::fully_shard", false, name_);
   comm::Subject subject(name_);
   if (state_ == Round::open) start_reduction();
   if (state_ == Round::none) return;
@@ -213,7 +213,7 @@ void Unit::end_backward() {
   for (auto& member : members_) member.arrived = false;
   if (state_ != Round::open || defers_) return;
   LocalMode below;
-  comm::Cause cause("dtensor::fully_shard", false);
+  comm::Cause cause("dtensor::fully_shard", false, name_);
   comm::Subject subject(name_);
   start_reduction();
 }

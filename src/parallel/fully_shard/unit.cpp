@@ -7,7 +7,7 @@
 #include <dtensor/mesh/alias.hpp>
 
 #include <dtensor/base/error.hpp>
-#include <dtensor/comm/record.hpp>
+#include <dtensor/comm/event.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/Context.h>
@@ -152,7 +152,7 @@ at::Tensor Unit::gather(int64_t index, at::ScalarType dtype, int64_t generation)
 void Unit::start_gather() {
   fill_buffer();
   LocalMode below;
-  comm::Cause cause("dtensor::fully_shard", false);
+  comm::Cause cause("dtensor::fully_shard", false, name_);
   comm::Subject subject(name_);
   ++schedule_->gathers;
   const auto own = buffer_.to(options_.param_dtype.value_or(dtype_)).to(options_of_parameters().device());

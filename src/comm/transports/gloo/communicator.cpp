@@ -50,7 +50,7 @@ Async GlooCommunicator::reduce_pieces(const Call& call, const at::Tensor& input,
   const int64_t mine = counts[rank()];
   const auto piece = [&](int member) { return part_of(input, whole ? 0 : offset(counts, member), counts[member]); };
   at::Tensor incoming = empty({(size() - 1) * mine}, input.scalar_type());
-  auto job = start(call, input, call.kind == Collective::reduce_scatter ? hash_counts(counts) : 0);
+  auto job = start(call, input);
   c10::SmallVector<const void*, 16> inputs;
   for (int member = 0, slot = 0; member < size(); ++member) {
     const Bytes in = member == rank() ? piece(member) : part_of(incoming, slot++ * mine, mine);
@@ -66,7 +66,7 @@ Async GlooCommunicator::reduce_pieces(const Call& call, const at::Tensor& input,
 }
 
 Async GlooCommunicator::do_all_gather(const Call& call, const at::Tensor& input, Counts counts, at::Tensor result) {
-  auto job = start(call, input, hash_counts(counts));
+  auto job = start(call, input);
   const Bytes mine = part_of(input, 0, input.numel());
   for (int member = 0; member < size(); ++member) {
     const Bytes target = part_of(result, offset(counts, member), counts[member]);
@@ -82,7 +82,7 @@ Async GlooCommunicator::do_all_gather(const Call& call, const at::Tensor& input,
 
 Async GlooCommunicator::do_all_to_all(const Call& call, const at::Tensor& input, Counts send, Counts recv) {
   at::Tensor result = empty({offset(recv, size())}, input.scalar_type());
-  auto job = start(call, input, 0);
+  auto job = start(call, input);
   for (int member = 0; member < size(); ++member) {
     const Bytes out = part_of(input, offset(send, member), send[member]), in = part_of(result, offset(recv, member), recv[member]);
     if (member == rank()) {
@@ -97,7 +97,7 @@ Async GlooCommunicator::do_all_to_all(const Call& call, const at::Tensor& input,
 
 Async GlooCommunicator::do_broadcast(const Call& call, const at::Tensor& input) {
   at::Tensor result = empty(input.sizes(), input.scalar_type());
-  auto job = start(call, input, 0);
+  auto job = start(call, input);
   const Bytes mine = part_of(input, 0, input.numel()), target = part_of(result, 0, input.numel());
   if (rank() == call.root) copy(target, mine);
   for (int member = 0; member < size(); ++member) {
@@ -109,7 +109,6 @@ Async GlooCommunicator::do_broadcast(const Call& call, const at::Tensor& input) 
 }
 
 Async GlooCommunicator::do_send(const Call& call, const at::Tensor& input) {
-  require_cpu(call.kind, input, "gloo");
   const bool buffered = static_cast<int64_t>(input.nbytes()) <= kBufferedSendBytes;
   at::Tensor message = input;
   if (buffered) {
@@ -134,47 +133,30 @@ Async GlooCommunicator::do_recv(const Call& call, const at::Tensor& like) {
 }
 
 void GlooCommunicator::do_barrier(const Call& call) {
-  auto job = start(call, at::Tensor(), 0);
+  auto job = start(call, at::Tensor());
   for (int member = 0; member < size(); ++member) {
     if (member != rank()) job->first.add(ranks()[member], {}, {});
   }
   finish(std::move(job), at::Tensor(), collectives_, false).work->wait();
 }
 
-CallInfo GlooCommunicator::describe(const Call& call, const at::Tensor& input, uint64_t counts_hash, std::string_view transport) const {
-  CallInfo info;
-  info.kind = call.kind;
-  info.op = call.op;
-  info.root = call.root;
-  info.tag = call.tag;
-  info.sequence = call.sequence;
-  info.counts_hash = counts_hash;
-  info.failures = link_->failed_operators().summary(ranks());
-  describe_purpose(info);
-  if (input.defined()) {
-    require_cpu(call.kind, input, transport);
-    info.dtype = static_cast<int8_t>(input.scalar_type());
-    info.numel = input.numel();
-  }
-  return info;
-}
-
-CallInfo GlooCommunicator::announce(const Call& call, const at::Tensor& input, uint64_t counts_hash, std::string_view transport) {
-  const CallInfo info = describe(call, input, counts_hash, transport);
+const Communicator::Call& GlooCommunicator::announce(const Call& call, const at::Tensor& input, std::string_view transport) {
+  if (input.defined()) require_cpu(call.kind, input, transport);
   link_->made(id_, call.sequence);
-  return info;
+  return call;
 }
 
-std::shared_ptr<Job> GlooCommunicator::start(const Call& call, const at::Tensor& input, uint64_t counts_hash) {
-  return std::make_shared<Job>(link_, announce(call, input, counts_hash, "gloo"), id_, name(), transport_.rank(), transport_.deadline());
+std::shared_ptr<Job> GlooCommunicator::start(const Call& call, const at::Tensor& input) {
+  return std::make_shared<Job>(link_, announce(call, input, "gloo"), id_, name(), transport_.rank(), transport_.deadline());
 }
 
 // Both ends use one stream, and each notes its own progress in it.
 std::shared_ptr<Job> GlooCommunicator::start_message(const Call& call, const at::Tensor& tensor, int from, int to) {
   const uint64_t stream =
       mix(mix(mix(id_, 1 + static_cast<uint64_t>(from)), 1 + static_cast<uint64_t>(to)), static_cast<uint64_t>(call.tag));
+  require_cpu(call.kind, tensor, "gloo");
   link_->made(stream, call.sequence);
-  return std::make_shared<Job>(link_, describe(call, tensor, 0, "gloo"), stream, name(), transport_.rank(), transport_.deadline());
+  return std::make_shared<Job>(link_, call, stream, name(), transport_.rank(), transport_.deadline());
 }
 
 Async GlooCommunicator::finish(std::shared_ptr<Job> job, const at::Tensor& result, std::shared_ptr<Worker> worker, bool in_background) {

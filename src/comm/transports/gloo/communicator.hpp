@@ -22,17 +22,16 @@ class GlooCommunicator : public Communicator {
   Async do_recv(const Call& call, const at::Tensor& like) override;
   void do_barrier(const Call& call) override;
 
-  // Describes the call for the other ranks, and notes that this rank has made it.
-  CallInfo announce(const Call& call, const at::Tensor& input, uint64_t counts_hash, std::string_view transport);
+  // Notes that this rank has made the call. Throws where the input is not on the host.
+  const Call& announce(const Call& call, const at::Tensor& input, std::string_view transport);
 
   const uint64_t id_;  // all members have the same, other groups another
   const std::shared_ptr<Link> link_;
   const Transport& transport_;
 
  private:
-  CallInfo describe(const Call& call, const at::Tensor& input, uint64_t counts_hash, std::string_view transport) const;
   Async reduce_pieces(const Call& call, const at::Tensor& input, Counts counts, const at::Tensor& result, Bytes target, bool share);
-  std::shared_ptr<Job> start(const Call& call, const at::Tensor& input, uint64_t counts_hash);
+  std::shared_ptr<Job> start(const Call& call, const at::Tensor& input);
   std::shared_ptr<Job> start_message(const Call& call, const at::Tensor& tensor, int from, int to);
   static Async finish(std::shared_ptr<Job> job, const at::Tensor& result, std::shared_ptr<Worker> worker, bool in_background);
   Async finish_message(std::shared_ptr<Job> job, const at::Tensor& result) const;

@@ -75,13 +75,14 @@ void Exchange::post_sends() {
 }
 
 // All envelopes are read before any payload is waited for: a rank that diverged may never send one.
-void Exchange::finish(int self, const Deadline& end) {
+void Exchange::finish(int self, const Deadline& end, const std::function<void()>& all_came) {
   for (Peer& peer : peers_) {
     if (!peer.receives) continue;
     link_.wait_received(*peer.receive_envelope, need(peer), end);
     peer.came = true;
     open(self, peer);
   }
+  if (all_came) all_came();
   for (Peer& peer : peers_) {
     if (peer.receive_payload) link_.wait_received(*peer.receive_payload, need(peer), end);
   }

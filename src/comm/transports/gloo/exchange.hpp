@@ -27,7 +27,7 @@ class Exchange {
   void post_sends();
 
   // Blocks until everything has come and gone. Throws Broken or Late.
-  void finish(int self, const Deadline& end);
+  void finish(int self, const Deadline& end, const std::function<void()>& all_came = {});
 
   // After Late: the peers whose envelope has not come.
   std::vector<int> absent();

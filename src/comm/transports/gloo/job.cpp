@@ -30,7 +30,7 @@ void Job::post() {
 
 void Job::run() {
   try {
-    first.finish(self_, end_);
+    first.finish(self_, end_, [this] { call_.event.started(); });
     if (after_first) after_first();
     if (has_second) {
       NoBrokenPipeSignal guard;
@@ -55,6 +55,7 @@ void Job::end(State state) {
     if (state == State::done) keep.clear();  // now, not when the last holder goes: ranks ask who else has a tensor's memory
     state_ = state;
   }
+  state == State::done ? call_.event.done() : call_.event.failed();
   changed_.notify_all();
 }
 
@@ -83,6 +84,7 @@ void Job::wait() {
     changed_.wait_for(lock, kLastWords, [&] { return has_ended(); });
   }
   if (state_ == State::done) return;
+  call_.event.failed();
   fail(name(call_.kind), "{}", has_ended() ? error_ : failure(call_, group_, "the deadline passed while an earlier call was under way"));
 }
 

@@ -16,7 +16,7 @@ class Job {
   std::shared_ptr<Link> link_;  // before the exchanges, so that it outlives them
 
  public:
-  Job(std::shared_ptr<Link> link, const CallInfo& call, uint64_t stream, std::string group, int self, Milliseconds deadline)
+  Job(std::shared_ptr<Link> link, const Communicator::Call& call, uint64_t stream, std::string group, int self, Milliseconds deadline)
       : link_(std::move(link)), first(*link_, call, stream, 0), second(*link_, call, stream, 1), call_(call), group_(std::move(group)),
         self_(self), deadline_(deadline), end_(Clock::now() + kUnhurried) {}
 
@@ -41,7 +41,7 @@ class Job {
   void end(State state);
   bool has_ended() const { return state_ == State::done || state_ == State::failed; }
 
-  const CallInfo call_;
+  const Communicator::Call call_;
   const std::string group_;
   const int self_;
   const Milliseconds deadline_;

@@ -64,7 +64,9 @@ Mesh::Mesh(int rank, int size, const std::string& interface, Milliseconds deadli
   }
 }
 
-Link::Link(const GlooOptions& options, std::shared_ptr<Listener> listener, const std::function<void(Rendezvous&)>& also) {
+Link::Link(const GlooOptions& options, std::shared_ptr<Listener> listener, std::shared_ptr<const FailedOperators> failed,
+           const std::function<void(Rendezvous&)>& also)
+    : failed_(std::move(failed)) {
   Rendezvous rendezvous(options, std::move(listener));
   NoBrokenPipeSignal guard;  // gloo's own threads start here
   try {
@@ -141,7 +143,7 @@ std::string Link::explain(int rank, const std::string& text) {
 }
 
 std::string Link::explain_out_of_step(int rank, uint64_t mine, uint64_t theirs) {
-  if (is_out_of_step(mine, theirs)) leave(failed_.reason());
+  if (is_out_of_step(mine, theirs)) leave(failed_->reason());
   if (auto why = membership_->failure(kExplanationPatience)) return *why;
   return fmt::format("this rank and rank {} are out of step: an operator failed on one of them only", rank);
 }

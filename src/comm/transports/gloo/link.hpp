@@ -58,7 +58,8 @@ struct Need {
 class Link {
  public:
   // Once all are connected, and before the rendezvous ends, ranks exchange there what else they have to: `also`.
-  Link(const GlooOptions& options, std::shared_ptr<Listener> listener, const std::function<void(Rendezvous&)>& also);
+  Link(const GlooOptions& options, std::shared_ptr<Listener> listener, std::shared_ptr<const FailedOperators> failed,
+       const std::function<void(Rendezvous&)>& also);
 
   Buffer buffer(void* data, int64_t bytes) { return mesh_->createUnboundBuffer(data, static_cast<size_t>(bytes)); }
 
@@ -90,7 +91,6 @@ class Link {
   // What went wrong, for an operation that gloo reports as failed.
   std::string explain(int rank, const std::string& text);
 
-  FailedOperators& failed_operators() { return failed_; }
   // The same, where the operators that failed on `rank` are not those of this rank, by their summaries. Who is out of step tells all.
   std::string explain_out_of_step(int rank, uint64_t mine, uint64_t theirs);
 
@@ -106,7 +106,7 @@ class Link {
   std::set<Waiter*> waiters_;
   std::function<void()> notice_;
   Progress progress_;
-  FailedOperators failed_;
+  const std::shared_ptr<const FailedOperators> failed_;  // of this rank
   std::atomic<bool> ended_{false};
   std::shared_ptr<Mesh> mesh_;
   std::unique_ptr<Membership> membership_;

@@ -105,20 +105,6 @@ class NcclWork final : public Work {
   std::atomic<bool> waited_{false};
 };
 
-CallInfo describe_call(Collective kind, uint64_t sequence, ReduceOp op, int root, int tag, const at::Tensor& tensor, uint64_t counts_hash) {
-  CallInfo info;
-  info.kind = kind;
-  info.op = op;
-  info.root = root;
-  info.tag = tag;
-  info.sequence = sequence;
-  info.counts_hash = counts_hash;
-  info.dtype = static_cast<int8_t>(tensor.scalar_type());
-  info.numel = tensor.numel();
-  describe_purpose(info);
-  return info;
-}
-
 }  // namespace
 
 NcclCommunicator::NcclCommunicator(std::shared_ptr<Communicator> host, uint64_t id, std::shared_ptr<Session> session)
@@ -129,7 +115,7 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Communicator> host, uint64_t 
 Async NcclCommunicator::do_all_reduce(const Call& call, const at::Tensor& input, at::Tensor result) {
   if (goes_over_host(call, input)) return host_->do_all_reduce(call, input, std::move(result));
   const auto how = reduction_of(call.kind, input.scalar_type(), call.op);
-  return collective(call, input, result, 0, [&](ncclComm_t comm, cudaStream_t stream) {
+  return collective(call, input, result, [&](ncclComm_t comm, cudaStream_t stream) {
     const auto count = static_cast<size_t>(input.numel() * how.width);
     return ncclAllReduce(input.data_ptr(), result.data_ptr(), count, type_of(how.type), op_of(how.op), comm, stream);
   });
@@ -137,7 +123,7 @@ Async NcclCommunicator::do_all_reduce(const Call& call, const at::Tensor& input,
 
 Async NcclCommunicator::do_all_gather(const Call& call, const at::Tensor& input, Counts counts, at::Tensor result) {
   if (goes_over_host(call, input)) return host_->do_all_gather(call, input, counts, std::move(result));
-  return collective(call, input, result, hash_counts(counts), [&](ncclComm_t comm, cudaStream_t stream) {
+  return collective(call, input, result, [&](ncclComm_t comm, cudaStream_t stream) {
     if (are_equal(counts)) return ncclAllGather(input.data_ptr(), result.data_ptr(), bytes(input, counts[0]), ncclUint8, comm, stream);
     return each(pieces_of(counts), [&](const Piece& piece) {
       char* target = address(result, piece.offset);
@@ -150,7 +136,7 @@ Async NcclCommunicator::do_all_gather(const Call& call, const at::Tensor& input,
 Async NcclCommunicator::do_reduce_scatter(const Call& call, const at::Tensor& input, Counts counts, at::Tensor result) {
   if (goes_over_host(call, input)) return host_->do_reduce_scatter(call, input, counts, std::move(result));
   const auto how = reduction_of(call.kind, input.scalar_type(), call.op);
-  return collective(call, input, result, hash_counts(counts), [&](ncclComm_t comm, cudaStream_t stream) {
+  return collective(call, input, result, [&](ncclComm_t comm, cudaStream_t stream) {
     const auto type = type_of(how.type);
     const auto op = op_of(how.op);
     const auto numbers = [&](int64_t count) { return static_cast<size_t>(count * how.width); };
@@ -167,7 +153,7 @@ Async NcclCommunicator::do_all_to_all(const Call& call, const at::Tensor& input,
   int64_t total = 0;
   for (const auto count : recv) total += count;
   const auto result = empty_for(input, {total});
-  return collective(call, input, result, 0, [&](ncclComm_t comm, cudaStream_t stream) {
+  return collective(call, input, result, [&](ncclComm_t comm, cudaStream_t stream) {
     const auto sent = each(pieces_of(send), [&](const Piece& piece) {
       return ncclSend(address(input, piece.offset), bytes(input, piece.count), ncclUint8, piece.peer, comm, stream);
     });
@@ -181,7 +167,7 @@ Async NcclCommunicator::do_all_to_all(const Call& call, const at::Tensor& input,
 Async NcclCommunicator::do_broadcast(const Call& call, const at::Tensor& input) {
   if (goes_over_host(call, input)) return host_->do_broadcast(call, input);
   const auto result = empty_for(input, input.sizes());
-  return collective(call, input, result, 0, [&](ncclComm_t comm, cudaStream_t stream) {
+  return collective(call, input, result, [&](ncclComm_t comm, cudaStream_t stream) {
     return ncclBroadcast(input.data_ptr(), result.data_ptr(), input.nbytes(), ncclUint8, call.root, comm, stream);
   });
 }
@@ -219,7 +205,7 @@ std::shared_ptr<Channel> NcclCommunicator::make_channel(Communicator& host, int 
   if (host.size() > 1) {
     const auto bytes = empty({static_cast<int64_t>(sizeof id)}, c10::ScalarType::Byte);
     std::memcpy(bytes.data_ptr(), &id, sizeof id);
-    const auto received = host.do_broadcast(Call{Collective::broadcast, kBeforeFirst}, bytes).get();
+    const auto received = host.do_broadcast(Call{{.kind = Collective::broadcast, .sequence = kBeforeFirst}}, bytes).get();
     std::memcpy(&id, received.data_ptr(), sizeof id);
   }
   return Channel::make(id, host.size(), host.rank(), device, check);
@@ -245,18 +231,18 @@ std::shared_ptr<Channel> NcclCommunicator::channel(const CallInfo& call) {
 }
 
 // With DTENSOR_CHECK_CALLS ranks compare what they call, over the host: NCCL itself compares nothing.
-void NcclCommunicator::compare(const Call& call, const CallInfo& mine) {
+void NcclCommunicator::compare(const CallInfo& mine) {
   static const bool compares = is_set("DTENSOR_CHECK_CALLS");
   if (!compares) return;
   const auto bytes = empty({static_cast<int64_t>(sizeof mine)}, c10::ScalarType::Byte);
   std::memcpy(bytes.data_ptr(), &mine, sizeof mine);
   const std::vector<int64_t> counts(size(), bytes.numel());
-  const Call round{Collective::all_gather, call.sequence};
+  const Call round{{.kind = Collective::all_gather, .sequence = mine.sequence, .numel = bytes.numel(), .failures = mine.failures}};
   const auto all = host_->do_all_gather(round, bytes, counts, empty({size() * bytes.numel()}, c10::ScalarType::Byte)).get();
   for (int member = 0; member < size(); ++member) {
     CallInfo other;
     std::memcpy(&other, static_cast<const char*>(all.data_ptr()) + member * sizeof other, sizeof other);
-    if (!mine.agrees_with(other)) fail(comm::name(call.kind), "{}", failure(mine, name(), divergence(session_->rank, mine, ranks()[member], other)));
+    if (!mine.agrees_with(other)) fail(comm::name(mine.kind), "{}", failure(mine, name(), divergence(session_->rank, mine, ranks()[member], other)));
   }
 }
 
@@ -269,15 +255,14 @@ Check NcclCommunicator::giving_up(const Pending& work) const {
   };
 }
 
-Async NcclCommunicator::collective(const Call& call, const at::Tensor& input, const at::Tensor& result, uint64_t counts_hash,
-                                   const Channel::Enqueue& enqueue) {
+Async NcclCommunicator::collective(const Call& call, const at::Tensor& input, const at::Tensor& result, const Channel::Enqueue& enqueue) {
   auto work = std::make_shared<Pending>();
-  work->call = describe_call(call.kind, call.sequence, call.op, call.root, call.tag, input, counts_hash);
+  work->call = call;
   work->group = name();
   work->peers = peers_;
   work->stream = id_;
   session_->watchdog.check(*work);
-  compare(call, work->call);
+  compare(call);
   work->channel = channel(work->call);
   work->keep = {input, result};
   session_->control->made(id_, call.sequence);
@@ -289,7 +274,7 @@ Async NcclCommunicator::message(const Call& call, const at::Tensor& tensor, bool
   check_tag(call.kind, call.tag);
   const int peer = ranks()[call.root], from = sends ? session_->rank : peer, to = sends ? peer : session_->rank;
   auto work = std::make_shared<Pending>();
-  work->call = describe_call(call.kind, call.sequence, call.op, call.root, call.tag, tensor, 0);
+  work->call = call;
   work->group = name();
   work->peers = {peer};
   work->stream = hash_counts({static_cast<int64_t>(id_), from, to});
@@ -313,6 +298,7 @@ WorkPtr NcclCommunicator::issue(std::shared_ptr<Pending> work, const Channel::En
   try {
     if (enqueue) work->channel->run(enqueue, giving_up(*work));
   } catch (const Channel::Broken& broken) {
+    work->call.event.failed();
     session_->watchdog.break_off(broken.why);
     session_->watchdog.check(*work);
   }

@@ -41,9 +41,9 @@ class NcclCommunicator final : public Communicator {
 
   bool goes_over_host(const Call& call, const at::Tensor& tensor) const;
   std::shared_ptr<Channel> channel(const CallInfo& call);
-  void compare(const Call& call, const CallInfo& mine);
+  void compare(const CallInfo& mine);
   Check giving_up(const Pending& work) const;
-  Async collective(const Call& call, const at::Tensor& input, const at::Tensor& result, uint64_t counts_hash, const Channel::Enqueue& enqueue);
+  Async collective(const Call& call, const at::Tensor& input, const at::Tensor& result, const Channel::Enqueue& enqueue);
   Async message(const Call& call, const at::Tensor& tensor, bool sends);
   WorkPtr issue(std::shared_ptr<Pending> work, const Channel::Enqueue& enqueue);
 

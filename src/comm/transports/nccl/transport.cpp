@@ -26,10 +26,10 @@ int count_devices() {
   return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).deviceCount();
 }
 
-class NcclTransport final : public Transport, public ComparesFailures {
+class NcclTransport final : public Transport {
  public:
   NcclTransport(std::unique_ptr<Transport> host, int device)
-      : host_(std::move(host)), control_(dynamic_cast<Control*>(host_.get())),
+      : Transport(*host), host_(std::move(host)), control_(dynamic_cast<Control*>(host_.get())),
         session_(std::make_shared<Session>(host_->rank(), device, control_, *this)) {
     set_deadline(host_->deadline());
   }
@@ -59,7 +59,7 @@ class NcclTransport final : public Transport, public ComparesFailures {
   int rank() const override { return host_->rank(); }
   int size() const override { return host_->size(); }
 
-  std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks) override {
+  std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks) override {
     host_->set_deadline(deadline());
     std::vector<int64_t> key{connected_[ranks]++};
     key.insert(key.end(), ranks.begin(), ranks.end());
@@ -69,12 +69,6 @@ class NcclTransport final : public Transport, public ComparesFailures {
   void leave(const std::string& why) override {
     host_->leave(why);
     if (!why.empty()) session_->watchdog.break_off("this rank has left", true);
-  }
-
-  // Compared by what goes over the host: with DTENSOR_CHECK_CALLS every call.
-  FailedOperators& failed_operators() override {
-    auto* compares = dynamic_cast<ComparesFailures*>(host_.get());
-    return compares ? compares->failed_operators() : alone_;
   }
 
  private:
@@ -100,7 +94,6 @@ class NcclTransport final : public Transport, public ComparesFailures {
   Control* const control_;
   const std::shared_ptr<Session> session_;
   std::map<std::vector<int>, int64_t> connected_;  // how often each list of ranks was connected
-  FailedOperators alone_;                          // of a job of one rank
 };
 
 }  // namespace

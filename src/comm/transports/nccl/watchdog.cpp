@@ -132,9 +132,11 @@ void Watchdog::serve() {
       if (std::find(busy.begin(), busy.end(), work->channel.get()) != busy.end()) continue;
       if (is_done(work->done)) {
         release(*work);
+        if (!broken_) work->call.event.done();
         work->channel.reset();  // a handle that is kept does not keep NCCL's communicator
         ended.push_back(work);
       } else {
+        if (is_done(work->ready)) work->call.event.started();
         busy.push_back(work->channel.get());
         examine(*work);
       }
@@ -170,6 +172,7 @@ void Watchdog::examine(Pending& work) {
   {
     std::lock_guard lock(mutex_);
     work.error = late;
+    work.call.event.failed();
   }
   break_off(late);
 }

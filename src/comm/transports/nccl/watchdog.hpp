@@ -20,7 +20,7 @@ namespace dtensor::comm::nccl {
 using Clock = std::chrono::steady_clock;
 
 struct Pending {
-  CallInfo call;
+  Communicator::Call call;
   std::string group;
   std::vector<int> peers;  // world ranks without which it cannot be done
   uint64_t stream = 0;     // what they note their progress in

@@ -128,7 +128,10 @@ bool Engine::read(Queue& queue) {
   if (!can_read(queue)) return false;
   Channel& channel = *queue.channel;
   const auto operation = queue.operations.front();
-  if (operation->read_rounds == 0) check_agreement(queue, *operation);
+  if (operation->read_rounds == 0) {
+    check_agreement(queue, *operation);
+    operation->call().event.started();
+  }
   if (queue.broken) return true;
   try {
     operation->read(channel, operation->read_rounds++, operation->base);

@@ -56,7 +56,7 @@ int64_t place(const Channel& channel, int from, int to) { return (to - from - 1 
 
 class Gather final : public Operation {
  public:
-  Gather(const CallInfo& call, std::vector<at::Tensor> keep, Bytes mine, std::vector<Bytes> pieces)
+  Gather(const Communicator::Call& call, std::vector<at::Tensor> keep, Bytes mine, std::vector<Bytes> pieces)
       : Operation(call, std::move(keep)), mine_(mine), pieces_(std::move(pieces)),
         rounds_(std::max<int64_t>(1, chunks(longest(pieces_), kChunk))) {}
 
@@ -86,7 +86,7 @@ class Gather final : public Operation {
 // a piece goes through a slot; the rest is read from where it lies, and a last round tells that all have done so.
 class AllToAll final : public Operation {
  public:
-  AllToAll(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> out, std::vector<Bytes> in, bool direct)
+  AllToAll(const Communicator::Call& call, std::vector<at::Tensor> keep, std::vector<Bytes> out, std::vector<Bytes> in, bool direct)
       : Operation(call, std::move(keep)), out_(std::move(out)), in_(std::move(in)), direct_(direct),
         chunk_(Channel::piece_bytes(static_cast<int64_t>(out_.size()))), longest_(std::max(longest(out_), longest(in_))), sources_(in_.size()) {}
 
@@ -148,7 +148,7 @@ class AllToAll final : public Operation {
 // Piece p of every member's input is reduced by member p.
 class ReduceScatter : public Operation {
  public:
-  ReduceScatter(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> pieces, Bytes target)
+  ReduceScatter(const Communicator::Call& call, std::vector<at::Tensor> keep, std::vector<Bytes> pieces, Bytes target)
       : Operation(call, std::move(keep)), pieces_(std::move(pieces)), target_(target),
         chunk_(Channel::piece_bytes(static_cast<int64_t>(pieces_.size()))), rounds_(std::max<int64_t>(1, chunks(longest(pieces_), chunk_))) {}
 
@@ -180,7 +180,7 @@ class ReduceScatter : public Operation {
 // waits: with a lag of 1, reduce 0, reduce 1, share 0, reduce 2, share 1, ..., share n-1.
 class AllReduce final : public ReduceScatter {
  public:
-  AllReduce(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> pieces, std::vector<Bytes> targets, int self)
+  AllReduce(const Communicator::Call& call, std::vector<at::Tensor> keep, std::vector<Bytes> pieces, std::vector<Bytes> targets, int self)
       : ReduceScatter(call, std::move(keep), std::move(pieces), targets[self]), targets_(std::move(targets)) {}
 
   int64_t rounds() const override { return 2 * rounds_; }
@@ -217,7 +217,7 @@ class AllReduce final : public ReduceScatter {
 // Every member shows its whole input.
 class DirectAllReduce final : public Operation {
  public:
-  DirectAllReduce(const CallInfo& call, std::vector<at::Tensor> keep, Bytes input, Bytes target)
+  DirectAllReduce(const Communicator::Call& call, std::vector<at::Tensor> keep, Bytes input, Bytes target)
       : Operation(call, std::move(keep)), input_(input), target_(target) {}
 
   void write(const Channel&, int64_t, const Slot& slot) override { copy(slot.data, input_); }
@@ -247,21 +247,21 @@ std::vector<Bytes> parts(const Bytes& bytes, int64_t element, int64_t members) {
 
 }  // namespace
 
-std::shared_ptr<Operation> make_gather(const CallInfo& call, std::vector<at::Tensor> keep, Bytes mine, std::vector<Bytes> pieces) {
+std::shared_ptr<Operation> make_gather(const Communicator::Call& call, std::vector<at::Tensor> keep, Bytes mine, std::vector<Bytes> pieces) {
   return std::make_shared<Gather>(call, std::move(keep), mine, std::move(pieces));
 }
 
-std::shared_ptr<Operation> make_all_to_all(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> out,
+std::shared_ptr<Operation> make_all_to_all(const Communicator::Call& call, std::vector<at::Tensor> keep, std::vector<Bytes> out,
                                            std::vector<Bytes> in, bool direct) {
   return std::make_shared<AllToAll>(call, std::move(keep), std::move(out), std::move(in), direct);
 }
 
-std::shared_ptr<Operation> make_reduce_scatter(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> pieces,
+std::shared_ptr<Operation> make_reduce_scatter(const Communicator::Call& call, std::vector<at::Tensor> keep, std::vector<Bytes> pieces,
                                                Bytes target) {
   return std::make_shared<ReduceScatter>(call, std::move(keep), std::move(pieces), target);
 }
 
-std::shared_ptr<Operation> make_all_reduce(const CallInfo& call, std::vector<at::Tensor> keep, Bytes input, Bytes target, int members,
+std::shared_ptr<Operation> make_all_reduce(const Communicator::Call& call, std::vector<at::Tensor> keep, Bytes input, Bytes target, int members,
                                            int self) {
   if (input.size <= kDirectBytes) return std::make_shared<DirectAllReduce>(call, std::move(keep), input, target);
   const int64_t element = element_size(call);

@@ -15,12 +15,12 @@ struct Bytes {
 
 class Operation {
  public:
-  Operation(const CallInfo& call, std::vector<at::Tensor> keep) : call_(call), keep_(std::move(keep)) {}
+  Operation(const Communicator::Call& call, std::vector<at::Tensor> keep) : call_(call), keep_(std::move(keep)) {}
   virtual ~Operation() = default;
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  const CallInfo& call() const { return call_; }
+  const Communicator::Call& call() const { return call_; }
 
   // How many rounds it takes, one at least. It may grow until it is settled.
   virtual int64_t rounds() const { return 1; }
@@ -43,27 +43,28 @@ class Operation {
   void end(std::string error = "") {
     error_ = std::move(error);
     keep_.clear();
+    error_.empty() ? call_.event.done() : call_.event.failed();
     ended_.store(true, std::memory_order_release);
   }
 
  private:
-  const CallInfo call_;
+  const Communicator::Call call_;
   std::vector<at::Tensor> keep_;
   std::string error_;
   std::atomic<bool> ended_{false};
 };
 
 // all_gather, and broadcast, where only the root has a piece: `mine` goes to all, the piece of member p to pieces[p].
-std::shared_ptr<Operation> make_gather(const CallInfo& call, std::vector<at::Tensor> keep, Bytes mine, std::vector<Bytes> pieces);
+std::shared_ptr<Operation> make_gather(const Communicator::Call& call, std::vector<at::Tensor> keep, Bytes mine, std::vector<Bytes> pieces);
 
 // Piece p of `out` goes to member p, whose piece comes to in[p]. `direct`: long pieces are read from the members' memory.
-std::shared_ptr<Operation> make_all_to_all(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> out,
+std::shared_ptr<Operation> make_all_to_all(const Communicator::Call& call, std::vector<at::Tensor> keep, std::vector<Bytes> out,
                                            std::vector<Bytes> in, bool direct);
 
 // The members' pieces for this one are reduced into `target`.
-std::shared_ptr<Operation> make_reduce_scatter(const CallInfo& call, std::vector<at::Tensor> keep, std::vector<Bytes> pieces, Bytes target);
+std::shared_ptr<Operation> make_reduce_scatter(const Communicator::Call& call, std::vector<at::Tensor> keep, std::vector<Bytes> pieces, Bytes target);
 
-std::shared_ptr<Operation> make_all_reduce(const CallInfo& call, std::vector<at::Tensor> keep, Bytes input, Bytes target, int members,
+std::shared_ptr<Operation> make_all_reduce(const Communicator::Call& call, std::vector<at::Tensor> keep, Bytes input, Bytes target, int members,
                                            int self);
 
 }  // namespace dtensor::comm::shared_memory

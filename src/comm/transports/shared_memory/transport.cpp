@@ -13,11 +13,11 @@ namespace gloo {
 
 namespace {
 
-class GlooTransport final : public Transport, public Control, public ComparesFailures {
+class GlooTransport final : public Transport, public Control {
  public:
   GlooTransport(const GlooOptions& options, std::shared_ptr<Listener> listener)
       : rank_(options.rank), size_(options.size), messages_(std::make_shared<MessageWorkers>()) {
-    link_ = std::make_shared<Link>(options, std::move(listener), [&](Rendezvous& rendezvous) {
+    link_ = std::make_shared<Link>(options, std::move(listener), failed_operators(), [&](Rendezvous& rendezvous) {
       arena_ = shared_memory::Arena::meet(rendezvous, rank_, size_, options.shared_memory);
     });
     set_deadline(options.deadline);
@@ -39,7 +39,7 @@ class GlooTransport final : public Transport, public Control, public ComparesFai
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
-  std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks) override {
+  std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks) override {
     const int position = position_in(name, ranks, rank_, size_);
     uint64_t id = mix(0, static_cast<uint64_t>(connected_[ranks]++));
     for (int rank : ranks) id = mix(id, static_cast<uint64_t>(rank));
@@ -54,7 +54,6 @@ class GlooTransport final : public Transport, public Control, public ComparesFai
   }
 
   void leave(const std::string& why) override { link_->leave(why); }
-  FailedOperators& failed_operators() override { return link_->failed_operators(); }
 
   void made(uint64_t stream, uint64_t sequence) override { link_->made(stream, sequence); }
   std::optional<std::string> obstacle(int rank, uint64_t stream, uint64_t sequence) override { return link_->obstacle({rank, stream, sequence}); }

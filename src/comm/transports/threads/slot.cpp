@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace dtensor::comm::threads {
 
@@ -52,6 +53,7 @@ void Slot::start() {
   const auto bytes = traffic();
   const bool whole = bytes <= kInlineBytes;
   large_ = bytes >= kLargeBytes;
+  for (const Entry& entry : entries_) entry.call.event.started();
   plan(whole);
   if (!whole && !tasks_.empty()) return set_state(kReady);
   for (const Task& task : tasks_) run(task);
@@ -63,7 +65,7 @@ void Slot::check_agreement(int member) {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const int other = static_cast<int>(i);
     if (other == member || !entries_[i].posted) continue;
-    const CallInfo &mine = entries_[member].info, &theirs = entries_[i].info;
+    const CallInfo &mine = entries_[member].call, &theirs = entries_[i].call;
     if (mine.failures != theirs.failures) {
       const size_t who = is_out_of_step(theirs.failures, mine.failures) ? i : static_cast<size_t>(member);
       out_of_step_ = {ranks_[who], entries_[who].failed};
@@ -88,11 +90,11 @@ int64_t Slot::traffic() const {
     if (entry.input.defined()) elements += entry.input.numel();
     if (entry.result.defined()) elements += entry.result.numel();
   }
-  return elements * element_size(entries_[0].info);
+  return elements * element_size(entries_[0].call);
 }
 
 void Slot::plan(bool whole) {
-  const CallInfo& info = entries_[0].info;
+  const CallInfo& info = entries_[0].call;
   const int members = static_cast<int>(entries_.size());
   switch (info.kind) {
     case Collective::all_reduce:
@@ -128,14 +130,14 @@ void Slot::plan(bool whole) {
 
 void Slot::add_task(Task task, bool whole) {
   if (task.count == 0) return;
-  const int64_t step = whole ? task.count : std::max<int64_t>(1, kTaskBytes / element_size(entries_[0].info));
+  const int64_t step = whole ? task.count : std::max<int64_t>(1, kTaskBytes / element_size(entries_[0].call));
   for (int64_t done = 0; done < task.count; done += step) {
     tasks_.push_back({task.from, task.to, task.source + done, task.destination + done, std::min(step, task.count - done)});
   }
 }
 
 void Slot::run(const Task& task) const {
-  const CallInfo& info = entries_[0].info;
+  const CallInfo& info = entries_[0].call;
   const int64_t size = element_size(info), bytes = task.count * size;
   const auto input = [&](size_t member) { return static_cast<const char*>(entries_[member].in) + task.source * size; };
   const auto result = [&](size_t member) { return static_cast<char*>(entries_[member].out) + task.destination * size; };
@@ -164,6 +166,7 @@ void Slot::finish() {
   for (Entry& entry : entries_) {
     entry.input.reset();
     entry.result.reset();
+    std::exchange(entry.call.event, {}).done();
   }
   set_state(kDone);
 }
@@ -178,6 +181,7 @@ void Slot::fail(const std::string& why) {
     if (state_.load(std::memory_order_relaxed) != kOpen) return;
     error_ = why;
     state_.store(kFailed);
+    for (const Entry& entry : entries_) entry.call.event.failed();
   }
   changed_.notify_all();
 }

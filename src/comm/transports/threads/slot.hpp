@@ -16,7 +16,7 @@ namespace dtensor::comm::threads {
 
 // What one rank brings.
 struct Entry {
-  CallInfo info;
+  Communicator::Call call;
   std::string failed;  // why this rank may be out of step, see FailedOperators
   at::Tensor input, result;
   void* in = nullptr;

@@ -16,8 +16,8 @@ namespace {
 
 class SlotWork final : public Work {
  public:
-  SlotWork(std::shared_ptr<Group> group, std::shared_ptr<Slot> slot, CallInfo info, std::string name, Milliseconds deadline)
-      : group_(std::move(group)), slot_(std::move(slot)), info_(info), name_(std::move(name)), deadline_(deadline) {}
+  SlotWork(std::shared_ptr<Group> group, std::shared_ptr<Slot> slot, Communicator::Call call, std::string name, Milliseconds deadline)
+      : group_(std::move(group)), slot_(std::move(slot)), call_(std::move(call)), name_(std::move(name)), deadline_(deadline) {}
 
   void wait() override {
     if (!slot_) return;
@@ -26,10 +26,11 @@ class SlotWork final : public Work {
       group_->give_up(*slot_, deadline_);
       outcome = slot_->wait(deadline_);  // it has failed; or all have come meanwhile, and it is being done
     }
+    if (outcome != Slot::Outcome::done) call_.event.failed();  // also where the meeting had failed before this rank came
     switch (outcome) {
       case Slot::Outcome::done: slot_.reset(); return;
-      case Slot::Outcome::failed: fail(name(info_.kind), "{}", failure(info_, name_, slot_->error()));
-      case Slot::Outcome::late: fail(name(info_.kind), "{}", lateness(info_, name_, deadline_, {}));
+      case Slot::Outcome::failed: fail(name(call_.kind), "{}", failure(call_, name_, slot_->error()));
+      case Slot::Outcome::late: fail(name(call_.kind), "{}", lateness(call_, name_, deadline_, {}));
     }
   }
 
@@ -38,16 +39,15 @@ class SlotWork final : public Work {
  private:
   std::shared_ptr<Group> group_;
   std::shared_ptr<Slot> slot_;
-  const CallInfo info_;
+  const Communicator::Call call_;
   const std::string name_;
   const Milliseconds deadline_;
 };
 
 class ThreadsCommunicator final : public Communicator {
  public:
-  ThreadsCommunicator(std::string name, std::vector<int> ranks, int rank, std::shared_ptr<Group> group, const Transport& transport,
-                      std::shared_ptr<const FailedOperators> failed)
-      : Communicator(std::move(name), std::move(ranks), rank), group_(std::move(group)), transport_(transport), failed_(std::move(failed)) {
+  ThreadsCommunicator(std::string name, std::vector<int> ranks, int rank, std::shared_ptr<Group> group, const Transport& transport)
+      : Communicator(std::move(name), std::move(ranks), rank), group_(std::move(group)), transport_(transport) {
     for (int i = 0; i < size(); ++i) everyone_.push_back(i);
   }
 
@@ -94,36 +94,22 @@ class ThreadsCommunicator final : public Communicator {
 
   Async meet(const Call& call, const at::Tensor& input, at::Tensor result, Counts send, Counts recv) {
     Entry entry = make_entry(call, input, result);
-    if (call.kind != Collective::all_to_all) entry.info.counts_hash = hash_counts(send);
     entry.send = send.vec();
     entry.recv = recv.vec();
-    const CallInfo info = entry.info;
     auto slot = group_->post({-1, -1, 0, call.sequence}, everyone_, rank(), std::move(entry));
-    return {std::move(result), make_work(std::move(slot), info)};
+    return {std::move(result), make_work(std::move(slot), call)};
   }
 
   WorkPtr meet_peer(const Call& call, const SlotKey& key, int member, const at::Tensor& input, const at::Tensor& result) {
-    Entry entry = make_entry(call, input, result);
-    const CallInfo info = entry.info;
-    return make_work(group_->post(key, {key.from, key.to}, member, std::move(entry)), info);
+    return make_work(group_->post(key, {key.from, key.to}, member, make_entry(call, input, result)), call);
   }
 
   Entry make_entry(const Call& call, const at::Tensor& input, const at::Tensor& result) const {
     const at::Tensor& sized = input.defined() ? input : result;
     Entry entry;
-    entry.info.kind = call.kind;
-    entry.info.op = call.op;
-    entry.info.root = call.root;
-    entry.info.tag = call.tag;
-    entry.info.sequence = call.sequence;
-    entry.info.failures = failed_->summary(ranks());
-    if (entry.info.failures != 0) [[unlikely]] entry.failed = failed_->reason();
-    describe_purpose(entry.info);
-    if (sized.defined()) {
-      require_cpu(call.kind, sized, "threads");
-      entry.info.dtype = static_cast<int8_t>(sized.scalar_type());
-      entry.info.numel = sized.numel();
-    }
+    entry.call = call;
+    if (call.failures != 0) [[unlikely]] entry.failed = transport_.failed_operators()->reason();
+    if (sized.defined()) require_cpu(call.kind, sized, "threads");
     entry.input = input;
     entry.result = result;
     entry.in = input.defined() ? input.data_ptr() : nullptr;
@@ -131,8 +117,8 @@ class ThreadsCommunicator final : public Communicator {
     return entry;
   }
 
-  WorkPtr make_work(std::shared_ptr<Slot> slot, const CallInfo& info) const {
-    return c10::make_intrusive<SlotWork>(group_, std::move(slot), info, name(), transport_.deadline());
+  WorkPtr make_work(std::shared_ptr<Slot> slot, const Call& call) const {
+    return c10::make_intrusive<SlotWork>(group_, std::move(slot), call, name(), transport_.deadline());
   }
 
   static int64_t sum(Counts counts) {
@@ -143,11 +129,10 @@ class ThreadsCommunicator final : public Communicator {
 
   std::shared_ptr<Group> group_;
   const Transport& transport_;
-  std::shared_ptr<const FailedOperators> failed_;
   std::vector<int> everyone_;
 };
 
-class ThreadsTransport final : public Transport, public ComparesFailures {
+class ThreadsTransport final : public Transport {
  public:
   ThreadsTransport(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
   ~ThreadsTransport() override { leave(""); }
@@ -156,9 +141,9 @@ class ThreadsTransport final : public Transport, public ComparesFailures {
   int rank() const override { return rank_; }
   int size() const override { return hub_->size(); }
 
-  std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks) override {
+  std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks) override {
     const int position = position_in(name, ranks, rank_, size());
-    return std::make_shared<ThreadsCommunicator>(name, ranks, position, hub_->group(ranks, connected_[ranks]++), *this, failed_);
+    return std::make_shared<ThreadsCommunicator>(name, ranks, position, hub_->group(ranks, connected_[ranks]++), *this);
   }
 
   void leave(const std::string& why) override {
@@ -166,12 +151,9 @@ class ThreadsTransport final : public Transport, public ComparesFailures {
     left_ = true;
   }
 
-  FailedOperators& failed_operators() override { return *failed_; }
-
  private:
   std::shared_ptr<Hub> hub_;
   const int rank_;
-  const std::shared_ptr<FailedOperators> failed_ = std::make_shared<FailedOperators>();
   bool left_ = false;
   std::map<std::vector<int>, int> connected_;  // how often each list of ranks was connected
 };

@@ -1,0 +1,123 @@
+#include "src/comm/flight/places.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <sstream>
+#include <string_view>
+
+#include <elf.h>
+
+namespace dtensor::comm::flight {
+
+namespace {
+
+constexpr size_t kMostFrames = 16;
+
+struct Mapping {
+  uint64_t begin, end;
+  std::string path;
+};
+
+std::vector<Mapping> parse(const std::string& maps) {
+  std::vector<Mapping> mappings;
+  std::istringstream lines(maps);
+  for (std::string line; std::getline(lines, line);) {
+    uint64_t begin = 0, end = 0;
+    int path = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx %*s %*s %*s %*s %n", &begin, &end, &path) == 2 && path > 0) mappings.push_back({begin, end, line.substr(path)});
+  }
+  return mappings;
+}
+
+// The address as addr2line takes it: from where the file was loaded, unless it can be loaded in one place only.
+uint64_t in_file(uint64_t address, const Mapping& mapping, const std::vector<Mapping>& mappings) {
+  Elf64_Ehdr header{};
+  std::ifstream(mapping.path, std::ios::binary).read(reinterpret_cast<char*>(&header), sizeof header);
+  if (header.e_type == ET_EXEC) return address;
+  for (const auto& first : mappings) {
+    if (first.path == mapping.path) return address - first.begin;
+  }
+  return address;
+}
+
+bool is_of_libraries(std::string_view path) {
+  const auto file = path.substr(path.rfind('/') + 1);
+  for (const auto* name : {"libtorch", "libc10", "libdtensor", "libc.", "libm.", "libstdc++", "libgcc", "libgomp", "libpthread", "libgloo", "ld-linux", "["}) {
+    if (file.starts_with(name)) return true;
+  }
+  return false;
+}
+
+std::string output_of(const std::string& command) {
+  std::string text;
+  char piece[4096];
+  if (FILE* pipe = popen(command.c_str(), "r")) {
+    for (size_t n; (n = fread(piece, 1, sizeof piece, pipe)) > 0;) text.append(piece, n);
+    pclose(pipe);
+  }
+  return text;
+}
+
+// Of headers, what was inlined into the program is not where it called.
+bool is_of_a_header(std::string_view file) { return file.find("/include/") != file.npos || file.starts_with("include/") || file.find("/bits/") != file.npos; }
+
+// A line is "0x1f: step at train.cpp:42", or " (inlined by) main at train.cpp:7", which is of the same address.
+std::map<uint64_t, Place> ask_addr2line(const std::string& path, const std::vector<uint64_t>& addresses) {
+  std::string command = fmt::format("timeout 2 addr2line -afpiCe '{}'", path);
+  for (const auto address : addresses) command += fmt::format(" {:#x}", address);
+  std::map<uint64_t, Place> places;
+  std::istringstream lines(output_of(command + " 2>/dev/null"));
+  uint64_t address = 0;
+  for (std::string line; std::getline(lines, line);) {
+    constexpr std::string_view kInlined = " (inlined by) ";
+    const bool inlined = line.starts_with(kInlined);
+    const auto colon = line.find(": ");
+    if (!inlined && colon == line.npos) continue;
+    if (!inlined) address = std::strtoull(line.c_str(), nullptr, 16);
+    const auto rest = line.substr(inlined ? kInlined.size() : colon + 2);
+    const auto at = rest.rfind(" at "), number = rest.rfind(':');
+    if (at == rest.npos || number == rest.npos || number < at || rest.compare(at + 4, 2, "??") == 0 || places.count(address)) continue;
+    const auto file = rest.substr(at + 4, number - at - 4);
+    if (is_of_a_header(file)) continue;
+    places[address] = {file.substr(file.rfind('/') + 1), rest.substr(number + 1, rest.find(' ', number) - number - 1), rest.substr(0, at)};
+  }
+  return places;
+}
+
+}  // namespace
+
+std::string Place::str() const {
+  const auto short_name = function.substr(0, function.find('('));
+  return fmt::format("{}:{}{}", file, line, short_name.empty() || short_name.find('{') != short_name.npos ? "" : " (in " + short_name + ")");
+}
+
+std::vector<Place> places_of(const std::vector<uint64_t>& stack, const std::string& maps) {
+  const auto mappings = parse(maps);
+  std::vector<std::pair<const Mapping*, uint64_t>> frames;
+  std::map<std::string, std::vector<uint64_t>> wanted;
+  for (const auto after_call : stack) {
+    const auto address = after_call - 1;  // in the call
+    for (const auto& mapping : mappings) {
+      if (address < mapping.begin || address >= mapping.end || is_of_libraries(mapping.path) || mapping.path.empty()) continue;
+      frames.emplace_back(&mapping, in_file(address, mapping, mappings));
+      wanted[mapping.path].push_back(frames.back().second);
+    }
+    if (frames.size() == kMostFrames) break;
+  }
+  std::map<std::string, std::map<uint64_t, Place>> found;
+  for (const auto& [path, addresses] : wanted) found[path] = ask_addr2line(path, addresses);
+  std::vector<Place> places, unknown;
+  for (const auto& [mapping, address] : frames) {
+    const auto& of_file = found[mapping->path];
+    if (const auto place = of_file.find(address); place != of_file.end()) places.push_back(place->second);
+    else unknown.push_back({mapping->path.substr(mapping->path.rfind('/') + 1), fmt::format("{:#x}", address), ""});
+  }
+  return places.empty() ? unknown : places;
+}
+
+}  // namespace dtensor::comm::flight

@@ -1,0 +1,346 @@
+#include "src/comm/flight/report.hpp"
+
+#include "src/comm/flight/places.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+namespace dtensor::comm::flight {
+
+namespace {
+
+const char* dtype_name(int8_t dtype) {
+  constexpr const char* kNames[] = {"uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
+                                    "complex32", "complex64", "complex128", "bool", "qint8", "quint8", "qint32", "bfloat16"};
+  return dtype >= 0 && dtype < static_cast<int8_t>(std::size(kNames)) ? kNames[dtype] : "dtype";
+}
+
+const char* collective_name(Collective kind) {
+  constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv", "barrier"};
+  return static_cast<size_t>(kind) < std::size(kNames) ? kNames[static_cast<size_t>(kind)] : "unknown collective";
+}
+
+const char* reduce_name(ReduceOp op) {
+  constexpr const char* kNames[] = {"sum", "avg", "product", "min", "max", "norm2"};
+  return static_cast<size_t>(op) < std::size(kNames) ? kNames[static_cast<size_t>(op)] : "?";
+}
+
+bool reduces(const Event& call) { return call.kind == Collective::all_reduce || call.kind == Collective::reduce_scatter; }
+bool is_message(const Event& call) { return call.kind == Collective::send || call.kind == Collective::recv; }
+bool is_open(const Event& call) { return call.what == Event::What::collective && call.done == 0; }
+
+// What all ranks of a collective must agree on.
+auto agreed(const Event& call) {
+  const bool barrier = call.kind == Collective::barrier, sized = reduces(call) || call.kind == Collective::broadcast;
+  return std::tuple(call.kind, reduces(call) ? call.reduce : ReduceOp::sum, call.kind == Collective::broadcast ? call.root : 0, barrier ? 0 : call.dtype,
+                    sized ? call.numel : 0, call.counts, std::string(barrier ? "" : std::string_view(call.op)));
+}
+
+std::string list(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ") + std::to_string(ranks[i]);
+  return text;
+}
+
+// The collectives of a group, by rank and number.
+struct GroupCalls {
+  RingGroup group;
+  std::map<int, std::map<uint64_t, Event>> calls;
+
+  std::vector<int> members() const { return {group.ranks, group.ranks + std::min(group.size, RingGroup::kNamed)}; }
+};
+
+// The first call of a group that is not done everywhere it should be.
+struct Stuck {
+  const GroupCalls* of = nullptr;
+  uint64_t sequence = 0;
+  std::vector<int> there, absent, other;  // made it; did not; made another one
+  std::vector<int> unknown;               // left no events to read
+  Event call{};                           // of those that are there
+};
+
+class Examination {
+ public:
+  explicit Examination(const std::vector<Witness>& witnesses) : witnesses_(witnesses) {
+    for (const auto& witness : witnesses) {
+      by_rank_[witness.rank] = &witness;
+      if (witness.recording) add_calls(witness.rank, *witness.recording);
+    }
+    for (const auto& [key, calls] : groups_) find_stuck(calls);
+    find_stuck_messages();
+  }
+
+  Report run() {
+    const auto* worst = choose();
+    if (worst) {
+      tell(*worst);
+    } else if (auto dead = dead_or_stopped(ranks_of_all()); !dead.empty()) {
+      report_.behind = dead;
+      line(fmt::format("{}; no rank waits for it in a collective", state_of(dead.front(), true)));
+    } else {
+      line("no rank waits for another one in a collective");
+    }
+    for (const auto& witness : witnesses_) line("  " + summary(witness));
+    return std::move(report_);
+  }
+
+ private:
+  void add_calls(int rank, const Recording& recording) {
+    for (const auto& event : recording.events) {
+      if (event.what != Event::What::collective || event.group_index < 0 || event.group_index >= static_cast<int>(recording.groups.size())) continue;
+      const auto& group = recording.groups[event.group_index];
+      if (is_message(event)) {
+        messages_.push_back({rank, &group, event});
+      } else {
+        auto& calls = groups_[group.key];
+        calls.group = group;
+        calls.calls[rank][event.sequence] = event;
+      }
+    }
+  }
+
+  // Where ranks made different calls; or else the first call that is not done. A rank may have been told of the former while it waits in
+  // the latter.
+  void find_stuck(const GroupCalls& calls) {
+    std::optional<uint64_t> first;
+    std::set<uint64_t> all;
+    for (const auto& [rank, of_rank] : calls.calls) {
+      for (const auto& [sequence, event] : of_rank) {
+        all.insert(sequence);
+        if (is_open(event)) first = std::min(first.value_or(sequence), sequence);
+      }
+    }
+    if (!first) return;
+    for (auto sequence = all.find(*first); sequence != all.end(); ++sequence) {
+      auto stuck = stuck_in(calls, *sequence);
+      if (!stuck.other.empty()) return stuck_.push_back(std::move(stuck));
+    }
+    stuck_.push_back(stuck_in(calls, *first));
+  }
+
+  Stuck stuck_in(const GroupCalls& calls, uint64_t sequence) const {
+    Stuck stuck{&calls, sequence, {}, {}, {}, {}, {}};
+    std::map<decltype(agreed(Event())), std::vector<int>> sides;
+    for (const int rank : calls.members()) {
+      const auto of_rank = calls.calls.find(rank);
+      const bool made_any = of_rank != calls.calls.end() && !of_rank->second.empty();
+      if (made_any && of_rank->second.contains(sequence)) sides[agreed(of_rank->second.at(sequence))].push_back(rank);
+      else if (!is_known(rank)) stuck.unknown.push_back(rank);
+      else if (!made_any || of_rank->second.rbegin()->first < sequence) stuck.absent.push_back(rank);
+    }
+    const auto most = std::ranges::max_element(sides, {}, [](const auto& side) { return side.second.size(); });
+    stuck.there = most->second;
+    for (const auto& [what, ranks] : sides) {
+      if (what != most->first) stuck.other.insert(stuck.other.end(), ranks.begin(), ranks.end());
+    }
+    stuck.call = calls.calls.at(stuck.there.front()).at(sequence);
+    return stuck;
+  }
+
+  // A message is stuck where its receiver waits and nothing was sent, or the other way round.
+  void find_stuck_messages() {
+    for (const auto& mine : messages_) {
+      if (!is_open(mine.event) || mine.event.root >= std::min(mine.group->size, RingGroup::kNamed)) continue;
+      const int peer = mine.group->ranks[mine.event.root];
+      const auto answers = [&](const Message& theirs) {
+        return theirs.rank == peer && theirs.group->key == mine.group->key && theirs.event.kind != mine.event.kind && theirs.event.tag == mine.event.tag &&
+               theirs.event.sequence == mine.event.sequence && theirs.group->ranks[theirs.event.root] == mine.rank;
+      };
+      Stuck stuck{nullptr, mine.event.sequence, {mine.rank}, {}, {}, {}, mine.event};
+      if (std::none_of(messages_.begin(), messages_.end(), answers)) (is_known(peer) ? stuck.absent : stuck.unknown).push_back(peer);
+      stuck_.push_back(std::move(stuck));
+    }
+  }
+
+  // Ranks that wait in some call.
+  bool waits(int rank) const {
+    return std::any_of(stuck_.begin(), stuck_.end(), [&](const Stuck& stuck) {
+      return std::count(stuck.there.begin(), stuck.there.end(), rank) + std::count(stuck.other.begin(), stuck.other.end(), rank) > 0;
+    });
+  }
+
+  std::vector<int> roots(const Stuck& stuck) const {
+    std::vector<int> result;
+    for (const int rank : stuck.absent) {
+      if (!waits(rank) || is_gone(rank)) result.push_back(rank);
+    }
+    return stuck.absent.empty() ? stuck.unknown : result;
+  }
+
+  // Whether its process stands still, or ended without failing.
+  bool is_gone(int rank) const {
+    const auto* witness = find(rank);
+    if (!witness) return false;
+    // Of one that left no events an exit may come of having failed as the others did.
+    const bool died = witness->recording ? !witness->ending.empty() && witness->recording->state == State::running
+                                         : witness->ending.starts_with("was killed");
+    return witness->stopped || died;
+  }
+
+  // Whether it can be told what a rank did, or that it does nothing.
+  bool is_known(int rank) const {
+    const auto* witness = find(rank);
+    return witness && (witness->recording || is_gone(rank));
+  }
+
+  const Witness* find(int rank) const {
+    const auto found = by_rank_.find(rank);
+    return found == by_rank_.end() ? nullptr : found->second;
+  }
+
+  const Stuck* choose() const {
+    const auto first = [&](auto wanted) -> const Stuck* {
+      const auto found = std::find_if(stuck_.begin(), stuck_.end(), wanted);
+      return found == stuck_.end() ? nullptr : &*found;
+    };
+    if (const auto* one = first([](const Stuck& stuck) { return !stuck.other.empty(); })) return one;
+    if (const auto* one = first([&](const Stuck& stuck) { return !roots(stuck).empty(); })) return one;
+    if (const auto* one = first([&](const Stuck& stuck) { return !dead_or_stopped(stuck.there).empty(); })) return one;
+    if (const auto* one = first([&](const Stuck& stuck) { return !stuck.absent.empty(); })) return one;
+    return stuck_.empty() ? nullptr : &stuck_.front();
+  }
+
+  std::vector<int> dead_or_stopped(const std::vector<int>& ranks) const {
+    std::vector<int> result;
+    for (const int rank : ranks) {
+      if (is_gone(rank)) result.push_back(rank);
+    }
+    return result;
+  }
+
+  std::vector<int> ranks_of_all() const {
+    std::vector<int> ranks;
+    for (const auto& witness : witnesses_) ranks.push_back(witness.rank);
+    return ranks;
+  }
+
+  void tell(const Stuck& stuck) {
+    const auto call = describe(stuck.call);
+    const auto at = place_of(stuck.there);
+    if (!stuck.other.empty()) {
+      tell_other(stuck, call, at);
+    } else if (auto root = roots(stuck); !root.empty()) {
+      report_.behind = root;
+      line(fmt::format("{} {} behind: {} not made {}{}, in which {} {}", list(root), root.size() == 1 ? "is" : "are", root.size() == 1 ? "it has" : "they have",
+                       call, at.empty() ? "" : " at " + at, list(stuck.there), stuck.there.size() == 1 ? "waits" : "wait"));
+      for (const int rank : root) line("  " + state_of(rank, false));
+    } else if (auto dead = dead_or_stopped(stuck.there); !dead.empty()) {
+      report_.behind = dead;
+      line(fmt::format("{} {} behind: every rank has made {}{}, which is not complete", list(dead), dead.size() == 1 ? "is" : "are", call,
+                       at.empty() ? "" : " at " + at));
+      for (const int rank : dead) line("  " + state_of(rank, false));
+    } else if (!stuck.absent.empty()) {
+      report_.behind = stuck.absent;
+      line(fmt::format("{} {} not made {}, in which {} {}, and {} elsewhere: the ranks call in different orders", list(stuck.absent),
+                       stuck.absent.size() == 1 ? "has" : "have", call, list(stuck.there), stuck.there.size() == 1 ? "waits" : "wait",
+                       stuck.absent.size() == 1 ? "waits" : "wait"));
+    } else {
+      line(fmt::format("every rank has made {}{}, which is not complete", call, at.empty() ? "" : " at " + at));
+    }
+  }
+
+  void tell_other(const Stuck& stuck, const std::string& call, const std::string& at) {
+    const auto& other = stuck.of->calls.at(stuck.other.front()).at(stuck.sequence);
+    const auto where = place_of(stuck.other);
+    const bool even = stuck.other.size() >= stuck.there.size();
+    report_.behind = stuck.other;
+    if (even) report_.behind.insert(report_.behind.end(), stuck.there.begin(), stuck.there.end());
+    std::sort(report_.behind.begin(), report_.behind.end());
+    line(fmt::format("{} made {}{} where {} made {}{}{}", list(stuck.other), describe(other), where.empty() ? "" : " at " + where, list(stuck.there), call,
+                     at.empty() ? "" : " at " + at, even ? "; as many made the one as the other, so either may be wrong" : ""));
+    line("  a rank skipped a call, made one more, or made it with other sizes, dtype or operation");
+  }
+
+  // Where the first of these ranks whose stack is known stands in the program.
+  std::string place_of(const std::vector<int>& ranks) {
+    for (const int rank : ranks) {
+      if (const auto& place = place_of(rank); !place.empty()) return place;
+    }
+    return "";
+  }
+
+  const std::string& place_of(int rank) {
+    const auto known = places_.find(rank);
+    if (known != places_.end()) return known->second;
+    const auto* witness = find(rank);
+    auto& place = places_[rank];
+    if (!witness || !witness->recording || witness->recording->stack.empty()) return place;
+    const auto places = places_of(witness->recording->stack, witness->recording->maps);
+    if (!places.empty()) place = places.front().str();
+    return place;
+  }
+
+  // What a rank did last, and what its process does.
+  std::string state_of(int rank, bool and_nothing_else) {
+    const auto* witness = find(rank);
+    if (!witness) return fmt::format("rank {} runs on another host", rank);
+    std::string text = fmt::format("rank {}", rank);
+    const auto state = witness->recording ? witness->recording->state : State::running;
+    if (state == State::failed) text += " failed: " + witness->recording->error.substr(0, witness->recording->error.find('\n'));
+    else if (state == State::left) text += " has left: its program ended";
+    else if (!witness->ending.empty()) text += " " + witness->ending;
+    else if (witness->stopped) text += " is stopped (by SIGSTOP or a debugger)";
+    else if (witness->recording) text += " runs";
+    if (!witness->recording) text += text.ends_with(std::to_string(rank)) ? " has left no events to read" : " and has left no events to read";
+    if (and_nothing_else || !witness->recording) return text;
+    if (const auto& place = place_of(rank); !place.empty()) text += ", at " + place;
+    if (const auto* last = last_call(*witness->recording)) text += fmt::format("; its last call was {}", describe(*last));
+    return text;
+  }
+
+  static const Event* last_call(const Recording& recording) {
+    for (auto event = recording.events.rbegin(); event != recording.events.rend(); ++event) {
+      if (event->what == Event::What::collective) return &*event;
+    }
+    return nullptr;
+  }
+
+  std::string summary(const Witness& witness) {
+    auto text = state_of(witness.rank, true);
+    if (!witness.recording) return text;
+    const auto* last = last_call(*witness.recording);
+    if (!last) return text + ", made no call";
+    text += fmt::format("; last: {}, {}", describe(*last), last->done ? "done" : "not complete");
+    if (const auto& place = place_of(witness.rank); !place.empty()) text += "; at " + place;
+    return text;
+  }
+
+  void line(const std::string& text) { report_.text += text + "\n"; }
+
+  struct Message {
+    int rank;
+    const RingGroup* group;
+    Event event;
+  };
+
+  const std::vector<Witness>& witnesses_;
+  std::map<int, const Witness*> by_rank_;
+  std::map<uint64_t, GroupCalls> groups_;
+  std::vector<Message> messages_;
+  std::vector<Stuck> stuck_;
+  std::map<int, std::string> places_;
+  Report report_;
+};
+
+}  // namespace
+
+std::string describe(const Event& call) {
+  std::string text = collective_name(call.kind);
+  if (reduces(call)) text += fmt::format("({})", reduce_name(call.reduce));
+  if (call.kind == Collective::broadcast) text += fmt::format("(root {})", call.root);
+  if (is_message(call)) text += fmt::format("({} {}, tag {})", call.kind == Collective::send ? "to" : "from", call.root, call.tag);
+  text += fmt::format(" #{}", call.sequence);
+  if (call.kind != Collective::barrier) text += fmt::format(" of {}[{}]", dtype_name(call.dtype), call.numel);
+  text += fmt::format(" in group '{}'", std::string_view(call.group));
+  if (!call.op.empty()) text += fmt::format(" by {}", std::string_view(call.op));
+  if (!call.module.empty()) text += fmt::format(" for {}", std::string_view(call.module));
+  return text;
+}
+
+Report examine(const std::vector<Witness>& witnesses) { return Examination(witnesses).run(); }
+
+}  // namespace dtensor::comm::flight
