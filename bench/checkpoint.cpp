@@ -18,8 +18,10 @@ constexpr int64_t kBatch = 4, kSeq = 256, kWidth = 256, kHeads = 4, kBlocks = 8;
 
 struct Block : torch::nn::Module {
   Block()
-      : qkv(register_module("qkv", torch::nn::Linear(kWidth, 3 * kWidth))), o(register_module("o", torch::nn::Linear(kWidth, kWidth))),
-        up(register_module("up", torch::nn::Linear(kWidth, 4 * kWidth))), down(register_module("down", torch::nn::Linear(4 * kWidth, kWidth))) {}
+      : qkv(register_module("qkv", torch::nn::Linear(kWidth, 3 * kWidth))),
+        o(register_module("o", torch::nn::Linear(kWidth, kWidth))),
+        up(register_module("up", torch::nn::Linear(kWidth, 4 * kWidth))),
+        down(register_module("down", torch::nn::Linear(4 * kWidth, kWidth))) {}
   torch::Tensor forward(const torch::Tensor& x) {
     const auto parts = qkv(torch::layer_norm(x, {kWidth})).view({kBatch, kSeq, 3, kHeads, kWidth / kHeads}).permute({2, 0, 3, 1, 4});
     const auto weights = torch::dropout((parts[0].matmul(parts[1].transpose(-1, -2)) * 0.125).softmax(-1), 0.1, true);

@@ -54,10 +54,11 @@ void measure_job(World& world) {
         for (int64_t k = 0; k < batch; ++k) run_collective(*group, kind, input, counts);
         times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count() / static_cast<double>(batch));
       }
-      std::sort(times.begin(), times.end());
+      std::ranges::sort(times);
       if (world.rank() > 0) continue;
       const auto name = std::string(world.transport().name()) + "/" + kind + "/ranks:" + std::to_string(world.size());
-      std::printf("%s/bytes:%lld best %.1f us, median %.1f us\n", name.c_str(), static_cast<long long>(bytes), times[0], times[times.size() / 2]);
+      std::printf("%s/bytes:%lld best %.1f us, median %.1f us\n", name.c_str(), static_cast<long long>(bytes), times[0],
+                  times[times.size() / 2]);
     }
   }
 }

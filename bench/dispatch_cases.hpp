@@ -12,7 +12,7 @@
 
 namespace bench {
 
-// What the cases work on: plain tensors, and DTensors whose local parts have the same sizes. A rank without peers of a mesh of any size.
+// What the cases work on: plain tensors, and DTensors whose local shards have the same sizes. A rank without peers of a mesh of any size.
 struct Tensors {
   explicit Tensors(int64_t ranks)
       : world(dtensor::comm::make_fake_transport(0, static_cast<int>(ranks))), use(world),
@@ -67,7 +67,8 @@ inline std::vector<Case> cases() {
   add("transpose", [](T& t) { t.a.t(); }, [](T& t) { t.A.t(); });
   add("add_", [](T& t) { t.a.add_(t.b); }, [](T& t) { t.A.add_(t.B); });
   add("foreach_mul_32", [](T& t) { torch::_foreach_mul_(t.list, 1.0); }, [](T& t) { torch::_foreach_mul_(t.List, 1.0); });
-  all.push_back({"linear_forward_backward", 50, [](T& t) { forward_backward(t.linear, t.a); }, [](T& t) { forward_backward(t.Linear, t.A); }});
+  all.push_back(
+      {"linear_forward_backward", 50, [](T& t) { forward_backward(t.linear, t.a); }, [](T& t) { forward_backward(t.Linear, t.A); }});
   return all;
 }
 

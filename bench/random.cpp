@@ -1,4 +1,4 @@
-// What a rank's part of a large random tensor costs: normal_ of 16 million elements, of which one of four ranks has a quarter, against
+// What a rank's shard of a large random tensor costs: normal_ of 16 million elements, of which one of four ranks has a quarter, against
 // the plain operator on the whole: libtorch's, in both cases. Counter ratio; fake transport, nothing is sent.
 #include "main.hpp"
 

@@ -69,7 +69,7 @@ void compare(benchmark::State& state, const std::function<Layer()>& make) {
     ratios.push_back(one.wall / two.wall), of_processors.push_back(one.processor / two.processor);
     state.SetIterationTime(two.wall * 1e-3);
   }
-  std::sort(ratios.begin(), ratios.end()), std::sort(of_processors.begin(), of_processors.end());
+  std::ranges::sort(ratios), std::ranges::sort(of_processors);
   state.counters["ratio"] = ratios[ratios.size() / 2];
   state.counters["cpu_ratio"] = of_processors[of_processors.size() / 2];
   state.counters["one_ms"] = one.wall;

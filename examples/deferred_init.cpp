@@ -1,4 +1,4 @@
-// A Llama-shaped model of 7 billion parameters, constructed without memory: one rank of 64 fills its part, with the values that
+// A Llama-shaped model of 7 billion parameters, constructed without memory: one rank of 64 fills its shard, with the values that
 // construction on one device gives, and shows what that takes.
 //
 //   deferred_init --mesh dp=8,tp=8 --rank 5 --check 100
@@ -94,7 +94,7 @@ int64_t memory(const std::string& which) {
 
 double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
-// Elements of this rank's part, `count` of them over all parameters, against those of one
+// Elements of this rank's shard, `count` of them over all parameters, against those of one
 // device. Returns how many differ.
 int64_t compare(const Options& o, const std::map<std::string, torch::Tensor>& parameters) {
   int64_t compared = 0, different = 0, held = 0;  // held: parameters still to come
@@ -152,9 +152,9 @@ int run(const Options& o) {
     elements += item.value().numel();
     own += dt::DTensor(item.value().detach()).to_local().nbytes();
   }
-  fmt::print("rank {} of {} filled its part of {:.2f} billion parameters in {:.1f} s\n", o.rank, o.mesh.text,
+  fmt::print("rank {} of {} filled its shard of {:.2f} billion parameters in {:.1f} s\n", o.rank, o.mesh.text,
              static_cast<double>(elements) / 1e9, seconds_since(start));
-  fmt::print("its part: {:.1f} MiB; peak memory beyond what the program took before: {:.1f} MiB, {:.1f} more than the part\n", mib(own),
+  fmt::print("its shard: {:.1f} MiB; peak memory beyond what the program took before: {:.1f} MiB, {:.1f} more than the shard\n", mib(own),
              mib(took), mib(took - own));
   bool good = o.limit <= 0 || mib(took - own) <= o.limit;
   if (!good) fmt::print("that is more than --limit {:g}\n", o.limit);
@@ -165,7 +165,7 @@ int run(const Options& o) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  CLI::App app("Constructs a Llama-shaped model without memory and fills one rank's part of it.");
+  CLI::App app("Constructs a Llama-shaped model without memory and fills one rank's shard of it.");
   Options o;
   app.add_option_function<std::string>(
       "--mesh",

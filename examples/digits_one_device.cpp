@@ -13,7 +13,8 @@ int main(int argc, char** argv) {
   DigitsDataset train(true, 1), test(false, 1);
   const auto options = torch::data::DataLoaderOptions().batch_size(64).workers(2);
   auto train_loader = torch::data::make_data_loader(train.map(torch::data::transforms::Stack<>()), options);
-  auto test_loader = torch::data::make_data_loader<torch::data::samplers::SequentialSampler>(test.map(torch::data::transforms::Stack<>()), options);
+  auto test_loader =
+      torch::data::make_data_loader<torch::data::samplers::SequentialSampler>(test.map(torch::data::transforms::Stack<>()), options);
   DigitsCnn model;
   model->to(dtype);
   torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(2e-3));

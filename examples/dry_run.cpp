@@ -1,4 +1,5 @@
-// Plays one rank of a training step of any size without data: what it would take of memory, and what it would send along each mesh dimension.
+// Plays one rank of a training step of any size without data: what it would take of memory, and what it would send along each mesh
+// dimension.
 //
 //   dry_run --model llama3-8b --mesh dp=32,tp=8 --fsdp --sp
 #include "mesh_option.hpp"
@@ -65,7 +66,8 @@ void print_traffic(const dt::CommDebugMode& traffic) {
     total.bytes += sent.bytes;
   }
   fmt::print("{:<16} {:<16} {:>8} {:>14}\n", "mesh dimension", "collective", "count", "inputs, MiB");
-  for (const auto& [what, total] : totals) fmt::print("{:<16} {:<16} {:>8} {:>14.1f}\n", what.first, what.second, total.count, static_cast<double>(total.bytes) / kMiB);
+  for (const auto& [what, total] : totals)
+    fmt::print("{:<16} {:<16} {:>8} {:>14.1f}\n", what.first, what.second, total.count, static_cast<double>(total.bytes) / kMiB);
 }
 
 int64_t bytes_here(const torch::nn::Module& model) {
@@ -102,7 +104,8 @@ void run(const Options& o) {
     if (step + 1 < o.steps) continue;
     const double parameters = static_cast<double>(bytes_here(*model));
     fmt::print("{} on {} ({} ranks), rank {}: {} x {} tokens\n", o.model, o.mesh.text, ranks, o.rank, input.size(0), input.size(1));
-    fmt::print("parameters      {:>10.1f} MiB, with gradients and AdamW's two states {:.1f} MiB\n", parameters / kMiB, 4 * parameters / kMiB);
+    fmt::print("parameters      {:>10.1f} MiB, with gradients and AdamW's two states {:.1f} MiB\n", parameters / kMiB,
+               4 * parameters / kMiB);
     fmt::print("after forward   {:>10.1f} MiB\n", static_cast<double>(activations) / kMiB);
     fmt::print("peak of a step  {:>10.1f} MiB\n", static_cast<double>(dt::meta_memory().peak) / kMiB);
     print_traffic(traffic);

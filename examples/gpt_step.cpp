@@ -29,7 +29,8 @@ struct Options {
 void lay_out(Gpt& model, const std::string& mode, const dt::DeviceMesh& mesh) {
   if (mode == "fsdp") dt::fully_shard(*model, mesh);
   if (mode == "tp") {
-    const dt::Plan plan = dt::tensor_parallel({{"*.q|*.k|*.v|*.up", dt::ColwiseParallel()}, {"*.o|*.down", dt::RowwiseParallel()}}, "ranks");
+    const dt::Plan plan =
+        dt::tensor_parallel({{"*.q|*.k|*.v|*.up", dt::ColwiseParallel()}, {"*.o|*.down", dt::RowwiseParallel()}}, "ranks");
     dt::parallelize_module(*model, mesh, plan);
   }
 }

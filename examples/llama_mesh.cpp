@@ -1,4 +1,4 @@
-// Trains a small Llama on text: fully sharded over dp, tensor and sequence parallel over tp. llama_one_device.cpp is the same on one device.
+// Trains a small Llama on text: fully sharded over dp, tensor and sequence parallel over tp. llama_one_device.cpp does it on one device.
 #include "text_data.hpp"
 #include "zoo/llama3.hpp"
 

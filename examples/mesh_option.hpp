@@ -39,8 +39,8 @@ inline MeshOption parse_mesh(std::string_view text, const std::vector<std::strin
     const auto equals = part.find('=');
     if (equals == part.npos) fail("'" + std::string(part) + "' has no '='");
     const std::string name(part.substr(0, equals)), number(part.substr(equals + 1));
-    if (std::find(known.begin(), known.end(), name) == known.end()) fail("unknown dimension '" + name + "'");
-    if (std::find(mesh.names.begin(), mesh.names.end(), name) != mesh.names.end()) fail("'" + name + "' is repeated");
+    if (std::ranges::find(known, name) == known.end()) fail("unknown dimension '" + name + "'");
+    if (std::ranges::find(mesh.names, name) != mesh.names.end()) fail("'" + name + "' is repeated");
     int64_t size = 0;
     const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), size);
     if (error != std::errc{} || end != number.data() + number.size()) fail("'" + number + "' is not a whole number");

@@ -75,7 +75,7 @@ class TextData {
     if (std::filesystem::is_regular_file(source, ignored)) files.push_back(source.string());
     for (std::filesystem::recursive_directory_iterator it(source, ignored), end; it != end; it.increment(ignored))
       if (it->is_regular_file(ignored)) files.push_back(it->path().string());
-    std::sort(files.begin(), files.end());
+    std::ranges::sort(files);
     for (const auto& file : files) append(file);
   }
 

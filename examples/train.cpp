@@ -62,7 +62,7 @@ dt::Placements placements(const dt::DeviceMesh& mesh, std::optional<int64_t> alo
 // Transformers are cut by pairs of linear layers, ResNeSt by pairs of convolutions.
 dt::Plan parameter_plan(const torch::nn::Module& model, const zoo::Entry& entry, const dt::DeviceMesh& mesh) {
   const auto& names = mesh.names();
-  if (std::find(names.begin(), names.end(), "tp") == names.end()) return {};
+  if (std::ranges::find(names, "tp") == names.end()) return {};
   if (entry.name.rfind("resnest", 0) != 0) return dt::automatic_plan(model);
   return dt::tensor_parallel({{"layer*.conv2.conv", dt::ColwiseParallel()}, {"layer*.conv3", dt::RowwiseParallel()}});
 }
@@ -130,8 +130,8 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
 
 // Refuses options that the run would do nothing with.
 void check_use(const CLI::App& app, const ZooOptions& o) {
-  const auto has_tp = [](const MeshOption& mesh) { return std::find(mesh.names.begin(), mesh.names.end(), "tp") != mesh.names.end(); };
-  const bool tp = std::any_of(o.meshes.begin(), o.meshes.end(), has_tp);
+  const auto has_tp = [](const MeshOption& mesh) { return std::ranges::find(mesh.names, "tp") != mesh.names.end(); };
+  const bool tp = std::ranges::any_of(o.meshes, has_tp);
   const auto unused = [&](const std::string& option, bool used, const std::string& why) {
     if (app.count(option) > 0 && !used) throw CLI::ValidationError(option, why);
   };
@@ -152,8 +152,11 @@ ZooOptions parse_options(CLI::App& app, int argc, char** argv) {
   app.add_option("--model", o.model, "which")->check(CLI::IsMember(names));
   app.add_flag("--sp", o.sp, "sequence parallelism: tp cuts the positions of text, or the rows of images, too");
   auto* fsdp = app.add_flag("--fsdp", o.fsdp, "cut parameters, gradients and optimizer states over dp too");
-  app.add_option("--zero", o.zero, "with --fsdp: 1 optimizer states, 2 gradients too, 3 parameters too are whole in use only")->check(CLI::Range(1, 3))->needs(fsdp);
-  app.add_option("--overlap", o.overlap, "pieces of tensor-parallel layers, which overlap with their collective")->check(CLI::Range(1, 1024));
+  app.add_option("--zero", o.zero, "with --fsdp: 1 optimizer states, 2 gradients too, 3 parameters too are whole in use only")
+      ->check(CLI::Range(1, 3))
+      ->needs(fsdp);
+  app.add_option("--overlap", o.overlap, "pieces of tensor-parallel layers, which overlap with their collective")
+      ->check(CLI::Range(1, 1024));
   app.add_flag("--traffic", o.traffic, "print what the ranks sent, by collective and operator, and by module");
   app.add_option("--trace", o.trace, "write what all ranks did, and when, to this file, for ui.perfetto.dev")->check(can_be_written);
   for (auto* option : app.get_options()) option->capture_default_str();

@@ -24,7 +24,7 @@ struct TrainOptions : RunOptions {
 // second along its inputs. All other parameters stay replicated.
 static dt::Plan parameter_plan(const dt::DeviceMesh& mesh) {
   const auto& names = mesh.names();
-  if (std::find(names.begin(), names.end(), "tp") == names.end()) return {};
+  if (std::ranges::find(names, "tp") == names.end()) return {};
   return dt::tensor_parallel({{"*.q|*.k|*.v|*.up", dt::ColwiseParallel()}, {"*.o|*.down", dt::RowwiseParallel()}});
 }
 

@@ -63,7 +63,8 @@ inline void add_launch_options(CLI::App& app) {
   static int ranks = 1;
   static double deadline = 300;
   static std::string transport;
-  app.add_option("--ranks", ranks, "ranks, as threads of this process, without a launcher (with --mesh: as many as it has)")->check(positive);
+  app.add_option("--ranks", ranks, "ranks, as threads of this process, without a launcher (with --mesh: as many as it has)")
+      ->check(positive);
   app.add_option("--deadline", deadline, "seconds that a rank waits for the others")->check(positive);
   app.add_option("--transport", transport, "threads, shm or gloo (default: shm under a launcher)");
 }
@@ -78,7 +79,8 @@ inline void add_run_options(CLI::App& app, RunOptions& o, const std::vector<std:
   app.add_option("--dtype", o.dtype, "of the parameters")->check(CLI::IsMember({"float32", "float64"}));
   app.add_option("--log", o.log, "write a JSON object per step to this file")->check(can_be_written);
   app.add_option("--svg", o.svg, "write a picture of the loss curves to this file")->check(can_be_written);
-  auto* save = app.add_option("--save", o.save, "write the model, the optimizer and the schedule to files whose names begin so")->check(can_be_written);
+  auto* save = app.add_option("--save", o.save, "write the model, the optimizer and the schedule to files whose names begin so")
+                   ->check(can_be_written);
   app.add_option("--save-at", o.save_at, "with --save: after so many steps, instead of the last")->check(positive)->needs(save);
   app.add_option("--resume", o.resume, "go on from files of --save, of any mesh")->check(was_saved);
   app.add_option("--seq", o.seq, "bytes in a sequence")->check(positive);

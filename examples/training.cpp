@@ -37,7 +37,8 @@ int64_t Saved::resume(const RunOptions& o) {
   dt::load(optimizer_, o.resume + ".optimizer.pt");
   dt::load(scheduler_, o.resume + ".schedule.pt");
   const auto step = scheduler_.current_step();
-  dt::require(step < o.steps, "--resume", "the files of '{}' are from after step {}; expected fewer than --steps, {}", o.resume, step, o.steps);
+  dt::require(step < o.steps, "--resume", "the files of '{}' are from after step {}; expected fewer than --steps, {}", o.resume, step,
+              o.steps);
   return step;
 }
 
@@ -69,7 +70,7 @@ static int report_parity(const RunOptions& o, const std::vector<Curve>& curves) 
 static std::vector<std::string> with_ranks(int argc, char** argv, const RunOptions& o) {
   std::vector<std::string> arguments(argv, argv + argc);
   const auto gives_ranks = [](const std::string& argument) { return argument.rfind("--ranks", 0) == 0; };
-  if (o.meshes.empty() || std::any_of(arguments.begin(), arguments.end(), gives_ranks)) return arguments;
+  if (o.meshes.empty() || std::ranges::any_of(arguments, gives_ranks)) return arguments;
   arguments.insert(arguments.begin() + 1, fmt::format("--ranks={}", c10::multiply_integers(o.meshes[0].sizes)));
   return arguments;
 }

@@ -1,5 +1,5 @@
-// The training kit on a small model: activation checkpointing, loss scaling, clipping, two optimizers, a learning-rate schedule. Trains on a
-// mesh of all ranks and on one device, and compares.
+// The training kit on a small model: activation checkpointing, loss scaling, clipping, two optimizers, a learning-rate schedule. Trains on
+// a mesh of all ranks and on one device, and compares.
 //
 //   ./training_kit --ranks 4
 #include <torch/torch.h>

@@ -48,7 +48,7 @@ struct Attention {
   Dims query, key, value, out, statistics;
 
  private:
-  // Whether no rank's part is empty, however the mesh cuts the dim.
+  // Whether no rank's shard is empty, however the mesh cuts the dim.
   static bool all_have_some(const Call& call, int dim) {
     const auto length = sizes(call, "key")[dim], ranks = call.mesh.size();
     return length % ranks == 0 || length >= ranks * ranks;
@@ -184,7 +184,8 @@ Structure fused(const Call& call) {
     const int i = static_cast<int>(structure.out.size());
     if (i > 0) structure.open.push_back(i);
     structure.out.push_back(i == 0 ? attention.out : i == 1 ? attention.statistics : Dims{});
-    structure.strides.push_back(i == 0 ? output_strides(call, attention) : Sizes(structure.out.back().size(), 0));  // open ones are row-major
+    structure.strides.push_back(i == 0 ? output_strides(call, attention)
+                                       : Sizes(structure.out.back().size(), 0));  // open ones are row-major
     structure.lacking.push_back(replicate());
   }
   return whole_where_tied(call, std::move(structure));
@@ -214,9 +215,10 @@ const Register gradient("aten::_scaled_dot_product_flash_attention_for_cpu_backw
 const Register kernels("aten::_scaled_dot_product_flash_attention aten::_scaled_dot_product_efficient_attention "
                        "aten::_scaled_dot_product_cudnn_attention",
                        family(fused, forward_of_nothing), "batch and heads are independent");
-const Register kernel_gradients("aten::_scaled_dot_product_flash_attention_backward aten::_scaled_dot_product_efficient_attention_backward "
-                                "aten::_scaled_dot_product_cudnn_attention_backward",
-                                family(fused_backward, backward_of_nothing), "linear in the incoming gradient; batch and heads are independent");
+const Register kernel_gradients(
+    "aten::_scaled_dot_product_flash_attention_backward aten::_scaled_dot_product_efficient_attention_backward "
+    "aten::_scaled_dot_product_cudnn_attention_backward",
+    family(fused_backward, backward_of_nothing), "linear in the incoming gradient; batch and heads are independent");
 
 }  // namespace
 }  // namespace dtensor::rules

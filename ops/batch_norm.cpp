@@ -50,8 +50,10 @@ void check_length(const Call& call, const Operand& operand, int64_t channels) {
   if (operand.ndim() != 1 || operand.sizes()[0] == 0) return;
   const auto length = operand.sizes()[0];
   const bool renewed = is_running(call, operand) && trains(call);
-  require(length == channels || (length > channels && !renewed), call.schema.name(), "{} has {} elements, and the input {} channels; hint: give one for each; libtorch "
-          "does not check this, and would reach outside of a shorter one", name_of(call, operand), length, channels);
+  require(length == channels || (length > channels && !renewed), call.schema.name(),
+          "{} has {} elements, and the input {} channels; hint: give one for each; libtorch "
+          "does not check this, and would reach outside of a shorter one",
+          name_of(call, operand), length, channels);
 }
 
 Structure structure(const Call& call) {
@@ -225,7 +227,7 @@ Lowering forward(const Call& call, const Resolution& resolution) {
 
 // With dy the incoming gradient, x^ the normalized input and n the size of the batch, the input's gradient is
 // weight / deviation * (dy - sum(dy) / n - x^ sum(dy x^) / n), and those of bias and weight are the sums.
-void gradient_on_parts(LocalCall& local, const Positions& at, int saved, int mask_at, comm::Communicator& group, double n) {
+void gradient_on_shards(LocalCall& local, const Positions& at, int saved, int mask_at, comm::Communicator& group, double n) {
   const auto mask = local.arg(mask_at).toBoolList();
   const auto dy = widened(local.arg(0).toTensor());
   const auto input = local.arg(at.input()).toTensor();
@@ -270,7 +272,7 @@ Lowering backward(const Call& call, const Resolution& resolution) {
   double n = 1;
   for (int64_t d = 0; d < input->ndim(); ++d) n *= d == kChannel ? 1 : static_cast<double>(input->sizes()[d]);
   return [at = Positions(call), saved = call.argument_index("save_mean"), mask = call.argument_index("output_mask"), mesh = call.mesh,
-          parted, n](LocalCall& local) { gradient_on_parts(local, at, saved, mask, mesh.communicator(parted), n); };
+          parted, n](LocalCall& local) { gradient_on_shards(local, at, saved, mask, mesh.communicator(parted), n); };
 }
 
 // -- The rule ---------------------------------------------------------------------------------------------------------

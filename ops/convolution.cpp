@@ -44,7 +44,7 @@ struct Convolution {
     // Some kernels go by `kernel_size` where the weight has other windows.
     const bool same = !call.has("kernel_size") || c10::IntArrayRef(ints("kernel_size", 1)) == weight.sizes().slice(2);
     const auto dtype = call.operands[operand[kInput]].layout->dtype();  // some kernels take others beside it
-    const bool one_dtype = std::all_of(call.operands.begin(), call.operands.end(), [&](const auto& o) { return o.layout->dtype() == dtype; });
+    const bool one_dtype = std::ranges::all_of(call.operands, [&](const auto& o) { return o.layout->dtype() == dtype; });
     regular = regular && same && one_dtype && fits(call);
   }
 
@@ -96,7 +96,7 @@ struct Convolution {
     const auto output = output_sizes(call);
     if (operand[kBias] >= 0 && sizes(kBias) != c10::IntArrayRef(output[1])) return false;
     if (is_backward() && sizes(kOutput) != c10::IntArrayRef(output)) return false;
-    return std::all_of(output.begin(), output.end(), [](int64_t n) { return n >= 0; });
+    return std::ranges::all_of(output, [](int64_t n) { return n >= 0; });
   }
 };
 

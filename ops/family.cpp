@@ -22,7 +22,7 @@ namespace {
 using Cuts = std::set<Cut>;
 
 int dim_with(const Dims& dims, int letter) {
-  const auto it = std::find_if(dims.begin(), dims.end(), [&](const Dim& d) { return d.letter == letter; });
+  const auto it = std::ranges::find_if(dims, [&](const Dim& d) { return d.letter == letter; });
   return it == dims.end() ? -1 : static_cast<int>(it - dims.begin());
 }
 
@@ -50,7 +50,7 @@ Cuts cuts_of(const Call& call, int64_t mesh_dim, const Structure& structure, int
 }
 
 bool lacks(const Structure& structure, int letter) {
-  return std::any_of(structure.out.begin(), structure.out.end(),
+  return std::ranges::any_of(structure.out,
                      [&](const Dims& d) { return dim_with(d, letter) < 0; });
 }
 
@@ -84,7 +84,7 @@ bool only_numbers_become_norms(const Call& call, const Placements& now, const Ca
 bool survives_conversion(const Call& call, const Candidate& candidate) {
   if (!candidate.in[0].is_partial() || !call.has("dtype") || call.arg("dtype").isNone()) return true;
   const auto kept = kept_by_conversion(call.operands[0].layout->dtype(), call.arg("dtype").toScalarType());
-  return std::find(kept.begin(), kept.end(), candidate.in[0].op) != kept.end();
+  return std::ranges::find(kept, candidate.in[0].op) != kept.end();
 }
 
 void add_partials(const Call& call, int64_t mesh_dim, const Structure& structure, Candidates& result) {
@@ -99,7 +99,8 @@ void add_flat(const Call& call, int64_t mesh_dim, const Structure& structure, Ca
   std::vector<int> members(structure.in.size());
   std::iota(members.begin(), members.end(), 0);
   const bool same = structure.lacking.empty();
-  const auto flat = structure.elementwise ? common_flat(call, mesh_dim, members, same ? call.outputs : std::vector<OutputMeta>()) : std::nullopt;
+  const auto flat =
+      structure.elementwise ? common_flat(call, mesh_dim, members, same ? call.outputs : std::vector<OutputMeta>()) : std::nullopt;
   if (!flat) return;
   Candidate candidate{{}, same ? Placements(structure.out.size(), *flat) : structure.lacking};
   for (const auto& operand : call.operands) candidate.in.push_back(operand.ndim() > 0 ? *flat : replicate());
@@ -220,7 +221,8 @@ std::vector<Dims> broadcast(const Call& call, c10::ArrayRef<int> operands, Dims&
   return all;
 }
 
-std::optional<Placement> common_flat(const Call& call, int64_t mesh_dim, const std::vector<int>& members, c10::ArrayRef<OutputMeta> outputs) {
+std::optional<Placement> common_flat(const Call& call, int64_t mesh_dim, const std::vector<int>& members,
+                                     c10::ArrayRef<OutputMeta> outputs) {
   const Operand* first = nullptr;
   for (const int i : members) {
     if (!first && call.operands[i].placements()[mesh_dim].is_flat()) first = &call.operands[i];
@@ -229,11 +231,11 @@ std::optional<Placement> common_flat(const Call& call, int64_t mesh_dim, const s
   const auto alike = [&](c10::IntArrayRef sizes, c10::IntArrayRef strides) {
     return sizes == first->sizes() && strides == first->layout->strides();
   };
-  const bool fit = std::all_of(members.begin(), members.end(), [&](int i) {
+  const bool fit = std::ranges::all_of(members, [&](int i) {
     const auto& operand = call.operands[i];
     return operand.ndim() == 0 || alike(operand.sizes(), operand.layout->strides());
   });
-  const bool follow = std::all_of(outputs.begin(), outputs.end(), [&](const OutputMeta& meta) { return alike(meta.sizes, meta.strides); });
+  const bool follow = std::ranges::all_of(outputs, [&](const OutputMeta& meta) { return alike(meta.sizes, meta.strides); });
   return fit && follow ? std::optional(first->placements()[mesh_dim]) : std::nullopt;
 }
 
@@ -244,7 +246,7 @@ bool is_cut(const LayoutPtr& layout, int64_t dim) {
 }
 
 bool is_cut(const LayoutPtr& layout, c10::ArrayRef<int64_t> dims) {
-  return std::any_of(dims.begin(), dims.end(), [&](int64_t dim) { return is_cut(layout, dim); });
+  return std::ranges::any_of(dims, [&](int64_t dim) { return is_cut(layout, dim); });
 }
 
 std::vector<int64_t> cutting(const LayoutPtr& layout) {
@@ -330,7 +332,7 @@ Lowering zeros_of_nothing(const Call& call, const Resolution& resolution, Loweri
     outputs.push_back(call.outputs[i].defined ? output_layout(call, resolution, i) : LayoutPtr());
   }
   const auto nothing = [](const LayoutPtr& layout) { return layout && is_empty(layout->local_sizes()); };
-  const auto any = [&](const auto& layouts) { return std::any_of(layouts.begin(), layouts.end(), nothing); };
+  const auto any = [&](const auto& layouts) { return std::ranges::any_of(layouts, nothing); };
   if (!any(resolution.in) && !any(outputs)) return otherwise;
   return [outputs](LocalCall& local) {
     const auto options = local.arg(0).toTensor().options();

@@ -100,7 +100,8 @@ std::vector<int64_t> cutting(const LayoutPtr& layout);
 
 // The placement of the first flat member (members are indices into call.operands) on a mesh dimension, if all members but single numbers
 // can have it: their sizes and strides must be equal, and equal to those of `outputs`.
-std::optional<Placement> common_flat(const Call& call, int64_t mesh_dim, const std::vector<int>& members, c10::ArrayRef<OutputMeta> outputs = {});
+std::optional<Placement> common_flat(const Call& call, int64_t mesh_dim, const std::vector<int>& members,
+                                     c10::ArrayRef<OutputMeta> outputs = {});
 
 // The number of slices along `dim` in an operand's largest local tensor under the placements chosen so far.
 int64_t slices(const Call& call, int operand, int64_t dim);

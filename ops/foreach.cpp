@@ -4,6 +4,7 @@
 
 #include <ATen/ops/empty_strided.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <utility>
@@ -97,7 +98,7 @@ class Foreach final : public Rule {
     Dims shape;
     broadcast(call, group, shape);
     const auto first = call.operands[group[0]].sizes();
-    return !std::equal(shape.begin(), shape.end(), first.begin(), first.end(),
+    return !std::ranges::equal(shape, first,
                        [](const Dim& dim, int64_t size) { return dim.size == size; });
   }
 

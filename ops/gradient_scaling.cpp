@@ -1,6 +1,8 @@
 // Dynamic loss scaling: unscales gradients in place. If a gradient is not finite on one rank, all ranks get to know.
 #include "ops/family.hpp"
 
+#include <algorithm>
+
 namespace dtensor::rules {
 namespace {
 
@@ -19,7 +21,7 @@ class Unscale final : public Rule {
     std::vector<int64_t> cutting;
     for (int64_t m = 0; m < call.mesh.ndim(); ++m) {
       const bool cut =
-          std::any_of(resolution.in.begin(), resolution.in.end(), [m](const auto& l) { return l->placements()[m].cuts(); });
+          std::ranges::any_of(resolution.in, [m](const auto& l) { return l->placements()[m].cuts(); });
       if (cut && call.mesh.size(m) > 1) cutting.push_back(m);
     }
     if (cutting.empty()) return {};

@@ -116,7 +116,7 @@ Halo::Halo(const LayoutPtr& input, const LayoutPtr& output, int64_t dim, const W
   const auto length = input->sizes()[dim];
   const auto& all = mesh_.ranks();
   for (const int rank : mesh_.communicator(mesh_dims_).ranks()) {
-    const auto coordinate = mesh_.coordinate_of(std::find(all.begin(), all.end(), rank) - all.begin());
+    const auto coordinate = mesh_.coordinate_of(std::ranges::find(all, rank) - all.begin());
     held_.push_back(share(*input, dim, coordinate));
     needed_.push_back(inside(window.reads(share(*output, dim, coordinate)), length));
   }

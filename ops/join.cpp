@@ -105,7 +105,8 @@ class Repetition final : public Rule {
     const auto times = call.ints_arg("repeats");
     const auto leading = static_cast<int64_t>(times.size()) - call.operands[0].ndim();
     const auto blocks = times[leading + now.dim];
-    if (blocks > 1) result.push_back({{now}, {shard(leading + now.dim, Cut{detail::saturate<int32_t>(blocks * now.split), now.unit, now.shares})}});
+    if (blocks > 1)
+      result.push_back({{now}, {shard(leading + now.dim, Cut{detail::saturate<int32_t>(blocks * now.split), now.unit, now.shares})}});
     return result;
   }
   std::vector<OutputMeta> output_metas(const Call& call) const override { return beside_->output_metas(call); }

@@ -75,11 +75,11 @@ std::vector<int64_t> summed_over(const Call& call, const Resolution& resolution)
   auto dims = cutting(resolution.in[1]);
   const auto classes = cutting(resolution.in[0], Nll(call).class_dim);
   dims.insert(dims.end(), classes.begin(), classes.end());
-  std::sort(dims.begin(), dims.end());
+  std::ranges::sort(dims);
   return dims;
 }
 
-Lowering nll_parts(const Call& call, const Resolution& resolution) {
+Lowering nll_shards(const Call& call, const Resolution& resolution) {
   const auto own = own_targets(call, resolution);
   const auto dims = summed_over(call, resolution);
   const bool mean = call.int_arg("reduction") == kMean && !dims.empty();
@@ -128,7 +128,7 @@ Structure nll_backward(const Call& call) {
   return structure;
 }
 
-Lowering nll_backward_parts(const Call& call, const Resolution& resolution) {
+Lowering nll_backward_shards(const Call& call, const Resolution& resolution) {
   const auto own = own_targets(call, resolution);
   if (!own) return {};
   return [own](LocalCall& local) {
@@ -151,7 +151,8 @@ Structure pointwise_forward(const Call& call) {
   const bool reduced = call.int_arg("reduction") != kNone;
   Structure structure{std::move(in), {reduced ? Dims() : result}, {partial()}, {}};
   if (!reduced) structure.strides = {pointwise_meta(call).strides};
-  if (call.schema.name() == "aten::binary_cross_entropy_with_logits") structure.dtype = call.operands[1].layout->dtype();  // it begins with 1 - target
+  if (call.schema.name() == "aten::binary_cross_entropy_with_logits")
+    structure.dtype = call.operands[1].layout->dtype();  // it begins with 1 - target
   return structure;
 }
 
@@ -164,7 +165,7 @@ Structure pointwise_backward(const Call& call) {
 }
 
 bool any_cut(const Resolution& resolution) {
-  return std::any_of(resolution.in.begin(), resolution.in.end(),
+  return std::ranges::any_of(resolution.in,
                      [](const LayoutPtr& l) { return !cutting(l).empty(); });
 }
 
@@ -180,7 +181,7 @@ Sizes counted_sizes(const Call& call) {
 
 // A mean over parts: their sum over the global count. The same for the gradient, which is linear in the reduction's
 // weight. Of half precision, which could not hold the sum, it is made in float.
-Lowering mean_of_parts(const Call& call, const Resolution& resolution) {
+Lowering mean_of_shards(const Call& call, const Resolution& resolution) {
   if (call.int_arg("reduction") != kMean || !any_cut(resolution)) return {};
   int64_t count = 1;
   for (const auto size : counted_sizes(call)) count *= size;
@@ -245,9 +246,9 @@ Lowering mean_of_rows(const Call& call, const Resolution& resolution) {
 
 // -- The table -------------------------------------------------------------------------------------------------------
 
-const Register nll("aten::nll_loss_forward aten::nll_loss2d_forward", family(nll_forward, nll_parts),
+const Register nll("aten::nll_loss_forward aten::nll_loss2d_forward", family(nll_forward, nll_shards),
                    "a sample's loss is on the rank of its target's class and 0 on others; losses and weights of samples add up");
-const Register nll_grad("aten::nll_loss_backward aten::nll_loss2d_backward", family(nll_backward, nll_backward_parts),
+const Register nll_grad("aten::nll_loss_backward aten::nll_loss2d_backward", family(nll_backward, nll_backward_shards),
                         "samples and classes are independent given the total weight; linear in the incoming gradient");
 const Register rows("aten::multi_margin_loss aten::multilabel_margin_loss_forward", family(rows_forward, mean_of_rows),
                     "rows are independent, and their losses add up");
@@ -257,11 +258,11 @@ const Register sequences("aten::_ctc_loss aten::_ctc_loss_backward", replicated(
 const Register pointwise_loss(
     "aten::mse_loss aten::huber_loss aten::smooth_l1_loss aten::soft_margin_loss "
     "aten::binary_cross_entropy aten::binary_cross_entropy_with_logits",
-    family(pointwise_forward, mean_of_parts), "terms are pointwise and add up");
+    family(pointwise_forward, mean_of_shards), "terms are pointwise and add up");
 const Register pointwise_grad(
     "aten::mse_loss_backward aten::huber_loss_backward aten::smooth_l1_loss_backward "
     "aten::soft_margin_loss_backward aten::binary_cross_entropy_backward",
-    family(pointwise_backward, mean_of_parts), "pointwise; linear in the incoming gradient");
+    family(pointwise_backward, mean_of_shards), "pointwise; linear in the incoming gradient");
 
 }  // namespace
 }  // namespace dtensor::rules

@@ -17,7 +17,7 @@ namespace dtensor::rules {
 namespace {
 
 // self.masked_scatter(mask, source): the n-th true element takes the n-th of source, so every rank needs the whole mask
-// and source, but writes its own part only. Self and mask broadcast against each other.
+// and source, but writes its own shard only. Self and mask broadcast against each other.
 class MaskedScatter final : public Rule {
  public:
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
@@ -39,13 +39,13 @@ class MaskedScatter final : public Rule {
     const auto leading = static_cast<int64_t>(result.size()) - self.ndim();
     Placements cuts;
     for (const auto& p : self.placements()) cuts.push_back(p.is_shard() ? shard(p.dim + leading, p.cut()) : replicate());
-    if (std::none_of(cuts.begin(), cuts.end(), [](const Placement& p) { return p.is_shard(); })) return {};
+    if (std::ranges::none_of(cuts, [](const Placement& p) { return p.is_shard(); })) return {};
     const auto layout = Layout::get(call.mesh, cuts, result, call.in_place ? self.strides() : contiguous_strides(result), self.dtype());
     return [layout, in_place = call.in_place](LocalCall& local) {
       const auto self = local.arg(0).toTensor(), source = local.arg(2).toTensor();
       const auto mask = local.arg(1).toTensor().expand(layout->sizes()).contiguous();
       const auto rank = places_in_source(mask, in_place && goes_through_memory() ? layout->strides() : mask.strides());
-      const auto own_mask = own_part(mask, *layout), own_rank = own_part(rank, *layout);
+      const auto own_mask = own_shard(mask, *layout), own_rank = own_shard(rank, *layout);
       auto result = self.expand(own_mask.sizes());
       if (source.numel() > 0) {
         require(rank.numel() == 0 || rank.max().item<int64_t>() < source.numel(), "aten::masked_scatter",
@@ -79,7 +79,7 @@ class MaskedScatter final : public Rule {
   static at::Tensor places_in_source(const at::Tensor& mask, c10::IntArrayRef strides) {
     std::vector<int64_t> order(mask.dim());
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
+    std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
     auto places = at::empty_like(mask, mask.options().dtype(at::kLong));
     const auto ordered = mask.permute(order);
     places.permute(order).copy_(ordered.reshape({-1}).cumsum(0).sub_(1).clamp_min_(0).view(ordered.sizes()));

@@ -6,7 +6,7 @@ namespace {
 
 const Options kProduct{.multilinear = true};
 
-// libtorch's kernel takes an added number for the result where a rank's part of the matrix is empty: there it gets a vector.
+// libtorch's kernel takes an added number for the result where a rank's shard of the matrix is empty: there it gets a vector.
 class Addmv final : public Rule {
  public:
   Candidates candidates(const Call& call, int64_t mesh_dim) const override { return product_->candidates(call, mesh_dim); }

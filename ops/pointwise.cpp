@@ -92,18 +92,18 @@ Candidates pointwise_candidates(const Call& call, int64_t mesh_dim, const std::v
 }
 
 bool wraps_around(const Call& call, const std::vector<int>& members) {
-  return std::any_of(members.begin(), members.end(), [&](int i) {
+  return std::ranges::any_of(members, [&](int i) {
     const auto& operand = call.operands[i];
     const auto& placements = operand.placements();
     return at::isIntegralType(operand.layout->dtype(), /*includeBool=*/false) &&
-           std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
+           std::ranges::any_of(placements, [](const Placement& p) { return p.is_partial(); });
   });
 }
 
 bool is_divisor(const c10::IValue& number) {
   if (number.isList()) {
     const auto elements = number.toListRef();
-    return std::all_of(elements.begin(), elements.end(), is_divisor);
+    return std::ranges::all_of(elements, is_divisor);
   }
   if (number.isComplexDouble()) return std::isnormal(number.toComplexDouble().real()) || std::isnormal(number.toComplexDouble().imag());
   return number.isDouble() ? std::isnormal(number.toDouble()) : number.isInt() ? number.toInt() != 0 : number.toBool();
@@ -119,10 +119,10 @@ Candidates KeepsPartial::candidates(const Placements& now, size_t outputs, bool 
       const auto flipped = op == ReduceOp::max ? ReduceOp::min : op == ReduceOp::min ? ReduceOp::max : op;
       const auto is_pending = [&](int i) { return i < static_cast<int>(now.size()) && now[i].is_partial(op); };
       for (const auto& together : line.together) {
-        const bool present = together.empty() ? std::any_of(now.begin(), now.end(), [&](const Placement& p) { return p.is_partial(op); })
-                                              : std::any_of(together.begin(), together.end(), is_pending);
+        const bool present = together.empty() ? std::ranges::any_of(now, [&](const Placement& p) { return p.is_partial(op); })
+                                              : std::ranges::any_of(together, is_pending);
         // A norm has no sign, so other numbers cannot become parts of one.
-        const bool norms = op != ReduceOp::norm2 || std::all_of(together.begin(), together.end(), is_pending);
+        const bool norms = op != ReduceOp::norm2 || std::ranges::all_of(together, is_pending);
         if (!present || !norms) continue;
         Candidate candidate{Placements(now.size(), together.empty() ? partial(op) : replicate()),
                             Placements(outputs, partial(line.flips ? flipped : op))};
@@ -193,7 +193,7 @@ class Product final : public Pointwise {
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     auto result = Pointwise::candidates(call, mesh_dim);
     const auto is_pending = [&](const Operand& operand) { return operand.placements()[mesh_dim].is_partial(); };
-    const bool all_pending = std::all_of(call.operands.begin(), call.operands.end(), is_pending);  // not a gradient alone
+    const bool all_pending = std::ranges::all_of(call.operands, is_pending);  // not a gradient alone
     if (in_backward() && !all_pending && !(by_ == By::divisor && is_whole(call.operands[0]))) return result;
     std::erase_if(result, [&](const Candidate& candidate) {
       if (!candidate.out[0].is_partial()) return false;
@@ -241,9 +241,11 @@ const Register additive("aten::add.Tensor aten::sub.Tensor aten::add_.Tensor ate
 const Register reversed("aten::rsub.Tensor", pointwise(KeepsPartial{kSums, {{0, 1}}} | KeepsPartial{{ReduceOp::avg}, {{0}, {1}}}),
                         "f(a + a', b + b') = f(a, b) + f(a', b')");
 const Register reversed_number("aten::rsub.Scalar", pointwise({{ReduceOp::avg}, {{0}}}), "an average of c - a's is c - their average");
-const Register bilinear("aten::mul.Tensor aten::mul_.Tensor", std::make_shared<Product>(Product::By::factor, std::vector<std::vector<int>>{{0}, {1}}),
+const Register bilinear("aten::mul.Tensor aten::mul_.Tensor",
+                        std::make_shared<Product>(Product::By::factor, std::vector<std::vector<int>>{{0}, {1}}),
                         "(a + a') b = a b + a' b, where b is finite");
-const Register divided("aten::div.Tensor aten::div_.Tensor", std::make_shared<Product>(Product::By::divisor, std::vector<std::vector<int>>{{0}}),
+const Register divided("aten::div.Tensor aten::div_.Tensor",
+                       std::make_shared<Product>(Product::By::divisor, std::vector<std::vector<int>>{{0}}),
                        "(a + a') / b = a / b + a' / b, where b is not zero");
 const Register linear("aten::mul.Scalar aten::mul_.Scalar aten::real aten::imag aten::conj_physical aten::_conj_physical",
                       kLinear, "f(a + a') = f(a) + f(a')");

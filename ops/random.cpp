@@ -4,7 +4,7 @@
 #include "rng/check.hpp"
 #include "rng/counter_generator.hpp"
 #include "rng/cuda/draw.hpp"
-#include "rng/own_part.hpp"
+#include "rng/own_shard.hpp"
 
 #include <dtensor/rng/device_generator.hpp>
 
@@ -75,7 +75,8 @@ bool is_row_major(const Layout& layout) { return layout.strides() == c10::IntArr
 // Where an operand lies that broadcasts to the first one, which lies as `placement`; nothing where it cannot lie beside it.
 std::optional<Placement> beside(const Operand& first, const Operand& operand, const Placement& placement) {
   if (operand.ndim() == 0) return replicate();
-  if (placement.is_flat()) return operand.sizes() == first.sizes() && is_row_major(*operand.layout) ? std::optional(placement) : std::nullopt;
+  if (placement.is_flat())
+    return operand.sizes() == first.sizes() && is_row_major(*operand.layout) ? std::optional(placement) : std::nullopt;
   const auto dim = placement.dim - first.ndim() + operand.ndim();
   if (dim < 0 || operand.sizes()[dim] == 1) return replicate();
   return operand.sizes()[dim] == first.sizes()[placement.dim] ? std::optional(shard(dim, placement.cut())) : std::nullopt;
@@ -116,7 +117,7 @@ struct InPlace final : Rule {
       const auto self = local.arg(0).toTensor();
       if (layout->is_replicated() && !layout->is_absent() && lies_as_reported(self, *layout)) return local.call();
       const c10::Stack arguments(local.stack.begin() + static_cast<int64_t>(local.begin), local.stack.end());
-      self.copy_(rng::draw_own_part(*layout, {local.op, arguments, self.options()}, generator_of(local, *layout)));
+      self.copy_(rng::draw_own_shard(*layout, {local.op, arguments, self.options()}, generator_of(local, *layout)));
       local.replace({self});
     };
   }
@@ -147,7 +148,7 @@ class Like final : public Rule {
   Lowering lower(const Call& call, const Resolution& resolution) const override {
     return [this, layout = drawn_layout(call, resolution)](LocalCall& local) {
       const auto options = local.arg(0).toTensor().options().dtype(layout->dtype());
-      local.replace({rng::draw_own_part(*layout, draw_(local, options), generator_of(local, *layout))});
+      local.replace({rng::draw_own_shard(*layout, draw_(local, options), generator_of(local, *layout))});
     };
   }
 
@@ -159,13 +160,13 @@ class Like final : public Rule {
 at::Tensor mask_of(LocalCall& local, const Layout& layout, const at::Tensor& probabilities) {
   const auto dtype = probabilities.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const auto mask = [&] {
-    return rng::draw_own_part(layout, uniform(probabilities.options().dtype(dtype)), generator_of(local, layout)).lt(probabilities);
+    return rng::draw_own_shard(layout, uniform(probabilities.options().dtype(dtype)), generator_of(local, layout)).lt(probabilities);
   };
   if (layout.is_absent()) return mask();
   const auto none = at::ones({0}, local.arg(0).toTensor().options());
   none.bernoulli_(at::ones({0}, probabilities.options()), generator_of(local, layout));  // refuses dtypes
   const bool valid = probabilities.ge(0).logical_and_(probabilities.le(1)).all().item<bool>();
-  require(valid, local.op.schema().name(), "Expected p_in >= 0 && p_in <= 1 to be true; got other probabilities in this rank's part");
+  require(valid, local.op.schema().name(), "Expected p_in >= 0 && p_in <= 1 to be true; got other probabilities in this rank's shard");
   return mask();
 }
 
@@ -224,10 +225,10 @@ struct Normal final : Rule {
       const auto mean = local.arg(0), std = local.arg(1);
       if (std.isTensor() && !layout->is_absent()) {
         const bool valid = std.toTensor().ge(0).all().item<bool>();
-        require(valid, "aten::normal", "normal expects all elements of std >= 0.0; got others in this rank's part");
+        require(valid, "aten::normal", "normal expects all elements of std >= 0.0; got others in this rank's shard");
       }
       const auto options = (mean.isTensor() ? mean : std).toTensor().options().dtype(layout->dtype());
-      auto drawn = rng::draw_own_part(*layout, normal_of(std.isTensor() ? 1 : std.toDouble(), options), generator_of(local, *layout));
+      auto drawn = rng::draw_own_shard(*layout, normal_of(std.isTensor() ? 1 : std.toDouble(), options), generator_of(local, *layout));
       if (std.isTensor()) drawn.mul_(std.toTensor());
       mean.isTensor() ? drawn.add_(mean.toTensor()) : drawn.add_(mean.toDouble());
       local.replace({drawn});
@@ -265,7 +266,7 @@ struct Dropout final : Rule {
       const auto input = local.arg(0).toTensor();
       const auto generator = generator_of(local, *layout);
       if (input.is_cuda() && !rng::as_counter(generator)) return local.replace(rng::cuda::dropout(input, *layout, keep, generator));
-      const auto mask = rng::draw_own_part(*layout, coins(keep, input.options().dtype(at::kBool)), generator);
+      const auto mask = rng::draw_own_shard(*layout, coins(keep, input.options().dtype(at::kBool)), generator);
       local.replace({at::mul(input, mask).mul_(keep == 0 ? 0 : 1 / keep), mask});
     };
   }
@@ -285,7 +286,8 @@ struct Whole : Rule {
         const auto& schema = local.op.schema().arguments()[argument];
         const auto own = local.arg(argument).toTensor();
         const auto part = as_reported(own, *layout);
-        if (!part.is_same(own) && (schema.name() == "noise" || (schema.alias_info() && schema.alias_info()->isWrite()))) moved.emplace_back(own, part);
+        if (!part.is_same(own) && (schema.name() == "noise" || (schema.alias_info() && schema.alias_info()->isWrite())))
+          moved.emplace_back(own, part);
         local.arg(argument) = part;
       }
       local.call();

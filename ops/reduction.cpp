@@ -5,6 +5,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/sum.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -22,7 +23,7 @@ Structure reduce(const Call& call, MaybeOp combines, KeepsPartial keeps) {
   auto in = lettered(self.sizes());
   Dims out;
   for (int64_t d = 0; d < self.ndim(); ++d) {
-    const bool gone = std::find(reduced.begin(), reduced.end(), d) != reduced.end();
+    const bool gone = std::ranges::find(reduced, d) != reduced.end();
     if (!gone) out.push_back(in[d]);
     if (gone && keep) out.push_back({kWhole, 1});
     if (gone && (!combines || in[d].size == 0)) in[d].letter = kWhole;
@@ -39,7 +40,7 @@ Structure reduce(const Call& call, MaybeOp combines, KeepsPartial keeps) {
 
 // The mean over a cut dim: the local sum over the global count, so that uneven parts weigh right. As on one device, what has too few digits
 // for a sum is added up in float.
-Lowering mean_of_parts(const Call& call, const Resolution& resolution) {
+Lowering mean_of_shards(const Call& call, const Resolution& resolution) {
   const auto& self = call.operands[0];
   const auto reduced = dims_arg(call, "dim", self.ndim());
   if (!is_cut(resolution.in[0], reduced)) return {};
@@ -47,7 +48,9 @@ Lowering mean_of_parts(const Call& call, const Resolution& resolution) {
   for (const auto dim : reduced) count *= self.sizes()[dim];
   const bool keep = call.has("keepdim") && call.bool_arg("keepdim");
   const auto dtype = call.arg("dtype").toOptional<at::ScalarType>().value_or(self.layout->dtype());
-  return [=](LocalCall& local) { local.replace({at::sum(local.arg(0).toTensor(), reduced, keep, at::toOpMathType(dtype)).div_(count).to(dtype)}); };
+  return [=](LocalCall& local) {
+    local.replace({at::sum(local.arg(0).toTensor(), reduced, keep, at::toOpMathType(dtype)).div_(count).to(dtype)});
+  };
 }
 
 at::Scalar lowest(at::ScalarType dtype) {
@@ -143,7 +146,7 @@ RulePtr logical(ReduceOp combines) {
 
 const Register sum("aten::sum", reduction(ReduceOp::sum, kSums), "sums of parts add up, and a sum is linear");
 const Register nansum("aten::nansum aten::count_nonzero", reduction(ReduceOp::sum), "sums of parts add up");
-const Register mean("aten::mean", reduction(ReduceOp::sum, kSums, mean_of_parts),
+const Register mean("aten::mean", reduction(ReduceOp::sum, kSums, mean_of_shards),
                     "local sums over the global count add up, and a mean is linear");
 const Register product("aten::prod", reduction(ReduceOp::product, {ReduceOp::product}), "products of parts multiply");
 const Register largest("aten::amax aten::max", reduction(ReduceOp::max, {ReduceOp::max}, with_identity(lowest)),

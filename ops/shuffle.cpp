@@ -65,7 +65,7 @@ bool makes_sense(const Call& call, int64_t ndim_without_samples) {
   for (const auto name : {"kernel_size", "stride", "padding", "dilation"}) {
     const auto values = call.ints_arg(name);
     const int64_t lowest = std::string_view(name) == "padding" ? 0 : 1;
-    if (values.empty() || values.size() > 2 || *std::min_element(values.begin(), values.end()) < lowest) return false;
+    if (values.empty() || values.size() > 2 || *std::ranges::min_element(values) < lowest) return false;
   }
   return !call.has("output_size") || call.ints_arg("output_size").size() == 2;
 }

@@ -33,7 +33,7 @@ struct Cut {
 
 enum class Kind { softmax, safe_softmax, log_softmax };
 
-at::Tensor softmax_parts(Kind kind, const at::Tensor& x, const Cut& cut) {
+at::Tensor softmax_shards(Kind kind, const at::Tensor& x, const Cut& cut) {
   const auto max = cut.max(x);
   auto shifted = x.sub(max);
   if (kind == Kind::log_softmax) return shifted.sub_(cut.sum(shifted.exp()).log_());
@@ -60,7 +60,7 @@ Structure structure(const Call& call, int reductions, KeepsPartial keeps) {
 }
 
 template <class Compute>
-Lowering on_parts(const Call& call, const Resolution& resolution, Compute compute) {
+Lowering on_shards(const Call& call, const Resolution& resolution, Compute compute) {
   const auto dim = slice_dim(call, 0);
   auto mesh_dims = dim < 0 ? std::vector<int64_t>() : cutting(resolution.in[0], dim);
   if (mesh_dims.empty()) return {};
@@ -71,9 +71,9 @@ Lowering on_parts(const Call& call, const Resolution& resolution, Compute comput
 
 LoweringOf forward(Kind kind) {
   return [kind](const Call& call, const Resolution& resolution) {
-    return on_parts(call, resolution, [kind, dtype = call.outputs[0].dtype](LocalCall& local, const Cut& cut) {
+    return on_shards(call, resolution, [kind, dtype = call.outputs[0].dtype](LocalCall& local, const Cut& cut) {
       const auto x = kind == Kind::safe_softmax ? local.arg(0).toTensor().to(dtype) : local.arg(0).toTensor();
-      return softmax_parts(kind, widened(x), cut);
+      return softmax_shards(kind, widened(x), cut);
     });
   };
 }
@@ -81,7 +81,7 @@ LoweringOf forward(Kind kind) {
 // y (g - sum(g y)), and g - exp(y) sum(g) of the logarithm.
 LoweringOf backward(Kind kind) {
   return [kind](const Call& call, const Resolution& resolution) {
-    return on_parts(call, resolution, [kind](LocalCall& local, const Cut& cut) {
+    return on_shards(call, resolution, [kind](LocalCall& local, const Cut& cut) {
       const auto gradient = widened(local.arg(0).toTensor()), output = widened(local.arg(1).toTensor());
       if (kind == Kind::log_softmax) return gradient.sub(output.exp().mul_(cut.sum(gradient)));
       const auto product = gradient.mul(output);

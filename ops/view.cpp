@@ -119,7 +119,7 @@ Lowering expand_locally(const Call& call, const Resolution& resolution) {
 }
 
 const Register expanded("aten::expand aten::expand_copy", rule(expand, expand_locally),
-                        "dims that are not broadcast keep their cuts; every rank repeats its own part");
+                        "dims that are not broadcast keep their cuts; every rank repeats its own shard");
 
 // -- Slices ------------------------------------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ Maps slice(const Call& call) {
   return {map};
 }
 
-// A bound of the whole dim as one of the local part: blocks are equally long, so their shares agree.
+// A bound of the whole dim as one of the local shard: blocks are equally long, so their shares agree.
 Lowering slice_locally(const Call& call, const Resolution& resolution) {
   const auto dim = dim_arg(call);
   const auto image = slice(call)[0][dim];
@@ -168,7 +168,7 @@ Maps split(const Call& call) {
   return maps;
 }
 
-// The local parts by their own lengths: a split by one length would make fewer of them from a shorter part.
+// The local shards by their own lengths: a split by one length would make fewer of them from a shorter part.
 template <bool kCopies>
 Lowering split_locally(const Call& call, const Resolution& resolution) {
   const auto dim = dim_arg(call);
@@ -197,7 +197,8 @@ Maps view_as_complex(const Call& call) { return {without_dims(ndim_of(call), {nd
 Lowering pairs_together(const Call&, const Resolution& resolution) {
   return [whole = detail::in_row_major_order(*resolution.in[0])](LocalCall& call) {
     const auto self = call.arg(0).toTensor();
-    if (!detail::part_in_row_major_order(self, whole) || self.storage_offset() % 2 != 0) call.arg(0) = self.clone(at::MemoryFormat::Contiguous);
+    if (!detail::shard_in_row_major_order(self, whole) || self.storage_offset() % 2 != 0)
+      call.arg(0) = self.clone(at::MemoryFormat::Contiguous);
     call.call();
   };
 }

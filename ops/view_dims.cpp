@@ -67,7 +67,7 @@ DimMap without_dims(int64_t ndim, c10::ArrayRef<int64_t> dropped) {
   DimMap map(ndim);
   int64_t next = 0;
   for (int64_t d = 0; d < ndim; ++d) {
-    if (std::find(dropped.begin(), dropped.end(), d) == dropped.end()) map[d].dim = next++;
+    if (std::ranges::find(dropped, d) == dropped.end()) map[d].dim = next++;
   }
   return map;
 }

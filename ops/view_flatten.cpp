@@ -24,7 +24,8 @@ class ReshapeRule : public Rule {
     auto offer = [&](const Placement& p) {
       if (const auto out = follow(reshape, p, parts)) result.push_back({{p}, {*out}});
     };
-    if (now.is_flat() && !call.outputs[0].sizes.empty() && detail::in_row_major_order(*call.operands[0].layout)) result.push_back({{now}, {now}});
+    if (now.is_flat() && !call.outputs[0].sizes.empty() && detail::in_row_major_order(*call.operands[0].layout))
+      result.push_back({{now}, {now}});
     if (now.is_shard()) offer(now);
     for (int64_t d = 0; d < call.operands[0].ndim(); ++d) {
       if (now != shard(d)) offer(shard(d));
@@ -69,8 +70,8 @@ class ReshapeRule : public Rule {
   bool copies_;
 };
 
-// Operators that add or drop dims of length 1 do so on the parts as they are, except where a part is empty and its cut has another dim's name
-// in the output, and where a dim to drop is no longer, or not yet, of length 1.
+// Operators that add or drop dims of length 1 do so on the parts as they are, except where a part is empty and its cut has another dim's
+// name in the output, and where a dim to drop is no longer, or not yet, of length 1.
 class LengthOneRule : public ReshapeRule {
  public:
   LengthOneRule(bool drops, bool copies) : ReshapeRule(copies), drops_(drops) {}

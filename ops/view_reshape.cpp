@@ -41,7 +41,7 @@ int64_t unit_of(const std::vector<Sequence>& cuts, int64_t parts) {
   int64_t common = 0;
   for (const auto& cut : cuts) common = std::gcd(common, std::gcd(cut.length, cut.chunk));
   auto fits = [&](int64_t unit) {
-    return std::all_of(cuts.begin(), cuts.end(),
+    return std::ranges::all_of(cuts,
                        [&](const Sequence& cut) { return ceil_div(cut.length / unit, parts) * unit == cut.chunk; });
   };
   int64_t best = 0;
@@ -55,7 +55,7 @@ int64_t unit_of(const std::vector<Sequence>& cuts, int64_t parts) {
 
 // The unit with which the proportion of as many pieces is the same; 0 if there is none.
 int64_t unit_of_pieces(const std::vector<Sequence>& cuts) {
-  const bool alike = std::all_of(cuts.begin(), cuts.end(), [&](const Sequence& cut) { return cut.chunk == cuts[0].chunk; });
+  const bool alike = std::ranges::all_of(cuts, [&](const Sequence& cut) { return cut.chunk == cuts[0].chunk; });
   return alike ? cuts[0].chunk : 0;
 }
 
@@ -113,7 +113,7 @@ void Reshape::apply(const Placement& in, const Placement& out, int64_t parts) {
       auto part = pair;
       cut_dim(part.from, in, parts, index);
       cut_dim(part.to, out, parts, index);
-      if (product(part.from) > 0 && std::find(next.begin(), next.end(), part) == next.end()) next.push_back(std::move(part));
+      if (product(part.from) > 0 && std::ranges::find(next, part) == next.end()) next.push_back(std::move(part));
     }
   }
   local_ = std::move(next);

@@ -32,7 +32,8 @@ class AsStridedRule : public Rule {
     const int offset_argument = call.argument_index("storage_offset");
     const auto offset = offset_argument < 0 ? std::vector<int64_t>() : call.ints_arg("storage_offset");
     const auto& layout = resolution.in[0];
-    const bool clones = scatters(call) && (!DTENSOR_TORCH_AT_LEAST(2, 0) || dtensor::detail::is_expanded(*layout));  // whose memory it is then that strides count in
+    const bool clones = scatters(call) && (!DTENSOR_TORCH_AT_LEAST(2, 0) ||
+                                           dtensor::detail::is_expanded(*layout));  // whose memory it is then that strides count in
     const auto strides = clones ? dense_strides(*layout) : Sizes(layout->strides());
     const bool empty = c10::multiply_integers(size) == 0;  // reads nothing, wherever
     const int64_t last = reach(size, stride), most = reach(layout->sizes(), strides);

@@ -12,6 +12,7 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -86,7 +87,7 @@ at::Tensor distributed(c10::ArrayRef<c10::IValue> arguments) {
 bool makes_distributed(c10::ArrayRef<c10::IValue> arguments) {
   const auto is_tensor = [](const c10::IValue& value) { return value.isTensor(); };
   return Spmd::current() && c10::impl::tls_is_dispatch_key_included(kDTensorKey) && !c10::impl::tls_is_dispatch_key_excluded(kDTensorKey) &&
-         std::none_of(arguments.begin(), arguments.end(), is_tensor);
+         std::ranges::none_of(arguments, is_tensor);
 }
 
 }  // namespace

@@ -102,7 +102,8 @@ CounterNumbers whole_numbers(const c10::Stack& arguments, at::ScalarType dtype) 
   require(from < to || (from == to && !ends), "aten::random_", "expects 'from' to be less than 'to'; got from {} to {}", from, to);
   if (at::isIntegralType(dtype, true)) {
     const auto most = static_cast<int64_t>(numbers_of(dtype) - 1), least = dtype == at::kByte || dtype == at::kBool ? 0 : -most - 1;
-    require(from >= least && (!ends || to - 1 <= most), "aten::random_", "from {} to {} is out of bounds for {}", from, to, c10::toString(dtype));
+    require(from >= least && (!ends || to - 1 <= most), "aten::random_", "from {} to {} is out of bounds for {}", from, to,
+            c10::toString(dtype));
   }
   return {"random_", 0, 0, from, range};
 }
@@ -127,15 +128,16 @@ CounterNumbers numbers_of(const std::string& name, const c10::Stack& arguments, 
 }
 
 // Draws to a contiguous tensor. On a device without a kernel the numbers are drawn on the CPU, with the same bits.
-void write(const at::Tensor& to, const Part& part, const CounterDraw& draw, const CounterNumbers& numbers) {
+void write(const at::Tensor& to, const LocalShard& part, const CounterDraw& draw, const CounterNumbers& numbers) {
   bool drawn = false;
   if (to.is_cpu()) {
     drawn = fill(to, part.runs, draw, numbers);
   } else {
     const c10::DeviceGuard on(to.device());
-    require(!to.is_cuda() || !cuda::is_capturing(), "aten::" + numbers.name,
-            "dt::Generator cannot draw while a CUDA graph is captured, since each replay would give the same numbers; hint: draw before the "
-            "capture, or give it a generator of libtorch");
+    require(
+        !to.is_cuda() || !cuda::is_capturing(), "aten::" + numbers.name,
+        "dt::Generator cannot draw while a CUDA graph is captured, since each replay would give the same numbers; hint: draw before the "
+        "capture, or give it a generator of libtorch");
     const auto index = to.is_cuda() && cuda::have_kernels() ? part.index() : std::nullopt;
     if (index) {
       const cuda::Elements elements{to.data_ptr(), to.scalar_type(), to.numel(), *index, cuda::current_stream()};
@@ -155,7 +157,12 @@ void write(const at::Tensor& to, const Part& part, const CounterDraw& draw, cons
 // The elements of a whole contiguous tensor.
 void write(const at::Tensor& to, const CounterDraw& draw, const CounterNumbers& numbers) {
   const int64_t numel = to.numel();
-  write(to, {[=](const std::function<void(const Interval&)>& visit) { visit({0, numel}); }, [=] { return cuda::all_of(numel); }}, draw, numbers);
+  write(to,
+        {[=](const std::function<void(const Interval&)>& visit) {
+           visit({0, numel});
+         },
+         [=] { return cuda::all_of(numel); }},
+        draw, numbers);
 }
 
 std::string name_of(const c10::OperatorHandle& op) { return op.schema().name().substr(6); }  // without "aten::"
@@ -194,7 +201,7 @@ void draw_by_counter(const c10::OperatorHandle& op, CounterGenerator& generator,
   }
 }
 
-void draw_by_counter(const Draw& draw, CounterGenerator& generator, const at::Tensor& to, const Part& part) {
+void draw_by_counter(const Draw& draw, CounterGenerator& generator, const at::Tensor& to, const LocalShard& part) {
   write(to, part, generator.draw(), numbers_of(name_of(draw.op), draw.arguments, to.scalar_type()));
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "rng/counter_fill.hpp"
-#include "rng/cuda/part_index.hpp"
+#include "rng/cuda/shard_index.hpp"
 #include "rng/draw.hpp"
 
 #include <c10/core/GeneratorImpl.h>
@@ -46,12 +46,12 @@ bool is_normal_of_tensors(const c10::OperatorHandle& op);
 void normal_by_counter(const c10::OperatorHandle& op, const at::Generator& generator, c10::Stack& stack);
 
 // Where the elements of a shard are in the whole tensor, in row-major order: as runs for the CPU, and as an index for a GPU.
-struct Part {
+struct LocalShard {
   Runs runs;
-  std::function<std::optional<cuda::PartIndex>()> index;
+  std::function<std::optional<cuda::ShardIndex>()> index;
 };
 
 // Draws a shard into a contiguous tensor of as many elements.
-void draw_by_counter(const Draw& draw, CounterGenerator& generator, const at::Tensor& to, const Part& part);
+void draw_by_counter(const Draw& draw, CounterGenerator& generator, const at::Tensor& to, const LocalShard& part);
 
 }  // namespace dtensor::rng

@@ -18,6 +18,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <string_view>
@@ -151,14 +152,14 @@ void draw_factory(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::
 bool is_random_factory(const c10::OperatorHandle& op) {
   const auto takes_tensor = [](const c10::Argument& argument) { return argument.type()->isSubtypeOf(*c10::TensorType::get()); };
   const auto& arguments = op.schema().arguments();
-  return op.hasTag(at::Tag::nondeterministic_seeded) && std::none_of(arguments.begin(), arguments.end(), takes_tensor);
+  return op.hasTag(at::Tag::nondeterministic_seeded) && std::ranges::none_of(arguments, takes_tensor);
 }
 
 // ATen's kernel takes no dt::Generator. So plain tensors are drawn here, and distributed ones in the operator's rule.
 void draw_normal(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   const auto arguments = c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - op.schema().arguments().size());
   const auto given = arguments[2].isNone() ? world_of(arguments).generator() : arguments[2].toGenerator();
-  const bool plain = std::none_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.isTensor() && !is_plain(a); });
+  const bool plain = std::ranges::none_of(arguments, [](const auto& a) { return a.isTensor() && !is_plain(a); });
   rng::as_counter(given) && plain ? rng::normal_by_counter(op, given, *stack) : draw(op, keys, stack);
 }
 
@@ -172,7 +173,7 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, library) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     if (!op || name.name.rfind("aten::", 0) != 0) continue;
     const auto& arguments = op->schema().arguments();
-    if (std::none_of(arguments.begin(), arguments.end(), is_generator)) {
+    if (std::ranges::none_of(arguments, is_generator)) {
       if (is_random_factory(*op)) library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&draw_factory>());
       continue;
     }

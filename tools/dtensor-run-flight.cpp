@@ -35,7 +35,7 @@ std::vector<flight::Recording> recordings_in(const std::string& folder) {
     if (entry.path().extension() != ".events") continue;
     if (auto recording = flight::read_file(entry.path().string())) found.push_back(std::move(*recording));
   }
-  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  std::ranges::sort(found, [](const auto& a, const auto& b) { return a.rank < b.rank; });
   return found;
 }
 
@@ -46,7 +46,8 @@ std::string text_of(std::vector<flight::Witness> witnesses, const std::string& f
   }
   std::string text;
   std::istringstream lines(flight::examine(witnesses).text);
-  for (std::string line; std::getline(lines, line);) text += fmt::format("{}{}\n", text.empty() ? prefix + "flight recorder: " : prefix + "  ", line);
+  for (std::string line; std::getline(lines, line);)
+    text += fmt::format("{}{}\n", text.empty() ? prefix + "flight recorder: " : prefix + "  ", line);
   return text;
 }
 
@@ -77,7 +78,7 @@ void FlightFolder::open(const std::string& wanted) {
 void FlightFolder::ask_for_stacks(const std::vector<pid_t>& processes) const {
   if (path_.empty()) return;
   for (const auto& recording : recordings_in(path_)) {
-    const bool runs = std::find(processes.begin(), processes.end(), recording.process) != processes.end();
+    const bool runs = std::ranges::find(processes, recording.process) != processes.end();
     if (runs && recording.process > 0 && recording.answers && recording.state == flight::State::running) kill(recording.process, SIGUSR1);
   }
 }
@@ -89,7 +90,7 @@ std::string FlightFolder::report(const std::vector<Participant>& ranks) const {
   bool any = false;
   for (const auto& rank : ranks) {
     flight::Witness witness{rank.rank, std::nullopt, rank.ending, rank.pid > 0 && is_stopped(rank.pid)};
-    const auto own = std::find_if(recordings.begin(), recordings.end(), [&](const auto& one) { return one.rank == rank.rank; });
+    const auto own = std::ranges::find_if(recordings, [&](const auto& one) { return one.rank == rank.rank; });
     if (own != recordings.end()) witness.recording = std::move(*own), any = true;
     witnesses.push_back(std::move(witness));
   }
@@ -105,7 +106,8 @@ std::string report_of_folder(const std::string& folder) {
     const bool local = recording.host == here, runs = recording.state == flight::State::running;
     const bool gone = local && runs && kill(recording.process, 0) != 0;
     ranks = std::max(ranks, recording.ranks);
-    witnesses.push_back({recording.rank, recording, gone ? "has ended without a word (killed, or crashed)" : "", local && runs && !gone && is_stopped(recording.process)});
+    witnesses.push_back({recording.rank, recording, gone ? "has ended without a word (killed, or crashed)" : "",
+                         local && runs && !gone && is_stopped(recording.process)});
   }
   if (witnesses.empty()) return fmt::format("there are no events of ranks in '{}'\n", folder);
   std::set<int> known;

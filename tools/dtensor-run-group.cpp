@@ -106,8 +106,8 @@ bool Group::start(int local) {
   return error == 0;
 }
 
-// In the child. Its own session lets signals reach what the program starts in turn, and gives it a process's share of the cores where the system
-// shares them out among sessions; it cannot then read a terminal.
+// In the child. Its own session lets signals reach what the program starts in turn, and gives it a process's share of the cores where the
+// system shares them out among sessions; it cannot then read a terminal.
 void Group::become(int local, int output, int exec_error) {
   setsid();
   const sigset_t handled = handled_signals();
@@ -144,7 +144,7 @@ void Group::set_environment(int local) const {
 }
 
 bool Group::running() const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.pid > 0; });
+  return std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.pid > 0; });
 }
 
 void Group::serve() {
@@ -301,12 +301,12 @@ void Group::print_lines(int local, std::string_view text) {
 // The rank that failed first on its own. One that died without a report was killed or exited; the others report that they
 // noticed. When every failed rank reported, the first report was made before any other rank could notice.
 std::optional<int> Group::culprit() const {
-  const auto reported = [&](int local) { return std::find(reported_.begin(), reported_.end(), local) != reported_.end(); };
+  const auto reported = [&](int local) { return std::ranges::find(reported_, local) != reported_.end(); };
   for (int local : deaths_) {
     if (!reported(local)) return local;
   }
   for (int local : reported_) {
-    if (std::find(deaths_.begin(), deaths_.end(), local) != deaths_.end()) return local;  // else it ended by our own signal
+    if (std::ranges::find(deaths_, local) != deaths_.end()) return local;  // else it ended by our own signal
   }
   if (deaths_.empty()) return std::nullopt;
   return deaths_.front();

@@ -45,7 +45,8 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 65535));
   app.add_flag("--prefix-output", job.prefix_output, "Start each line of output with the rank");
   app.add_option("--log-dir", job.log_dir, "Write each rank's output to DIR/rank-R.log instead");
-  app.add_option("--flight-recorder", job.recorder_folder, "Keep the ranks' last events in DIR, from which the report of a failure is made (default: in memory, "
+  app.add_option("--flight-recorder", job.recorder_folder,
+                 "Keep the ranks' last events in DIR, from which the report of a failure is made (default: in memory, "
                  "until the end)");
   std::string folder;
   auto* report = app.add_option("--report", folder, "Print the report from what a job left in DIR, or leaves there now");

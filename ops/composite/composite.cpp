@@ -60,8 +60,8 @@ at::Tensor ctc_loss(c10::DispatchKeySet keys, const at::Tensor& log_probs, const
                                                   zero_infinity);
   }
   const bool is_batch = log_probs.dim() == 3;
-  auto losses = std::get<0>(at::_ctc_loss(is_batch ? log_probs : log_probs.unsqueeze(1), targets.to(log_probs.device(), at::kLong), input_lengths,
-                                          target_lengths, blank, zero_infinity));
+  auto losses = std::get<0>(at::_ctc_loss(is_batch ? log_probs : log_probs.unsqueeze(1), targets.to(log_probs.device(), at::kLong),
+                                          input_lengths, target_lengths, blank, zero_infinity));
   if (zero_infinity) losses = losses.masked_fill(losses.isinf(), 0);
   if (reduction == at::Reduction::Sum) return losses.sum();
   if (reduction != at::Reduction::Mean) return is_batch ? losses : losses.squeeze(0);

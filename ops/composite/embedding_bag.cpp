@@ -27,7 +27,7 @@ std::vector<int64_t> bags_of(const std::vector<int64_t>& offsets, int64_t bags, 
 }
 
 bool make_bags(const std::vector<int64_t>& offsets, int64_t bags, int64_t indices) {
-  return bags > 0 && offsets.front() == 0 && offsets.back() <= indices && std::is_sorted(offsets.begin(), offsets.end());
+  return bags > 0 && offsets.front() == 0 && offsets.back() <= indices && std::ranges::is_sorted(offsets);
 }
 
 struct Arguments {
@@ -51,7 +51,8 @@ c10::optional<Results> sums_of_rows(const Arguments& a) {
   const auto bags = static_cast<int64_t>(offsets.size()) - a.include_last_offset;
   if (!make_bags(offsets, bags, indices.numel())) return c10::nullopt;
 
-  const auto bag = beside(weight, plain([&] { return at::tensor(bags_of(offsets, bags, indices.numel()), at::kLong).to(weight.device()); }));
+  const auto bag =
+      beside(weight, plain([&] { return at::tensor(bags_of(offsets, bags, indices.numel()), at::kLong).to(weight.device()); }));
   const auto dtype = weight.scalar_type(), wide = at::toOpMathType(dtype);  // as libtorch's sums
   auto rows = at::embedding(weight, indices).to(wide);
   if (a.factors && a.factors->defined()) rows = rows.mul(a.factors->unsqueeze(1));

@@ -29,7 +29,7 @@ namespace {
 // -- States ------------------------------------------------------------------------------------------------------------------
 
 // The part of a whole tensor. Its gradient stays as it lies: there is no need to have that whole.
-struct TakePart : torch::autograd::Function<TakePart> {
+struct TakeShard : torch::autograd::Function<TakeShard> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& whole, const LayoutPtr& target) {
     return move_tensor(whole, target);
   }
@@ -51,7 +51,7 @@ at::Tensor cut_as_batch(const at::Tensor& state, const at::Tensor& input, int64_
     if (placements[m].is_replicate() && cut.is_shard(batch_dim)) placements[m] = shard(dim, cut.cut());
   }
   const auto target = impl->layout()->with(placements);
-  return target == impl->layout() ? state : TakePart::apply(state, target);
+  return target == impl->layout() ? state : TakeShard::apply(state, target);
 }
 
 // gru and rnn of padded batches, and the cells: (input, hx, ...), where hx is a tensor or two.

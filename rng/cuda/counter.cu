@@ -7,7 +7,7 @@ namespace dtensor::rng::cuda {
 namespace {
 
 template <class T, class Numbers>
-__global__ void fill(T* to, int64_t count, PartIndex part, CounterDraw draw, Numbers numbers) {
+__global__ void fill(T* to, int64_t count, ShardIndex part, CounterDraw draw, Numbers numbers) {
   for (int64_t i = first_element(); i < count; i += all_threads()) {
     to[i] = static_cast<T>(number_at(numbers, draw, part.global(i)));
   }

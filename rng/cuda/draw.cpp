@@ -66,7 +66,7 @@ constexpr std::array kDrawn{at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, a
                             at::kByte,  at::kChar,   at::kShort, at::kInt,     at::kLong};
 
 std::optional<Numbers> numbers_of(const Draw& draw) {
-  if (std::find(kDrawn.begin(), kDrawn.end(), dtype_of(draw)) == kDrawn.end()) return std::nullopt;
+  if (std::ranges::find(kDrawn, dtype_of(draw)) == kDrawn.end()) return std::nullopt;
   if (draw.is("aten::random_")) return whole_numbers(draw);
   const bool wide = dtype_of(draw) == at::kDouble;
   const auto numbers = [&](Kind kind, size_t count) {
@@ -83,12 +83,14 @@ std::optional<Numbers> numbers_of(const Draw& draw) {
   return std::nullopt;
 }
 
-Launch launch_of(int64_t numel, const Numbers& numbers) { return distribution(numel, numbers.wide, current_device(), DTENSOR_TORCH_AT_LEAST(2, 3)); }
+Launch launch_of(int64_t numel, const Numbers& numbers) {
+  return distribution(numel, numbers.wide, current_device(), DTENSOR_TORCH_AT_LEAST(2, 3));
+}
 
 // -- Kernels -----------------------------------------------------------------------------------------------------------------
 
 // Writes a tensor without gaps. False when there is no such kernel.
-bool write(const at::Tensor& to, const PartIndex& part, const Words& words, const Numbers& numbers) {
+bool write(const at::Tensor& to, const ShardIndex& part, const Words& words, const Numbers& numbers) {
   return to.numel() == 0 || draw({to.data_ptr(), to.scalar_type(), to.numel(), part, current_stream()}, words, numbers);
 }
 
@@ -108,7 +110,7 @@ int64_t once(const Key& key, const char* op, const Compare& compare) {
   const int64_t result = compare();
   if (result == 0) {
     TORCH_WARN("dtensor: ", op, " of ", c10::toString(std::get<1>(key)), " on GPUs has no kernel that draws as this libtorch does: ",
-               "every rank draws the whole tensor and keeps its part");
+               "every rank draws the whole tensor and keeps its shard");
   }
   return found[key] = result;
 }
@@ -166,11 +168,11 @@ at::Tensor dropout_mask(const Layout& layout, const at::TensorOptions& options, 
   const int64_t numel = c10::multiply_integers(layout.sizes());
   const Numbers numbers{Kind::dropout, keep, 0, layout.dtype() == at::kDouble};
   const auto order = memory_order(layout.strides());
-  const auto part = part_index(layout, order.data());
+  const auto part = shard_index(layout, order.data());
   if (part && may_draw(numel, options)) {
     const int64_t most = dropout_neighbours(options, numbers, generator);
     const auto launch = rng::cuda::dropout(numel, current_device(), std::max<int64_t>(most, 1));
-    const bool in_memory_order = launch.vector > 1 || std::is_sorted(order.begin(), order.end());
+    const bool in_memory_order = launch.vector > 1 || std::ranges::is_sorted(order);
     if (most > 0 && in_memory_order) {
       const auto words = words_of(generator, launch);
       const auto own = at::empty({c10::multiply_integers(layout.local_sizes())}, options.dtype(at::kBool));
@@ -180,16 +182,16 @@ at::Tensor dropout_mask(const Layout& layout, const at::TensorOptions& options, 
     }
   }
   const auto whole = at::empty_strided(layout.sizes(), layout.strides(), options).fill_(1);
-  return own_part(std::get<1>(at::_fused_dropout(whole, keep, generator)).to(at::kBool), layout);
+  return own_shard(std::get<1>(at::_fused_dropout(whole, keep, generator)).to(at::kBool), layout);
 }
 
 }  // namespace
 
-at::Tensor draw_own_part(const Layout& layout, const Draw& draw, const at::Generator& generator) {
+at::Tensor draw_own_shard(const Layout& layout, const Draw& draw, const at::Generator& generator) {
   const c10::DeviceGuard on(draw.options.device());
   const int64_t numel = c10::multiply_integers(layout.sizes());
   const auto order = memory_order(layout.strides());
-  const auto part = part_index(layout, order.data());
+  const auto part = shard_index(layout, order.data());
   const auto numbers = part ? proven_numbers(numel, draw, generator) : std::nullopt;
   if (!numbers) return {};
   const auto words = words_of(generator, launch_of(numel, *numbers));

@@ -13,7 +13,7 @@
 namespace dtensor::rng::cuda {
 
 // The shard. If there is no kernel, draws nothing and returns an undefined tensor.
-at::Tensor draw_own_part(const Layout& layout, const Draw& draw, const at::Generator& generator);
+at::Tensor draw_own_shard(const Layout& layout, const Draw& draw, const at::Generator& generator);
 
 // Leaves the generator as the draw of a whole tensor of `numel` elements does. If there is no kernel, does nothing and returns false.
 bool skip_draw(int64_t numel, const Draw& draw, const at::Generator& generator);

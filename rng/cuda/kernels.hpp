@@ -3,7 +3,7 @@
 
 #include "rng/counter_fill.hpp"
 #include "rng/cuda/mapping.hpp"
-#include "rng/cuda/part_index.hpp"
+#include "rng/cuda/shard_index.hpp"
 
 #include <c10/core/ScalarType.h>
 
@@ -23,7 +23,7 @@ struct Elements {
   void* to;
   c10::ScalarType dtype;
   int64_t count;
-  PartIndex part;
+  ShardIndex part;
   void* stream;
 };
 

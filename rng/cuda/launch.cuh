@@ -13,7 +13,7 @@ namespace dtensor::rng::cuda {
 
 // `kernel` takes where to write, how many elements, their part and `arguments`; its threads go round where there are more.
 template <class T, class... Parameters, class... Arguments>
-void launch_over(const Elements& elements, void (*kernel)(T*, int64_t, PartIndex, Parameters...), const Arguments&... arguments) {
+void launch_over(const Elements& elements, void (*kernel)(T*, int64_t, ShardIndex, Parameters...), const Arguments&... arguments) {
   constexpr int kThreads = 256;
   const int64_t blocks = std::min<int64_t>(ceil_div(elements.count, kThreads), 1 << 20);
   kernel<<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(elements.stream)>>>(

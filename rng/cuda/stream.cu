@@ -7,7 +7,7 @@ namespace dtensor::rng::cuda {
 namespace {
 
 template <class T, class Call, class Transform>
-__global__ void fill(T* to, int64_t count, PartIndex part, Words words, Call call, Transform transform) {
+__global__ void fill(T* to, int64_t count, ShardIndex part, Words words, Call call, Transform transform) {
   for (int64_t i = first_element(); i < count; i += all_threads()) to[i] = number(part.global(i), words, call, transform);
 }
 

@@ -30,7 +30,8 @@ std::string text_of(int error) { return std::generic_category().message(error); 
 std::string behind_links(std::filesystem::path path) {
   std::error_code error;
   constexpr int kMost = 40;  // as the system
-  for (int i = 0; i < kMost && std::filesystem::is_symlink(path, error); ++i) path = path.parent_path() / std::filesystem::read_symlink(path, error);
+  for (int i = 0; i < kMost && std::filesystem::is_symlink(path, error); ++i)
+    path = path.parent_path() / std::filesystem::read_symlink(path, error);
   return path.string();
 }
 

@@ -10,8 +10,8 @@
 
 namespace dtensor::files {
 
-// Makes the whole tensors that the first rank writes, in host memory. The other ranks take part in the gather and get undefined tensors. Two
-// names of one tensor share memory in the file too.
+// Makes the whole tensors that the first rank writes, in host memory. The other ranks take part in the gather and get undefined tensors.
+// Two names of one tensor share memory in the file too.
 class Wholes {
  public:
   explicit Wholes(const Ranks& ranks) : ranks_(ranks) {}

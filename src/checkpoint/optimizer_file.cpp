@@ -98,7 +98,7 @@ void for_each_tensor(const std::vector<at::Tensor>& parameters, optim::States& s
 
 // Whether the optimizer's own save() and load() write plain tensors on every rank.
 bool saves_itself(const torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters) {
-  return dynamic_cast<const optim::Optimizer*>(&optimizer) || std::none_of(parameters.begin(), parameters.end(), is_dtensor);
+  return dynamic_cast<const optim::Optimizer*>(&optimizer) || std::ranges::none_of(parameters, is_dtensor);
 }
 
 // Gives the optimizer other states until it ends.
@@ -226,8 +226,10 @@ static void load_state(torch::optim::Optimizer& optimizer, torch::serialize::Inp
     const std::string text = problem.what();
     size_t parameters = 0;
     for (const auto& group : optimizer.param_groups()) parameters += group.params().size();
-    fail("load", "'{}' is not the state of such an optimizer: it is another's, of other parameters, or a model's; expected what dt::save wrote of "
-         "one of the same type with {} parameters in {} groups; hint: save and load optimizers and models of the same kind; libtorch says: {}",
+    fail("load",
+         "'{}' is not the state of such an optimizer: it is another's, of other parameters, or a model's; expected what dt::save wrote of "
+         "one of the same type with {} parameters in {} groups; hint: save and load optimizers and models of the same kind; libtorch says: "
+         "{}",
          path, parameters, optimizer.param_groups().size(), text.substr(0, text.find('\n')));
   }
 }

@@ -17,7 +17,7 @@
 namespace dtensor::files {
 
 Ranks::Ranks(std::string_view tag, c10::ArrayRef<at::Tensor> tensors) : tag_(tag) {
-  if (std::none_of(tensors.begin(), tensors.end(), is_dtensor)) {
+  if (std::ranges::none_of(tensors, is_dtensor)) {
     auto& world = World::current();
     if (world.size() == 1) return;
     line_.emplace(init_device_mesh(c10::kCPU, {world.size()}, {"world"}));
@@ -25,7 +25,7 @@ Ranks::Ranks(std::string_view tag, c10::ArrayRef<at::Tensor> tensors) : tag_(tag
     return;
   }
   const auto all = detail::spread_of(tensors, detail::Among::all_ranks);
-  const auto meshes = std::count_if(all.begin(), all.end(), [&](const auto& spread) { return is_dtensor(tensors[spread.members[0]]); });
+  const auto meshes = std::ranges::count_if(all, [&](const auto& spread) { return is_dtensor(tensors[spread.members[0]]); });
   require(meshes == 1, tag, "the tensors lie on {} meshes of which none holds the others; hint: use a file for each of them", meshes);
   group_ = all[0].group;
 }

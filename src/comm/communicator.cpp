@@ -77,8 +77,8 @@ Communicator::Communicator(std::string name, std::vector<int> ranks, int rank)
     : name_(std::move(name)), ranks_(std::move(ranks)), rank_(rank) {
   require(rank_ >= 0 && rank_ < size(), "connect", "the calling rank is not in group '{}'; got ranks [{}]", name_, fmt::join(ranks_, ", "));
   auto sorted = ranks_;
-  std::sort(sorted.begin(), sorted.end());
-  require(std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end(), "connect",
+  std::ranges::sort(sorted);
+  require(std::ranges::adjacent_find(sorted) == sorted.end(), "connect",
           "group '{}' has a rank twice; got ranks [{}]", name_, fmt::join(ranks_, ", "));
 }
 

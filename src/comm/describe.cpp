@@ -127,7 +127,7 @@ int position_in(const std::string& name, const std::vector<int>& ranks, int rank
     require(member >= 0 && member < world_size, "connect", "group '{}' has a rank outside the world; got ranks [{}]; expected 0..{}",
             name, fmt::join(ranks, ", "), world_size - 1);
   }
-  const auto found = std::find(ranks.begin(), ranks.end(), rank);
+  const auto found = std::ranges::find(ranks, rank);
   require(found != ranks.end(), "connect", "rank {} is not in group '{}'; got ranks [{}]", rank, name, fmt::join(ranks, ", "));
   return static_cast<int>(found - ranks.begin());
 }

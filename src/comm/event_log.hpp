@@ -16,7 +16,8 @@ struct EventLog {
   Observer* innermost = nullptr;
 };
 
-// How many observers there are, of all ranks, that see operators. Where there is none, an operator that communicates nothing costs no more than to look.
+// How many observers there are, of all ranks, that see operators. Where there is none, an operator that communicates nothing costs no more
+// than to look.
 extern std::atomic<int> observers_of_operators;
 
 }  // namespace dtensor::comm

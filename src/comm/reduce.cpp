@@ -42,7 +42,7 @@ void accumulate(A* sum, const T* input, int64_t count, F combine) {
 
 // The average of one element; `sum`, where some part is not finite.
 template <class A, class T>
-A average_of_parts(c10::ArrayRef<const void*> inputs, int64_t at, A sum) {
+A average_of_shards(c10::ArrayRef<const void*> inputs, int64_t at, A sum) {
   A average = 0;
   for (const void* input : inputs) {
     const auto part = static_cast<A>(static_cast<const T*>(input)[at]);
@@ -61,7 +61,7 @@ void divide_by_count(A* sum, c10::ArrayRef<const void*> inputs, int64_t begin, i
     bool finite = true;
     for (int64_t i = 0; i < length; ++i) finite &= sum[i] - sum[i] == 0;
     for (int64_t i = 0; !finite && i < length; ++i) {
-      if (!std::isfinite(sum[i])) sum[i] = average_of_parts<A, T>(inputs, begin + i, sum[i]);
+      if (!std::isfinite(sum[i])) sum[i] = average_of_shards<A, T>(inputs, begin + i, sum[i]);
     }
   }
 }
@@ -140,7 +140,7 @@ void check_reducible(std::string_view tag, c10::ScalarType dtype, ReduceOp op) {
   using S = c10::ScalarType;
   constexpr std::array kNumbers{S::Float, S::Double, S::Half,         S::BFloat16,      S::Long, S::Int,
                                 S::Short, S::Char,   S::ComplexFloat, S::ComplexDouble, S::Byte, S::Bool};
-  const bool number = std::find(kNumbers.begin(), kNumbers.end(), dtype) != kNumbers.end();
+  const bool number = std::ranges::find(kNumbers, dtype) != kNumbers.end();
   const bool complex = dtype == S::ComplexFloat || dtype == S::ComplexDouble;
   const bool ordered = op == ReduceOp::min || op == ReduceOp::max;
   const bool meaningful = number && op != ReduceOp::norm2 && !(complex && ordered) && !(dtype == S::Bool && op == ReduceOp::avg);

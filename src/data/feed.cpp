@@ -32,7 +32,9 @@ namespace {
 class WorkerRandom {
  public:
   WorkerRandom(World& world, const std::vector<std::thread>& workers)
-      : world_(world), stream_(std::make_shared<rng::LentStream>(world.generator(), world.size() == 1)), lent_(rng::lend(stream_, workers)) {}
+      : world_(world),
+        stream_(std::make_shared<rng::LentStream>(world.generator(), world.size() == 1)),
+        lent_(rng::lend(stream_, workers)) {}
 
   // Around each call of the loader.
   void before() { rank_drew_ |= left_.defined() && !left_.equal(world_.generator().get_state()); }
@@ -160,10 +162,11 @@ void LayOut::tensor(at::Tensor& tensor) {
 
 void LayOut::finish() const {
   for (size_t i = 0; tensors_ > 0 && i < placements_.size(); ++i) {
-    require(!placements_[i].is_shard() || cuts_[i], "batches",
-            "no tensor of the batch has the dim that mesh dimension '{}' is to cut; got placements {}; hint: dims are counted from 0, of the "
-            "batch, which is dim 0 itself",
-            mesh_.names()[i], str(placements_));
+    require(
+        !placements_[i].is_shard() || cuts_[i], "batches",
+        "no tensor of the batch has the dim that mesh dimension '{}' is to cut; got placements {}; hint: dims are counted from 0, of the "
+        "batch, which is dim 0 itself",
+        mesh_.names()[i], str(placements_));
   }
 }
 

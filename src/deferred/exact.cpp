@@ -47,7 +47,7 @@ bool is_complex(const Entry& entry) {
 
 }  // namespace
 
-bool exact_in_parts(const Entry& entry) {
+bool exact_in_shards(const Entry& entry) {
   if (!entry.op || entry.generator_at >= 0 || dispatch::info_of(*entry.op).is_view) return true;
   auto name = entry.op->schema().name();
   if (name.back() == '_') name.pop_back();

@@ -7,6 +7,6 @@ namespace dtensor::deferred {
 
 // False for operators that add up elements, and for functions whose kernels compute some elements differently from others: those at the end
 // of the memory, beyond the last whole vector.
-bool exact_in_parts(const Entry& entry);
+bool exact_in_shards(const Entry& entry);
 
 }  // namespace dtensor::deferred

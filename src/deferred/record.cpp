@@ -1,7 +1,7 @@
 #include "src/deferred/record.hpp"
 
 #include "rng/copy.hpp"
-#include "rng/own_part.hpp"
+#include "rng/own_shard.hpp"
 #include "src/deferred/replay.hpp"
 #include "src/dispatch/decide.hpp"
 #include "src/dispatch/execute.hpp"
@@ -17,6 +17,8 @@
 #include <ATen/ops/alias.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+
+#include <algorithm>
 
 namespace dtensor::deferred {
 
@@ -66,7 +68,7 @@ bool is_made_and_drawn(const c10::FunctionSchema& schema) {
 bool draws_in_place(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   const auto is_tensor = [](const c10::IValue& value) { return value.isTensor() && value.toTensor().defined(); };
   return info.in_place && info.written == std::vector<int>{0} && info.schema->argumentIndexWithName("generator") &&
-         std::count_if(arguments.begin(), arguments.end(), is_tensor) == 1;
+         std::ranges::count_if(arguments, is_tensor) == 1;
 }
 
 // Whether it writes a tensor that has values, which those who hold it will look at.

@@ -13,6 +13,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <functional>
 
 namespace dtensor::deferred {
@@ -96,7 +97,7 @@ Values replay(const Entries& entries, c10::ArrayRef<at::Tensor> metas, const Run
 // Passes a wished layout on, from a result to operands of the same sizes.
 void spread(Wishes& wishes, const Entries& entries) {
   for (auto it = entries.rbegin(); it != entries.rend(); ++it) {
-    if (!exact_in_parts(**it)) continue;
+    if (!exact_in_shards(**it)) continue;
     const auto pass_on = [&](const at::Tensor& meta) {
       const auto wish = wishes.find(meta.unsafeGetTensorImpl());
       if (wish == wishes.end()) return;
@@ -111,7 +112,7 @@ void spread(Wishes& wishes, const Entries& entries) {
 }
 
 bool has_partial(const Placements& placements) {
-  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
+  return std::ranges::any_of(placements, [](const Placement& p) { return p.is_partial(); });
 }
 
 // Operators whose results have the same value everywhere: a rank makes only its shard.
@@ -123,7 +124,7 @@ bool makes_alike(const Entry& entry) {
 }
 
 // This rank's shard of the result of such an operator.
-at::Tensor made_in_part(const Entry& entry, Stack stack, const LayoutPtr& layout) {
+at::Tensor made_as_shard(const Entry& entry, Stack stack, const LayoutPtr& layout) {
   const auto& schema = entry.op->schema();
   const auto sizes = layout->local_sizes();
   stack[*schema.argumentIndexWithName("size")] = sizes;
@@ -188,9 +189,9 @@ void run_on_mesh(const Entry& entry, Stack& stack, const LayoutPtr& wish) {
     const auto placements = wish ? wish->placements() : PlacementsRef(replicated);
     stack[0] = distribute_tensor(stack[0].toTensor(), entry.mesh, placements).tensor();
   } else if (wish && makes_alike(entry)) {
-    stack = {made_in_part(entry, std::move(stack), wish)};
+    stack = {made_as_shard(entry, std::move(stack), wish)};
   } else {
-    exact_in_parts(entry) ? entry.op->callBoxed(&stack) : run_whole(entry, stack);
+    exact_in_shards(entry) ? entry.op->callBoxed(&stack) : run_whole(entry, stack);
     if (wish && as_dtensor(stack[0].toTensor())->layout() != wish) stack[0] = move_tensor(stack[0].toTensor(), wish);
   }
 }

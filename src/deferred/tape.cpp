@@ -23,18 +23,18 @@ Entries Tape::needed_for(c10::ArrayRef<at::Tensor> metas) const {
     tensors.insert(meta.unsafeGetTensorImpl());
     memories.insert(memory_of(meta));
   };
-  std::for_each(metas.begin(), metas.end(), need);
+  std::ranges::for_each(metas, need);
   Entries needed;
   for (auto entry = entries_.rbegin(); entry != entries_.rend(); ++entry) {
     const auto makes = [&](const at::Tensor& output) { return tensors.count(output.unsafeGetTensorImpl()) > 0; };
     const auto writes = [&](const at::Tensor& written) { return memories.count(memory_of(written)) > 0; };
-    if (std::none_of(entry->outputs.begin(), entry->outputs.end(), makes) &&
-        std::none_of(entry->written.begin(), entry->written.end(), writes))
+    if (std::ranges::none_of(entry->outputs, makes) &&
+        std::ranges::none_of(entry->written, writes))
       continue;
     needed.push_back(&*entry);
     for_each_meta(entry->arguments, need);
   }
-  std::reverse(needed.begin(), needed.end());
+  std::ranges::reverse(needed);
   return needed;
 }
 

@@ -57,11 +57,15 @@ bool is_worked_out(const OpInfo& info, const Stack& stack, size_t begin) {
     const auto& layout = *impl->layout();
     if (layout.is_absent() && !may) refuse_absent(info.name, layout);
     if (layout.is_absent() && asks_for_values(info)) {
-      fail(info.name, "only ranks [{}] have the values; got {}, on a rank that works out sizes and layouts for dt::on; hint: ask for values outside of "
-           "dt::on, after dt::redistribute to a mesh of all ranks that need them", fmt::join(layout.mesh().ranks(), ", "), layout.str());
+      fail(
+          info.name,
+          "only ranks [{}] have the values; got {}, on a rank that works out sizes and layouts for dt::on; hint: ask for values outside of "
+          "dt::on, after dt::redistribute to a mesh of all ranks that need them",
+          fmt::join(layout.mesh().ranks(), ", "), layout.str());
     }
     if (!layout.is_absent() && on_absent && !current_backward()) {
-      fail(info.name, "a tensor of another mesh is used inside of dt::on; got {} on {}; expected one on {}; hint: dt::redistribute it to that mesh",
+      fail(info.name,
+           "a tensor of another mesh is used inside of dt::on; got {} on {}; expected one on {}; hint: dt::redistribute it to that mesh",
            layout.str(), layout.mesh().str(), current_mesh->str());
     }
     worked_out |= layout.is_absent();

@@ -10,7 +10,7 @@ namespace dtensor::dispatch {
 namespace {
 
 // The part of a tensor whose memory is that of one device; of a plain one itself, where it counts as replicated.
-at::Tensor whole_part(const at::Tensor& tensor) {
+at::Tensor whole_local(const at::Tensor& tensor) {
   auto* impl = as_dtensor(tensor);
   if (!impl) return current_mesh ? tensor : at::Tensor();
   if (impl->layout()->is_deferred() || impl->member() || !impl->lends_memory()) return {};
@@ -32,7 +32,7 @@ bool change_metadata(const c10::OperatorHandle& op, Stack& stack, size_t begin) 
   Stack local(stack.begin() + static_cast<int64_t>(begin), stack.end());
   for (auto& value : local) {
     if (!value.isTensor()) continue;
-    value = whole_part(value.toTensor());
+    value = whole_local(value.toTensor());
     if (!value.toTensor().defined()) return false;
   }
   auto part = local[0].toTensor();

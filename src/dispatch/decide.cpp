@@ -19,6 +19,7 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <mutex>
 #include <optional>
@@ -49,7 +50,8 @@ bool in_backward() { return current_backward() != nullptr; }
 // torch::nn::init writes what it makes of plain tensors to a parameter, and so do programs that load one. Outside of Spmd nothing says that
 // these are the same on every rank, so they are compared at each call.
 bool initializes(const OpInfo& info, const rules::Call& call) {
-  return info.in_place && !c10::GradMode::is_enabled() && !call.operands.empty() && call.operands[0].argument == 0 && !call.operands[0].plain;
+  return info.in_place && !c10::GradMode::is_enabled() && !call.operands.empty() && call.operands[0].argument == 0 &&
+         !call.operands[0].plain;
 }
 
 // The first of its kind on the mesh, which it is on all of the mesh's ranks or on none.
@@ -87,7 +89,7 @@ void check_plain_operands(const OpInfo& info, const rules::Call& call, bool expl
 }
 
 bool has_plain_operand(const rules::Call& call) {
-  return std::any_of(call.operands.begin(), call.operands.end(), [](const auto& operand) { return operand.plain && operand.ndim() > 0; });
+  return std::ranges::any_of(call.operands, [](const auto& operand) { return operand.plain && operand.ndim() > 0; });
 }
 
 // Whether an operand is a plain tensor inside Spmd, whose values may differ between ranks in a later call if not in this.
@@ -106,7 +108,7 @@ void warn_once(const OpInfo& info, const DeviceMesh& mesh, const char* what) {
 // Whether a move between two layouts takes a collective.
 bool communicates(const LayoutPtr& from, const LayoutPtr& to) {
   const auto plan = plan_move(from, to);
-  return std::any_of(plan.steps.begin(), plan.steps.end(), [](const Step& step) {
+  return std::ranges::any_of(plan.steps, [](const Step& step) {
     return !step.from.is_replicate() && !(step.mesh_dims.size() == 1 && step.before->mesh().size(step.mesh_dims[0]) == 1);
   });
 }
@@ -118,8 +120,8 @@ std::vector<Move> moves_for(const OpInfo& info, const rules::Call& call, const r
     if (operand.layout == resolution.in[i]) continue;
     const auto& to = resolution.in[i];
     // Autograd writes a gradient through as_strided: where the tensor itself becomes whole, that is no write to a copy.
-    const bool settles = (operand.layout->has_partial() && !to->has_partial()) || call.schema.name() == "aten::as_strided";
-    moves.push_back({operand.argument, operand.element, operand.layout, to, communicates(operand.layout, to), settles,
+    const bool keeps = (operand.layout->has_partial() && !to->has_partial()) || call.schema.name() == "aten::as_strided";
+    moves.push_back({operand.argument, operand.element, operand.layout, to, communicates(operand.layout, to), keeps,
                      to->strides() == c10::IntArrayRef(contiguous_strides(to->sizes())), info.is_view});
   }
   return moves;
@@ -129,7 +131,7 @@ std::vector<WriteBack> write_backs_for(const OpInfo& info, const rules::Call& ca
   std::vector<WriteBack> backs;
   for (size_t i = 0; i < call.operands.size(); ++i) {
     const auto& operand = call.operands[i];
-    const bool written = std::find(info.written.begin(), info.written.end(), operand.argument) != info.written.end();
+    const bool written = std::ranges::find(info.written, operand.argument) != info.written.end();
     if (!written || (resolution.in[i] == operand.layout && resolution.written[i] == operand.layout)) continue;
     backs.push_back(
         {operand.argument, operand.element, resolution.written[i], operand.layout, communicates(resolution.written[i], operand.layout)});
@@ -137,10 +139,10 @@ std::vector<WriteBack> write_backs_for(const OpInfo& info, const rules::Call& ca
   return backs;
 }
 
-// How what an operator writes would lie if it were not whole: a move that communicates nothing, where operands that come in cut are gathered
-// otherwise. (What copy_ writes to is where its source is asked to lie.)
+// How what an operator writes would lie if it were not whole: a move that communicates nothing, where operands that come in cut are
+// gathered otherwise. (What copy_ writes to is where its source is asked to lie.)
 std::optional<Move> cut_before(const OpInfo& info, const rules::Call& call, const rules::Rule* rule, const std::vector<Move>& moves) {
-  const bool gathers = std::any_of(moves.begin(), moves.end(), [](const Move& move) { return move.communicates && move.argument > 0; });
+  const bool gathers = std::ranges::any_of(moves, [](const Move& move) { return move.communicates && move.argument > 0; });
   if (!rule || !info.in_place || !gathers || call.operands[0].argument != 0 || call.operands[0].element >= 0) return std::nullopt;
   const auto& written = call.operands[0];
   if (written.plain || written.pinned || written.layout->is_flat() || info.schema->name() == "aten::copy_") return std::nullopt;
@@ -152,7 +154,8 @@ std::optional<Move> cut_before(const OpInfo& info, const rules::Call& call, cons
   if (to == written.layout || resolution.written[0] != to) return std::nullopt;
   for (size_t m = 0; m < to->placements().size(); ++m) {
     const auto &before = written.placements()[m], &after = to->placements()[m];
-    const bool comes_cut = std::any_of(call.operands.begin() + 1, call.operands.end(), [m](const auto& other) { return other.placements()[m].is_shard(); });
+    const bool comes_cut =
+        std::any_of(call.operands.begin() + 1, call.operands.end(), [m](const auto& other) { return other.placements()[m].is_shard(); });
     if (before != after && !(before.is_replicate() && after.is_shard() && comes_cut)) return std::nullopt;
   }
   return Move{0, -1, written.layout, to};
@@ -172,13 +175,13 @@ bool set_outputs(Decision& decision, const rules::Call& call, const rules::Resol
   if (call.schema.name() == "aten::as_strided" && !call.ints_arg("storage_offset").empty()) {
     decision.from_memory = true;
     decision.offsets = call.ints_arg("storage_offset");
-  } else if (decision.info->is_view && std::any_of(call.outputs.begin(), call.outputs.end(), [](const auto& o) { return o.offset; })) {
+  } else if (decision.info->is_view && std::ranges::any_of(call.outputs, [](const auto& o) { return o.offset; })) {
     for (const auto& meta : call.outputs) decision.offsets.push_back(meta.offset);
   }
   return true;
 }
 
-// Whether some rank may have an empty part of an operand, where kernels refuse less than with a full one. (Of a dim of at least p * p
+// Whether some rank may have an empty shard of an operand, where kernels refuse less than with a full one. (Of a dim of at least p * p
 // elements every one of p ranks has some.)
 bool may_be_empty(const Layout& layout) {
   if (layout.is_flat()) return true;
@@ -197,8 +200,8 @@ bool may_be_empty(const Layout& layout) {
   return false;
 }
 
-// Throws where the result has other sizes than what it is written to in place. Kernels refuse that of whole tensors, and may not see it in a
-// part; addbmm_ resizes.
+// Throws where the result has other sizes than what it is written to in place. Kernels refuse that of whole tensors, and may not see it in
+// a part; addbmm_ resizes.
 void check_in_place_sizes(const c10::OperatorHandle& op, const OpInfo& info, const rules::Call& call, const rules::Rule& rule) {
   if (!info.in_place || info.makes_results || call.operands.empty() || call.operands[0].argument != 0) return;
   const auto sizes = rule.output_sizes(call);
@@ -229,7 +232,7 @@ Ahead look_ahead(const c10::OperatorHandle& op, const OpInfo& info, rules::Call&
 }
 
 // Whether this rank has no part of a tensor that others have parts of.
-bool has_no_part(const Layout& layout) {
+bool has_empty_shard(const Layout& layout) {
   return c10::multiply_integers(layout.local_sizes()) == 0 && c10::multiply_integers(layout.sizes()) > 0;
 }
 
@@ -248,12 +251,12 @@ bool is_uneven(const Layout& layout) {
   return false;
 }
 
-// A dim of length one has any place in the order of memory. Where that is the length of some ranks' parts only, a pointwise operator would
+// A dim of length one has any place in the order of memory. Where that is the length of some ranks' shards only, a pointwise operator would
 // leave them in another order than others: so all lie in the order that is reported.
-bool may_part_orders(const Decision& decision, const rules::Rule* rule) {
+bool may_change_order(const Decision& decision, const rules::Rule* rule) {
   const auto* entry = rule ? rules::find_entry(*decision.info->schema) : nullptr;
   if (!entry || std::string_view(entry->family) != "pointwise" || decision.info->is_view || !decision.info->makes_results) return false;
-  return std::any_of(decision.outputs.begin(), decision.outputs.end(), [](const auto& like) { return like && is_uneven(*like->layout()); });
+  return std::ranges::any_of(decision.outputs, [](const auto& like) { return like && is_uneven(*like->layout()); });
 }
 
 // A rank that has no part of any result has nothing to compute, and need not ask whether the kernel takes empty operands beside others
@@ -264,13 +267,13 @@ rules::Lowering nothing_to_compute(const Decision& decision, const rules::Call& 
   if (info.in_place && !info.makes_results) {
     const auto& written = info.written;
     const int i = written.size() == 1 ? call.operand_index(written[0]) : -1;
-    if (i < 0 || info.returns_argument != written || !has_no_part(*resolution.in[i])) return {};
+    if (i < 0 || info.returns_argument != written || !has_empty_shard(*resolution.in[i])) return {};
     return [argument = written[0]](rules::LocalCall& local) { local.replace({local.arg(argument)}); };
   }
   const auto& outputs = decision.outputs;
-  const bool empty = std::all_of(outputs.begin(), outputs.end(), [](const auto& like) { return like && has_no_part(*like->layout()); });
+  const bool empty = std::ranges::all_of(outputs, [](const auto& like) { return like && has_empty_shard(*like->layout()); });
   if (!sure || !decision.outputs_known || !decision.open.empty() || !info.written.empty() || outputs.empty() || !empty) return {};
-  const auto beside = std::find_if(call.operands.begin(), call.operands.end(), [](const auto& operand) { return operand.element < 0; });
+  const auto beside = std::ranges::find_if(call.operands, [](const auto& operand) { return operand.element < 0; });
   if (beside == call.operands.end()) return {};
   return [outputs, argument = beside->argument](rules::LocalCall& local) {
     const auto device = local.arg(argument).toTensor().device();  // a shard may lie on the host
@@ -285,11 +288,12 @@ rules::Lowering nothing_to_compute(const Decision& decision, const rules::Call& 
 }  // namespace
 
 void check_supported(const OpInfo& info) {
-  require(info.schema->name() != "aten::set_", info.name,
-          "a distributed tensor has no storage to set; hint: dt::load(module, path) of <dtensor/checkpoint/torch_files.hpp> reads the files "
-          "that torch::load reads, of modules, optimizers and tensors; under dt::NoSpmd torch::load reads plain ones");
+  require(
+      info.schema->name() != "aten::set_", info.name,
+      "a distributed tensor has no storage to set; hint: dt::load(module, path) of <dtensor/checkpoint/torch_files.hpp> reads the files "
+      "that torch::load reads, of modules, optimizers and tensors; under dt::NoSpmd torch::load reads plain ones");
   require(!info.changes_metadata, info.name,
-          "would change the shape of a distributed tensor in place, which would part its layout from its local part; "
+          "would change the shape of a distributed tensor in place, which would separate its layout from its local shard; "
           "hint: use the out-of-place form and assign the result");
 }
 
@@ -314,24 +318,26 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   decision->write_backs = write_backs_for(info, call, resolution);
   decision->outputs_known = rule && info.makes_results && set_outputs(*decision, call, resolution);
   if (rule) decision->lowering = rule->lower(call, resolution);
-  const bool moves = std::any_of(decision->moves.begin(), decision->moves.end(), [](const Move& move) { return move.communicates; });
-  const bool empty = std::any_of(resolution.in.begin(), resolution.in.end(), [](const LayoutPtr& layout) { return may_be_empty(*layout); });
-  const bool whole = std::all_of(resolution.in.begin(), resolution.in.end(), [](const LayoutPtr& layout) { return layout->is_replicated(); });
+  const bool moves = std::ranges::any_of(decision->moves, [](const Move& move) { return move.communicates; });
+  const bool empty = std::ranges::any_of(resolution.in, [](const LayoutPtr& layout) { return may_be_empty(*layout); });
+  const bool whole = std::ranges::all_of(resolution.in, [](const LayoutPtr& layout) { return layout->is_replicated(); });
   if (!trace && moves && whole && info.schema->argumentIndexWithName("generator")) {
-    warn_once(info, call.mesh, "is drawn whole on every rank from gathered operands: how much it takes of the one stream depends on their values");
+    warn_once(info, call.mesh,
+              "is drawn whole on every rank from gathered operands: how much it takes of the one stream depends on their values");
   }
   // What kernels refuse, as dtypes, is refused on every rank, and before anything is moved.
   if (!ahead.rehearsed && (moves || empty || decision->lowering || !decision->write_backs.empty())) rehearse(op, call);
   if (rule && !decision->lowering) decision->lowering = nothing_to_compute(*decision, call, resolution, ahead.sure);
-  if (!decision->lowering && may_part_orders(*decision, rule)) decision->lowering = [](rules::LocalCall& local) { local.call(); };
+  if (!decision->lowering && may_change_order(*decision, rule)) decision->lowering = [](rules::LocalCall& local) { local.call(); };
   decision->casts = call.schema.name() == "aten::_to_copy" && decision->outputs.size() == 1;
-  decision->gives_pending = std::any_of(decision->outputs.begin(), decision->outputs.end(),
+  decision->gives_pending = std::ranges::any_of(decision->outputs,
                                         [](const auto& output) { return output && output->layout()->has_partial(); });
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
   decision->once = !current_mesh && (in_backward() || initializes(info, call)) && has_plain_operand(call);
   decision->compares = may_differ(call);
-  decision->simple = !decision->compares && !info.has_tensor_list && info.returns_tensors_only && (decision->outputs_known || !info.makes_results) &&
-                     decision->open.empty() && !call.operands.empty() && decision->write_backs.empty() && !decision->cut_first;
+  decision->simple = !decision->compares && !info.has_tensor_list && info.returns_tensors_only &&
+                     (decision->outputs_known || !info.makes_results) && decision->open.empty() && !call.operands.empty() &&
+                     decision->write_backs.empty() && !decision->cut_first;
   return decision;
 }
 

@@ -24,7 +24,7 @@ struct Move {
   int element = -1;
   LayoutPtr from, to;
   bool communicates = false;
-  bool settles = false;    // the move does a pending reduction
+  bool keeps = false;      // the operand keeps the moved value where it can: the move does a pending reduction
   bool row_major = false;  // the whole operand is row-major
   bool for_view = false;   // the result is a view of the operand, and outlives the call
 };

@@ -16,6 +16,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/TensorOptions.h>
 
+#include <algorithm>
 #include <array>
 
 namespace dtensor {
@@ -212,7 +213,8 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& o
   const bool of_group = member_ && member_->generation < 0 && !layout_->is_deferred();
   if (of_group && source->layout_ != layout_) {
     fail("set_data",
-         "a parameter of a unit of fully_shard keeps its dtype and layout; got {}; expected {}; hint: call to() before fully_shard, or write to "
+         "a parameter of a unit of fully_shard keeps its dtype and layout; got {}; expected {}; hint: call to() before fully_shard, or "
+         "write to "
          "the parameter with copy_",
          source->layout_->str(), layout_->str());
   }
@@ -247,10 +249,11 @@ LayoutPtr reduced(const LayoutPtr& layout) {
   if (!layout->has_partial()) return layout;
   auto placements = without_partial(layout->placements());
   int64_t parts = 1;
-  for (size_t m = 0; m < placements.size(); ++m) parts *= layout->placements()[m].is_partial() ? layout->mesh().size(static_cast<int64_t>(m)) : 1;
+  for (size_t m = 0; m < placements.size(); ++m)
+    parts *= layout->placements()[m].is_partial() ? layout->mesh().size(static_cast<int64_t>(m)) : 1;
   const auto sizes = layout->sizes();
-  const auto longest = std::max_element(sizes.begin(), sizes.end());
-  const bool uncut = std::none_of(placements.begin(), placements.end(), [](const Placement& p) { return p.cuts(); });
+  const auto longest = std::ranges::max_element(sizes);
+  const bool uncut = std::ranges::none_of(placements, [](const Placement& p) { return p.cuts(); });
   for (size_t m = 0; uncut && longest != sizes.end() && *longest >= parts && m < placements.size(); ++m) {
     if (layout->placements()[m].is_partial()) placements[m] = shard(longest - sizes.begin());
   }

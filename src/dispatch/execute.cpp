@@ -24,6 +24,7 @@
 #include <dtensor/redistribute/redistribute.hpp>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <optional>
 #include <unordered_set>
 
@@ -31,7 +32,7 @@ namespace dtensor::dispatch {
 
 namespace {
 
-// -- Arguments: distributed tensors -> local parts ---------------------------------------------------------------------------
+// -- Arguments: distributed tensors -> local shards ---------------------------------------------------------------------------
 
 at::Tensor local_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
@@ -47,7 +48,7 @@ const Move* move_of(const Decision& decision, int argument, int element) {
 }
 
 bool is_brought_back(const Decision& decision, int argument, int element) {
-  return std::any_of(decision.write_backs.begin(), decision.write_backs.end(),
+  return std::ranges::any_of(decision.write_backs,
                      [&](const WriteBack& back) { return back.argument == argument && back.element == element; });
 }
 
@@ -58,11 +59,11 @@ at::Tensor in_order(const at::Tensor& whole, const Layout& layout) {
   return whole.strides() == c10::IntArrayRef(strides) ? whole : at::empty_strided(layout.sizes(), strides, whole.options()).copy_(whole);
 }
 
-// Whether an operand is whole, as all are of an operator that runs without a rule, and may be another tensor than the operand's own part.
+// Whether an operand is whole, as all are of an operator that runs without a rule, and may be another tensor than the operand's own shard.
 bool is_whole_copy(const Decision& decision, int argument, int element) {
   const auto& info = *decision.info;
   if (decision.outputs_known || info.in_place) return false;
-  const bool written = std::find(info.written.begin(), info.written.end(), argument) != info.written.end();
+  const bool written = std::ranges::find(info.written, argument) != info.written.end();
   return !written || is_brought_back(decision, argument, element);
 }
 
@@ -73,13 +74,14 @@ void replace_by_locals(Stack& stack, size_t begin, const Decision& decision) {
       if (const auto* impl = as_dtensor(in.tensor)) operands.push_back(impl);
     }
   }
-  const bool may_settle = all_distinct(operands);
+  const bool may_keep = all_distinct(operands);
   for (size_t i = begin; i < stack.size(); ++i) {
     auto& value = stack[i];
     const int argument = static_cast<int>(i - begin);
     auto local = [&](const at::Tensor& tensor, int element) {
       const auto* move = tensor.defined() ? move_of(decision, argument, element) : nullptr;
-      const auto part = move ? moved(*decision.info, tensor, *move, may_settle && !is_brought_back(decision, argument, element)) : local_of(tensor);
+      const auto part =
+          move ? moved(*decision.info, tensor, *move, may_keep && !is_brought_back(decision, argument, element)) : local_of(tensor);
       auto* impl = tensor.defined() && is_whole_copy(decision, argument, element) ? as_dtensor(tensor) : nullptr;
       return impl ? in_order(part, *impl->layout()) : part;
     };
@@ -104,7 +106,7 @@ bool is_alone(DTensorImpl& impl);
 
 bool has_norm(const Layout& layout) {
   const auto placements = layout.placements();
-  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(ReduceOp::norm2); });
+  return std::ranges::any_of(placements, [](const Placement& p) { return p.is_partial(ReduceOp::norm2); });
 }
 
 // A pending norm, which cannot hold numbers below zero, is pending no longer.
@@ -136,9 +138,9 @@ void bump_versions(const c10::OperatorHandle& op, const OpInfo& info, const std:
 bool is_alone(DTensorImpl& impl) {
   before_write(impl.local());
   if (!impl.owns_local_alone()) return false;
-  if (!is_parted(impl.local())) [[likely]] return true;
+  if (!has_copied_views(impl.local())) [[likely]] return true;
   wait_for_all_readers();  // a move under way has memory too, on one rank longer than on another
-  return !is_parted(impl.local());
+  return !has_copied_views(impl.local());
 }
 
 }  // namespace
@@ -159,7 +161,7 @@ static bool cut_written(const Decision& decision, const c10::IValue& written) {
   return true;
 }
 
-void part_overlapping(const OpInfo& info, Stack& stack, size_t begin) {
+void separate_overlapping(const OpInfo& info, Stack& stack, size_t begin) {
   for (const int w : info.written) {
     if (!stack[begin + w].isTensor()) continue;
     const auto& written = stack[begin + w].toTensor();
@@ -187,14 +189,14 @@ static at::Tensor gathered_by_group(DTensorImpl& impl, const Move& move) {
   return move.for_view ? part.clone() : part;
 }
 
-at::Tensor moved(const OpInfo& info, const at::Tensor& tensor, const Move& move, bool may_settle) {
+at::Tensor moved(const OpInfo& info, const at::Tensor& tensor, const Move& move, bool may_keep) {
   auto* impl = as_dtensor(tensor);
   if (impl && impl->member()) [[unlikely]] {
     if (auto part = gathered_by_group(*impl, move); part.defined()) return part;
   }
   if (move.from->is_flat()) [[unlikely]]
     check_explicit(info, move);
-  const bool keep = may_settle && impl && move.settles && is_alone(*impl);
+  const bool keep = may_keep && impl && move.keeps && is_alone(*impl);
   auto local = impl ? impl->local() : tensor;
   if (impl && impl->member() && local.device().type() != impl->device().type()) [[unlikely]] local = local.to(impl->device());
   auto part = move_local(local, move.from, move.to).get();
@@ -211,16 +213,16 @@ namespace {
 // are two, or will be when they have moved.
 bool writes_twice(const Decision& decision, const Stack& stack, size_t begin) {
   const bool moves = !decision.moves.empty() || !decision.write_backs.empty();
-  if (!moves && !is_any_parted()) return false;
+  if (!moves && !any_copied_views()) return false;
   std::unordered_set<const c10::StorageImpl*> seen, missing;  // memories, and those that a write to an earlier one would miss
   for (const int argument : decision.info->written) {
     if (!stack[begin + argument].isTensorList()) continue;
     for (const auto& in : tensors_in(stack[begin + argument])) {
       const auto part = local_of(in.tensor);
-      if (!part.defined() || !part.has_storage() || !(moves || is_parted(part))) continue;
+      if (!part.defined() || !part.has_storage() || !(moves || has_copied_views(part))) continue;
       const auto* memory = part.storage().unsafeGetStorageImpl();
       if ((!seen.insert(memory).second && moves) || missing.count(memory)) return true;
-      for (const auto& held : parted_from(part)) missing.insert(held.local.storage().unsafeGetStorageImpl());
+      for (const auto& held : copies_of(part)) missing.insert(held.local.storage().unsafeGetStorageImpl());
     }
   }
   return false;
@@ -329,7 +331,7 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
     replace_by_locals(stack, begin, decision);
     if (!info.has_tensor_argument) make_on_mesh(info, stack, begin, decision.mesh);
     const auto separate = separate_written(stack, begin, decision);
-    if (!info.written.empty()) part_overlapping(info, stack, begin);
+    if (!info.written.empty()) separate_overlapping(info, stack, begin);
     rules::LocalCall call{op, stack, begin, originals};
     if (worked_out && skip_draws(decision, call)) {
     } else if (worked_out || lacks_values(stack, begin)) {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "src/dispatch/decision.hpp"
-#include "src/dispatch/parted.hpp"
+#include "src/dispatch/copied_views.hpp"
 
 #include <algorithm>
 
@@ -11,13 +11,13 @@ namespace dtensor::dispatch {
 // The tensors of a call. If one occurs twice, the call may need it both as it is and moved.
 using Operands = c10::SmallVector<const c10::TensorImpl*, 4>;
 inline bool all_distinct(Operands& operands) {
-  std::sort(operands.begin(), operands.end());
-  return std::adjacent_find(operands.begin(), operands.end()) == operands.end();
+  std::ranges::sort(operands);
+  return std::ranges::adjacent_find(operands) == operands.end();
 }
 
-// The local tensor of `tensor` in the layout that the move asks for. With `may_settle`, `tensor` keeps the result of a pending reduction
+// The local tensor of `tensor` in the layout that the move asks for. With `may_keep`, `tensor` keeps the result of a pending reduction
 // that the move does, so it is reduced only once.
-at::Tensor moved(const OpInfo& info, const at::Tensor& tensor, const Move& move, bool may_settle);
+at::Tensor moved(const OpInfo& info, const at::Tensor& tensor, const Move& move, bool may_keep);
 
 // Whether the tensor that is written may get another layout: it is no parameter, not laid out by the user, and shares no memory.
 bool may_cut(const at::Tensor& written);
@@ -44,7 +44,7 @@ at::Tensor in_reported_order(at::Tensor local, const Layout& layout);
 
 // Copies arguments (stack[begin..], local tensors) that overlap in memory with a written one without being equal to it. Kernels throw for
 // some overlaps, and maybe on some ranks only.
-void part_overlapping(const OpInfo& info, Stack& stack, size_t begin);
+void separate_overlapping(const OpInfo& info, Stack& stack, size_t begin);
 
 // Whether two different local tensors lie in one memory.
 inline bool overlap(const at::Tensor& a, const at::Tensor& b) {
@@ -67,14 +67,17 @@ void inherit(const Decision& decision, const c10::IValue& operand, const c10::IV
 bool change_metadata(const c10::OperatorHandle& op, Stack& stack, size_t begin);
 
 // Notes a view that is a copy, because its operand was moved or the local memory order allows no view.
-void part_copied_view(const Decision& decision, const c10::IValue& base, const at::Tensor& view);
+void note_copied_view(const Decision& decision, const c10::IValue& base, const at::Tensor& view);
 
 // The offset of a base in the memory of one device, in bytes, since its view may have another dtype.
-inline int64_t offset_in_bytes(const c10::TensorImpl& base) { return base.storage_offset() * static_cast<int64_t>(base.dtype().itemsize()); }
+inline int64_t offset_in_bytes(const c10::TensorImpl& base) {
+  return base.storage_offset() * static_cast<int64_t>(base.dtype().itemsize());
+}
 
 // Gives a view (output `index`) its place in the memory that its base would have on one device.
 inline void set_view_offset(const Decision& decision, size_t index, int64_t base_offset, const at::Tensor& view) {
-  const auto offset = decision.from_memory ? decision.offsets[index] : base_offset + (decision.offsets.empty() ? 0 : decision.offsets[index]);
+  const auto offset =
+      decision.from_memory ? decision.offsets[index] : base_offset + (decision.offsets.empty() ? 0 : decision.offsets[index]);
   if (offset != 0) view.unsafeGetTensorImpl()->set_storage_offset(offset);
 }
 

@@ -57,7 +57,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
   }
   if (!info.written.empty() && stack.size() > begin + 1) {
     LocalMode local;
-    part_overlapping(info, stack, begin);
+    separate_overlapping(info, stack, begin);
   }
   if (!has_values) [[unlikely]] {
     LocalMode local;
@@ -87,7 +87,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     auto result = wrap(std::move(local), *decision.outputs[i]);
     if (info.is_view && base.isTensor()) {
       set_view_offset(decision, i, offset_in_bytes(*base.unsafeToTensorImpl()) / static_cast<int64_t>(result.dtype().itemsize()), result);
-      if (decision.lowering) part_copied_view(decision, base, result);
+      if (decision.lowering) note_copied_view(decision, base, result);
     }
     if (info.is_view || decision.casts) inherit(decision, base, result);
     if (decision.gives_pending) [[unlikely]] as_dtensor(result)->module = module;
@@ -139,7 +139,8 @@ void run_miss(const c10::OperatorHandle& op, Stack& stack, size_t begin, Key& ke
     return run_plain(op, stack);
   }
   // In InferenceMode nothing above has taken composites apart.
-  if (distributed && !info.rule && c10::InferenceMode::is_enabled() && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+  if (distributed && !info.rule && c10::InferenceMode::is_enabled() &&
+      op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
     return op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::AutogradCPU), &stack);
   }
   if (has_functional(info)) return run_out_form(info, stack, begin);

@@ -3,7 +3,7 @@
 #include "src/dispatch/absent.hpp"
 #include "src/dispatch/deferred.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
-#include "src/dispatch/parted.hpp"
+#include "src/dispatch/copied_views.hpp"
 #include "src/dispatch/reading.hpp"
 #include "src/mesh/stand_in.hpp"
 
@@ -21,11 +21,14 @@ namespace {
 // Threads may ask at once, as they may of a plain tensor.
 std::mutex lending;
 
-constexpr std::string_view kCut = "a distributed tensor that is cut or pending has no memory with all of its elements; got {}; expected a "
-                                  "replicated one, or a mesh of one rank; hint: full_tensor() gathers it, to_local() is this rank's part, "
-                                  "dt::save of <dtensor/checkpoint/torch_files.hpp> writes it to a file, item() reads a number, and what is made under dt::NoSpmd is plain";
-constexpr std::string_view kOtherwise = "this rank's elements of a distributed tensor are a copy, or lie in another order than the tensor is "
-                                        "said to have; got {}; hint: clone() it first";
+constexpr std::string_view kCut =
+    "a distributed tensor that is cut or pending has no memory with all of its elements; got {}; expected a "
+    "replicated one, or a mesh of one rank; hint: full_tensor() gathers it, to_local() is this rank's shard, "
+    "dt::save of <dtensor/checkpoint/torch_files.hpp> writes it to a file, item() reads a number, and what is made under dt::NoSpmd is "
+    "plain";
+constexpr std::string_view kOtherwise =
+    "this rank's elements of a distributed tensor are a copy, or lie in another order than the tensor is "
+    "said to have; got {}; hint: clone() it first";
 
 bool is_whole(const Layout& layout) {
   for (int64_t m = 0; m < layout.mesh().ndim(); ++m) {
@@ -67,7 +70,7 @@ DTensorImpl::Lends DTensorImpl::lend() const {
   if (values() == Values::absent && !detail::StandIn::active() && !current_backward()) dispatch::refuse_absent("data_ptr", *layout_);
   if (!is_whole(*layout_)) return Lends::cut;
   const auto& part = self.local();
-  if (!part.has_storage() || dispatch::is_parted(part) || !lies_as_reported(part, *layout_)) return Lends::otherwise;
+  if (!part.has_storage() || dispatch::has_copied_views(part) || !lies_as_reported(part, *layout_)) return Lends::otherwise;
   dispatch::before_write(part);  // which whoever gets the pointer may do
   note_written();
   const std::lock_guard lock(lending);

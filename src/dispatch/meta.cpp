@@ -21,8 +21,8 @@ const c10::Device kMeta(c10::DeviceType::Meta);
 
 rules::OutputMeta meta_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return {{}, {}, c10::ScalarType::Float, false};
-  return {Sizes(tensor.sizes().begin(), tensor.sizes().end()), Sizes(tensor.strides().begin(), tensor.strides().end()), tensor.scalar_type(), true,
-          tensor.storage_offset()};
+  return {Sizes(tensor.sizes().begin(), tensor.sizes().end()), Sizes(tensor.strides().begin(), tensor.strides().end()),
+          tensor.scalar_type(), true, tensor.storage_offset()};
 }
 
 bool may_run_on_meta(const c10::OperatorHandle& op, const rules::Call& call) {
@@ -31,7 +31,7 @@ bool may_run_on_meta(const c10::OperatorHandle& op, const rules::Call& call) {
   const auto& returns = op.schema().returns();
   const bool view = !returns.empty() && returns[0].alias_info() && !returns[0].alias_info()->isWrite();
   const auto empty = [](const rules::Operand& operand) { return c10::multiply_integers(operand.sizes()) == 0; };
-  if (!view && std::any_of(call.operands.begin(), call.operands.end(), empty)) return false;
+  if (!view && std::ranges::any_of(call.operands, empty)) return false;
   // Kernels of others may read memory without asking where it is.
   const bool custom = op.schema().name().compare(0, 6, "aten::") != 0;
   return !custom && (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||

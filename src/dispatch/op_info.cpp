@@ -63,7 +63,7 @@ std::string type_name(const c10::Argument& argument) {
 bool same_inputs(const c10::FunctionSchema& out_form, const c10::FunctionSchema& other) {
   const auto& a = out_form.arguments();
   const auto& b = other.arguments();
-  const auto inputs = std::find_if(a.begin(), a.end(), [](const c10::Argument& argument) { return argument.is_out(); }) - a.begin();
+  const auto inputs = std::ranges::find_if(a, [](const c10::Argument& argument) { return argument.is_out(); }) - a.begin();
   const auto same = [](const c10::Argument& x, const c10::Argument& y) {
     return x.name() == y.name() && type_name(x) == type_name(y) && !(y.alias_info() && y.alias_info()->isWrite());
   };
@@ -114,7 +114,7 @@ void read_schema(OpInfo& info, const c10::FunctionSchema& schema) {
     info.returns_argument.push_back(source);
   }
   const auto& sources = info.returns_argument;
-  const bool only_new = std::all_of(sources.begin(), sources.end(), [](int source) { return source < 0; });
+  const bool only_new = std::ranges::all_of(sources, [](int source) { return source < 0; });
   info.makes_results = only_new && (info.written.empty() || !sources.empty());
   const bool out_form = is_out_form(schema);
   info.in_place = !info.written.empty() && !out_form;

@@ -98,7 +98,8 @@ bool randint_into(const at::Tensor& out, const Stack& inputs) {
 }
 
 // What is drawn in the order of the first operand's memory, and copied. Of the dtype of `out`. The last input is a memory format, or none.
-using DrawLike = at::Tensor (*)(const at::Tensor& self, const Stack& inputs, const at::TensorOptions& options, c10::optional<at::MemoryFormat> format);
+using DrawLike = at::Tensor (*)(const at::Tensor& self, const Stack& inputs, const at::TensorOptions& options,
+                                c10::optional<at::MemoryFormat> format);
 
 template <DrawLike draw>
 bool like_into(const at::Tensor& out, const Stack& inputs) {
@@ -119,7 +120,8 @@ at::Tensor draw_randn(const at::Tensor& self, const Stack&, const at::TensorOpti
 }
 
 // self, [low,] high
-at::Tensor draw_randint(const at::Tensor& self, const Stack& inputs, const at::TensorOptions& options, c10::optional<at::MemoryFormat> format) {
+at::Tensor draw_randint(const at::Tensor& self, const Stack& inputs, const at::TensorOptions& options,
+                        c10::optional<at::MemoryFormat> format) {
   const bool ranged = inputs.size() > 3;
   return at::randint_like(self, ranged ? inputs[1].toInt() : 0, inputs[ranged ? 2 : 1].toInt(), options, format);
 }
@@ -172,7 +174,7 @@ bool draw_out_form(const OpInfo& info, Stack& stack, size_t begin) {
 
 void run_out_form(const OpInfo& info, Stack& stack, size_t begin) {
   const auto& arguments = info.schema->arguments();
-  const auto first = std::find_if(arguments.begin(), arguments.end(), [](const c10::Argument& argument) { return argument.is_out(); });
+  const auto first = std::ranges::find_if(arguments, [](const c10::Argument& argument) { return argument.is_out(); });
   const auto inputs = begin + static_cast<size_t>(first - arguments.begin());
   check_out_form(info, c10::ArrayRef<c10::IValue>(stack).slice(begin));
   std::vector<at::Tensor> outs;

@@ -64,7 +64,7 @@ void ReplicationDebugMode::add(const std::string& op, const std::string& operand
 
 std::string ReplicationDebugMode::str() const {
   std::vector<std::pair<Line, Totals>> sorted(lines_.begin(), lines_.end());
-  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second.bytes > b.second.bytes; });
+  std::ranges::stable_sort(sorted, [](const auto& a, const auto& b) { return a.second.bytes > b.second.bytes; });
   auto text = fmt::format("{:>8} {:>14}  {}\n", "count", "bytes", "ran whole on every rank");
   for (const auto& [line, totals] : sorted)
     text += fmt::format("{:>8} {:>14}  {}({})\n", totals.count, totals.bytes, line.op, line.operands);
@@ -86,9 +86,9 @@ namespace {
 bool runs_whole(const rules::Call& call, const rules::Resolution& resolution, int64_t m) {
   const auto whole = [m](const LayoutPtr& layout) { return layout->placements()[m].is_replicate(); };
   const auto was_cut = [m](const rules::Operand& operand) { return operand.placements()[m].is_shard(); };
-  return call.mesh.size(m) > 1 && std::any_of(call.operands.begin(), call.operands.end(), was_cut) &&
-         std::all_of(resolution.in.begin(), resolution.in.end(), whole) &&
-         std::all_of(resolution.out.begin(), resolution.out.end(), [m](const Placements& out) { return out[m].is_replicate(); });
+  return call.mesh.size(m) > 1 && std::ranges::any_of(call.operands, was_cut) &&
+         std::ranges::all_of(resolution.in, whole) &&
+         std::ranges::all_of(resolution.out, [m](const Placements& out) { return out[m].is_replicate(); });
 }
 
 int64_t bytes_of(const Layout& layout) {

@@ -30,15 +30,17 @@ enum class Values { zeros, ones, identity };
 // valgrind).
 
 // Families of rules whose operators compute with integers as with other numbers.
-const std::unordered_set<std::string_view> kComputing{"copy",     "foreach", "join", "matmul",          "padding", "pointwise",     "reduction",
-                                                      "shuffle",  "softmax", "sort", "tensor_creation", "view",    "view_backward", "view_flatten",
-                                                      "view_scatter"};
+const std::unordered_set<std::string_view> kComputing{
+    "copy", "foreach",         "join", "matmul",        "padding",      "pointwise",   "reduction", "shuffle", "softmax",
+    "sort", "tensor_creation", "view", "view_backward", "view_flatten", "view_scatter"};
 // Operators that take position 0 of any dim: they check it, or write nothing where there is none.
 const std::unordered_set<std::string_view> kFirstPosition{
-    "aten::index_select", "aten::gather", "aten::scatter", "aten::scatter_", "aten::scatter_add", "aten::scatter_add_", "aten::scatter_reduce",
-    "aten::scatter_reduce_", "aten::index_add", "aten::index_add_", "aten::index_reduce", "aten::index_reduce_", "aten::index_copy",
-    "aten::index_copy_", "aten::index_fill", "aten::index_fill_", "aten::index", "aten::index_put", "aten::index_put_", "aten::take", "aten::put", "aten::put_", "aten::embedding",
-    "aten::nll_loss_forward", "aten::nll_loss2d_forward", "aten::bucketize", "aten::isin",
+    "aten::index_select", "aten::gather",         "aten::scatter",         "aten::scatter_",         "aten::scatter_add",
+    "aten::scatter_add_", "aten::scatter_reduce", "aten::scatter_reduce_", "aten::index_add",        "aten::index_add_",
+    "aten::index_reduce", "aten::index_reduce_",  "aten::index_copy",      "aten::index_copy_",      "aten::index_fill",
+    "aten::index_fill_",  "aten::index",          "aten::index_put",       "aten::index_put_",       "aten::take",
+    "aten::put",          "aten::put_",           "aten::embedding",       "aten::nll_loss_forward", "aten::nll_loss2d_forward",
+    "aten::bucketize",    "aten::isin",
 };
 // Operators whose pivots count from 1.
 const std::unordered_set<std::string_view> kPivots{"aten::linalg_lu_solve", "aten::linalg_ldl_solve", "aten::lu_unpack"};
@@ -62,7 +64,7 @@ Integers integers_of(const c10::FunctionSchema& schema) {
 bool is_integer(c10::ScalarType dtype) { return c10::isIntegralType(dtype, /*includeBool=*/false); }
 
 bool has_integers(const rules::Call& call) {
-  return std::any_of(call.operands.begin(), call.operands.end(), [](const auto& operand) { return is_integer(operand.layout->dtype()); });
+  return std::ranges::any_of(call.operands, [](const auto& operand) { return is_integer(operand.layout->dtype()); });
 }
 
 // -- Stand-ins -------------------------------------------------------------------------------------------------------------
@@ -105,7 +107,7 @@ std::string complaint(const c10::OperatorHandle& op, const rules::Call& call, Va
 bool is_random(const c10::OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
   return op.hasTag(at::Tag::nondeterministic_seeded) ||
-         std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.name() == "generator"; });
+         std::ranges::any_of(arguments, [](const auto& a) { return a.name() == "generator"; });
 }
 
 int64_t elements(const rules::Call& call) {
@@ -125,7 +127,7 @@ int64_t elements(const rules::Call& call) {
 bool selects_by_mask(const rules::Call& call) {
   const auto& name = call.schema.name();
   const int selector = name.rfind("aten::masked_s", 0) == 0 ? call.argument_index("mask") : call.argument_index("indices");
-  return std::any_of(call.operands.begin(), call.operands.end(), [selector](const rules::Operand& operand) {
+  return std::ranges::any_of(call.operands, [selector](const rules::Operand& operand) {
     const auto dtype = operand.layout->dtype();
     return operand.argument == selector && (dtype == c10::ScalarType::Bool || dtype == c10::ScalarType::Byte);
   });

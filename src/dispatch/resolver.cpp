@@ -52,12 +52,12 @@ double expanded_seconds(const Call& call, const Candidate& candidate, int64_t me
     if (!layout->placements()[mesh_dim].is_replicate() || !dtensor::detail::is_expanded(*layout)) return 0;
     bytes += static_cast<double>(elements(layout->sizes()) * static_cast<int64_t>(c10::elementSize(layout->dtype())));
   }
-  const bool reduces = std::all_of(candidate.out.begin(), candidate.out.end(), [](const auto& p) { return p.is_partial(); });
+  const bool reduces = std::ranges::all_of(candidate.out, [](const auto& p) { return p.is_partial(); });
   return redistribute::copy_seconds(call.mesh, mesh_dim, reduces ? bytes / static_cast<double>(call.mesh.size(mesh_dim)) : bytes);
 }
 
 bool is_written(const OpInfo& info, const rules::Operand& operand) {
-  return std::find(info.written.begin(), info.written.end(), operand.argument) != info.written.end();
+  return std::ranges::find(info.written, operand.argument) != info.written.end();
 }
 
 // How a written operand lies when the operator has run.
@@ -140,8 +140,8 @@ size_t output_count(const Call& call, const OpInfo& info) {
 // only beside one that is.
 bool cuts_flat(const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
   const auto is_flat = [](const Placement& placement) { return placement.is_flat(); };
-  const bool beside = std::any_of(now.begin(), now.end(), [&](const LayoutPtr& layout) { return is_flat(layout->placements()[mesh_dim]); });
-  if (!beside && std::any_of(candidate.in.begin(), candidate.in.end(), is_flat)) return true;
+  const bool beside = std::ranges::any_of(now, [&](const LayoutPtr& layout) { return is_flat(layout->placements()[mesh_dim]); });
+  if (!beside && std::ranges::any_of(candidate.in, is_flat)) return true;
   for (size_t i = 0; i < now.size(); ++i) {
     if (!now[i]->is_flat()) continue;
     const auto& next = candidate.in[i];
@@ -175,8 +175,8 @@ const Candidate* cheapest(const Call& call, const OpInfo& info, const Candidates
   Price lowest;
   auto* options = trace ? &(*trace)[mesh_dim] : nullptr;
   if (options) options->assign(candidates.size(), {});
-  const bool pinned = std::any_of(call.operands.begin(), call.operands.end(), [](const auto& operand) { return operand.pinned; });
-  const bool may_stay = pinned && std::any_of(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
+  const bool pinned = std::ranges::any_of(call.operands, [](const auto& operand) { return operand.pinned; });
+  const bool may_stay = pinned && std::ranges::any_of(candidates, [&](const Candidate& candidate) {
     return !moves_pinned(call, candidate, mesh_dim, now) && fits(call, candidate, mesh_dim) && !cuts_flat(candidate, mesh_dim, now);
   });
   for (const bool moving : {false, true}) {
@@ -202,7 +202,7 @@ bool is_finite(const c10::IValue& value) {
   if (value.isComplexDouble()) return std::isfinite(value.toComplexDouble().real()) && std::isfinite(value.toComplexDouble().imag());
   if (!value.isList() || value.isTensorList()) return true;
   const auto elements = value.toListRef();
-  return std::all_of(elements.begin(), elements.end(), is_finite);
+  return std::ranges::all_of(elements, is_finite);
 }
 
 bool pends_as_sum(const Placement& placement) {
@@ -213,10 +213,10 @@ bool pends_as_sum(const Placement& placement) {
 // that have other signs; keys tell such numbers from others.
 Candidates candidates_for(const Call& call, const rules::Rule* rule, int64_t mesh_dim, size_t outputs) {
   Candidates candidates = rule ? rule->candidates(call, mesh_dim) : Candidates();
-  if (!std::all_of(call.arguments.begin(), call.arguments.end(), is_finite)) {
+  if (!std::ranges::all_of(call.arguments, is_finite)) {
     std::erase_if(candidates, [](const Candidate& candidate) {
       const auto& results = candidate.out.empty() ? candidate.in : candidate.out;
-      return std::any_of(results.begin(), results.end(), pends_as_sum);
+      return std::ranges::any_of(results, pends_as_sum);
     });
   }
   candidates.push_back({Placements(call.operands.size(), replicate()), Placements(outputs, replicate())});
@@ -228,13 +228,14 @@ std::vector<int64_t> order_of(const std::vector<LayoutPtr>& now, int64_t mesh_di
   std::vector<int64_t> order(mesh_dims);
   std::iota(order.begin(), order.end(), 0);
   std::stable_partition(order.begin(), order.end(), [&](int64_t m) {
-    return std::none_of(now.begin(), now.end(), [&](const LayoutPtr& layout) { return layout->placements()[m].is_flat(); });
+    return std::ranges::none_of(now, [&](const LayoutPtr& layout) { return layout->placements()[m].is_flat(); });
   });
   return order;
 }
 
 // Null when an operand that is flat can neither stay so nor become whole without others' placements being moved.
-std::optional<rules::Resolution> resolve_from(std::vector<LayoutPtr> now, Call& call, const OpInfo& info, const rules::Rule* rule, Trace* trace) {
+std::optional<rules::Resolution> resolve_from(std::vector<LayoutPtr> now, Call& call, const OpInfo& info, const rules::Rule* rule,
+                                              Trace* trace) {
   rules::Resolution resolution;
   resolution.out.resize(output_count(call, info), Placements(call.mesh.ndim(), replicate()));
   auto written = call.chosen;
@@ -274,9 +275,11 @@ rules::Resolution resolve(Call& call, const OpInfo& info, const rules::Rule* rul
     call.chosen[i][m] = replicate();
   }
   auto resolution = resolve_from(now, call, info, rule, trace);
-  require(resolution.has_value(), info.name,
-          "no placements of its operands were found that are legal; got {}; expected that whole operands always are; this is a bug of dtensor; "
-          "hint: redistribute() the operands to Replicate first", describe(call));
+  require(
+      resolution.has_value(), info.name,
+      "no placements of its operands were found that are legal; got {}; expected that whole operands always are; this is a bug of dtensor; "
+      "hint: redistribute() the operands to Replicate first",
+      describe(call));
   return std::move(*resolution);
 }
 

@@ -9,6 +9,8 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 namespace dtensor::dispatch {
 
 namespace {
@@ -29,7 +31,7 @@ LayoutPtr output_layout(const Decision& decision, size_t index, const at::Tensor
   }
   const auto& like = decision.outputs.at(index);
   auto layout = like ? like->layout() : LayoutPtr();
-  if (layout && std::count(decision.open.begin(), decision.open.end(), index) > 0) layout = as_found(*layout, local);
+  if (layout && std::ranges::count(decision.open, index) > 0) layout = as_found(*layout, local);
   if (!layout || layout->local_sizes() != local.sizes()) {
     fail(decision.info->name,
          "the sharding rule and the local operator disagree; got local sizes [{}]; expected {}; this is a bug in the rule",
@@ -51,11 +53,11 @@ c10::IValue distributed(const Decision& decision, const c10::IValue& value, size
   return with_tensors(value, [&](const at::Tensor& local) { return wrap(local, output_layout(decision, index++, local)); });
 }
 
-void part_copied_views(const Decision& decision, const c10::IValue& base, const c10::IValue& value, size_t first) {
+void note_copied_views(const Decision& decision, const c10::IValue& base, const c10::IValue& value, size_t first) {
   if (!base.isTensor()) return;
   for (const auto& [view, argument, element] : tensors_in(value)) {
     set_view_offset(decision, first++, offset_in_bytes(*base.unsafeToTensorImpl()) / static_cast<int64_t>(view.dtype().itemsize()), view);
-    part_copied_view(decision, base, view);
+    note_copied_view(decision, base, view);
   }
 }
 
@@ -72,7 +74,7 @@ void wrap_results(Stack& stack, size_t begin, const Decision& decision, const st
     } else {
       const size_t first = index;
       value = distributed(decision, value, index);
-      if (info.is_view) part_copied_views(decision, originals[0], value, first);
+      if (info.is_view) note_copied_views(decision, originals[0], value, first);
     }
   }
 }
@@ -85,7 +87,8 @@ at::Tensor in_reported_order(at::Tensor local, const Layout& layout) {
 
 void inherit(const Decision& decision, const c10::IValue& operand, const c10::IValue& results) {
   const auto* impl = operand.isTensor() ? as_dtensor(operand.toTensor()) : nullptr;
-  if (!impl || (!impl->member() && !impl->pinned && !impl->laid_out && !impl->module && !c10::InferenceMode::is_enabled())) [[likely]] return;
+  if (!impl || (!impl->member() && !impl->pinned && !impl->laid_out && !impl->module && !c10::InferenceMode::is_enabled())) [[likely]]
+    return;
   const auto& member = impl->member();
   if (decision.casts) {
     auto& cast = *as_dtensor(results.toTensor());
@@ -101,7 +104,7 @@ void inherit(const Decision& decision, const c10::IValue& operand, const c10::IV
   }
 }
 
-void part_copied_view(const Decision& decision, const c10::IValue& base, const at::Tensor& view) {
+void note_copied_view(const Decision& decision, const c10::IValue& base, const at::Tensor& view) {
   auto* source = base.isTensor() ? as_dtensor(base.toTensor()) : nullptr;
   auto* result = as_dtensor(view);
   if (!source || !result) return;
@@ -112,7 +115,7 @@ void part_copied_view(const Decision& decision, const c10::IValue& base, const a
     result->set_local(result->local().clone(), result->layout());
   }
   const auto& name = decision.info->schema->name();
-  part(*source, *result, decision.outputs_known, {name == "aten::_conj", name == "aten::_neg_view"});
+  join_copies(*source, *result, decision.outputs_known, {name == "aten::_conj", name == "aten::_neg_view"});
 }
 
 }  // namespace dtensor::dispatch

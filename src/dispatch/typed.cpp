@@ -85,9 +85,9 @@ template <class T>
 T& moved_argument(const Decision&, int, T& value, bool) {
   return local(value);
 }
-at::Tensor moved_argument(const Decision& decision, int argument, const at::Tensor& tensor, bool may_settle) {
+at::Tensor moved_argument(const Decision& decision, int argument, const at::Tensor& tensor, bool may_keep) {
   for (const auto& move : decision.moves) {
-    if (move.argument == argument) return moved(*decision.info, tensor, move, may_settle);
+    if (move.argument == argument) return moved(*decision.info, tensor, move, may_keep);
   }
   return local(tensor);
 }
@@ -143,7 +143,8 @@ struct Typed<Op, Result(Args...)> {
     const auto& decision = *found;
     auto& self = first(args...);
     auto* impl = as_dtensor(self);
-    if (!impl || impl->is_meta() || (in_place && is_parted(impl->local())) || (decision.info->is_view && !decision.moves.empty())) [[unlikely]] {
+    if (!impl || impl->is_meta() || (in_place && has_copied_views(impl->local())) || (decision.info->is_view && !decision.moves.empty()))
+        [[unlikely]] {
       return boxed(args...);
     }
     if (in_place && (overlaps(impl, args) || ...)) [[unlikely]] return boxed(args...);
@@ -202,8 +203,8 @@ struct Typed<Op, Result(Args...)> {
   static Result call_moved(const Decision& decision, std::index_sequence<I...>, Args... args) {
     Operands operands;
     (add_operand(operands, args), ...);
-    const bool may_settle = all_distinct(operands);
-    return InOrder{moved_argument(decision, I, args, may_settle)...}.result;
+    const bool may_keep = all_distinct(operands);
+    return InOrder{moved_argument(decision, I, args, may_keep)...}.result;
   }
 
   // Moves communicate, and the fallback makes them in the order of the arguments; so do braces, but not a call.
@@ -280,10 +281,13 @@ class Addition final : public comm::Work {
 // context is of memory that is not its own.
 bool adds_later(at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
   auto *sum = as_dtensor(self), *added = as_dtensor(other);
-  if (!added || added->values() != Values::pending || !sum || sum == added || sum->layout() != added->layout() || !current_backward()) [[likely]] return false;
+  if (!added || added->values() != Values::pending || !sum || sum == added || sum->layout() != added->layout() || !current_backward())
+      [[likely]]
+    return false;
   if (sum->layout()->is_deferred() || sum->layout()->has_partial()) return false;
   const auto& to = sum->local();
-  if (sum->member() || sum->is_meta() || !sum->owns_local_alone() || is_parted(to) || !to.storage().data_ptr().get_context()) return false;
+  if (sum->member() || sum->is_meta() || !sum->owns_local_alone() || has_copied_views(to) || !to.storage().data_ptr().get_context())
+    return false;
   before_write(to);
   auto addition = c10::make_intrusive<Addition>(to, added->local_under_way(), added->work(), alpha);
   if (other.use_count() > 1) reading(added->local_under_way(), addition);

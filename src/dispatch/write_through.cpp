@@ -15,6 +15,8 @@
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/where.h>
 
+#include <algorithm>
+
 namespace dtensor::dispatch {
 
 namespace {
@@ -27,10 +29,10 @@ size_t bytes_of_number(const Layout& layout) {
 
 void add(const OpInfo& info, int argument, int element, DTensorImpl& impl, std::vector<Written>& all) {
   before_write(impl.local());
-  if (!is_parted(impl.local())) [[likely]]
+  if (!has_copied_views(impl.local())) [[likely]]
     return;
   wait_for_all_readers();  // a move under way has memory too, on one rank longer than on another
-  auto others = parted_from(impl.local());
+  auto others = copies_of(impl.local());
   if (others.empty()) return;
   const auto& layout = impl.layout();
   for (const auto& other : others) {
@@ -41,7 +43,7 @@ void add(const OpInfo& info, int argument, int element, DTensorImpl& impl, std::
   }
   for (const auto& earlier : all) {
     const bool twice =
-        std::any_of(earlier.others.begin(), earlier.others.end(), [&](const Held& other) { return other.local.is_alias_of(impl.local()); });
+        std::ranges::any_of(earlier.others, [&](const Held& other) { return other.local.is_alias_of(impl.local()); });
     require(!twice, info.name, "writes to a tensor and to a view of it that had to be copied, {}; hint: write to one after the other",
             layout->str());
   }
@@ -59,7 +61,7 @@ at::Tensor signed_by(Sign sign, const at::Tensor& numbers, const at::Tensor& pla
   return sign.conjugated ? at::where(places.remainder(2).eq(1), result.neg(), result) : result;
 }
 
-// Where on one device each number of this rank's part of a tensor would lie.
+// Where on one device each number of this rank's shard of a tensor would lie.
 at::Tensor places(const Layout& layout, int64_t offset, at::Device device) {
   const auto longs = at::device(device).dtype(at::kLong);
   auto places = at::full({}, offset, longs);
@@ -71,7 +73,7 @@ at::Tensor places(const Layout& layout, int64_t offset, at::Device device) {
     places = places.unsqueeze(-1).add(along, layout.strides()[d]);
   }
   if (layout.is_flat()) {
-    const auto part = layout.flat_part(layout.mesh().coordinate());
+    const auto part = layout.flat_shard(layout.mesh().coordinate());
     places = places.permute(memory_order(layout.strides())).reshape({-1}).narrow(0, part.begin, part.length()).view(layout.local_sizes());
   }
   return at::isComplexType(layout.dtype()) ? places.mul(2).unsqueeze(-1).add(at::arange(2, longs)) : places;
@@ -107,7 +109,7 @@ class Source {
   }
 
  private:
-  // As the other reads the bits, and where it is Partial, this rank's part.
+  // As the other reads the bits, and where it is Partial, this rank's shard.
   at::Tensor values_for(const Layout& other, at::ScalarType dtype) const {
     const auto whole = Layout::get(mesh_, replicated(other), values_.sizes(), dtype);
     auto placements = replicated(other);

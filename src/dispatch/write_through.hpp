@@ -2,7 +2,7 @@
 #pragma once
 
 #include "src/dispatch/decision.hpp"
-#include "src/dispatch/parted.hpp"
+#include "src/dispatch/copied_views.hpp"
 #include "src/dispatch/reading.hpp"
 
 #include <vector>

@@ -29,13 +29,14 @@ constexpr int64_t kBucketBytes = 1 << 20;   // which all transports move at near
 // A buffer that gradients are copied to one after the other. Each is the work that brings their sums.
 class Bucket final : public comm::Work {
  public:
-  Bucket(at::Tensor buffer, comm::Communicator& group, ReduceOp op) : buffer_(std::move(buffer)), group_(&group), op_(op), module_(comm::Cause::module()) {}
+  Bucket(at::Tensor buffer, comm::Communicator& group, ReduceOp op)
+      : buffer_(std::move(buffer)), group_(&group), op_(op), module_(comm::Cause::module()) {}
 
   bool has_room(int64_t elements) const { return group_ && used_ + elements <= buffer_.numel(); }
 
   // Where the gradient's sum will be.
   at::Tensor add(const at::Tensor& part) {
-    auto place = detail::part_of_buffer(buffer_, used_, part.sizes());
+    auto place = detail::shard_in_buffer(buffer_, used_, part.sizes());
     if (!part.is_meta()) comm::copy(place, part);
     used_ += part.numel();
     return place;
@@ -179,7 +180,7 @@ at::Tensor reduce_in_bucket(const at::Tensor& part, const LayoutPtr& target, com
     torch::autograd::Engine::get_default_engine().queue_callback([open = buckets] { open->close(); });
   }
   auto& bucket = buckets->with_room(part, group, op);
-  return make_part(bucket.add(part), target, c10::intrusive_ptr<Bucket>::reclaim_copy(&bucket));
+  return wrap_local(bucket.add(part), target, c10::intrusive_ptr<Bucket>::reclaim_copy(&bucket));
 }
 
 void close_buckets(World& world) {

@@ -32,8 +32,9 @@ void install() {
   const std::lock_guard<std::mutex> lock(mutex);
   auto& engine = Engine::get_default_engine();
   if (dynamic_cast<EngineWithHooks*>(&engine)) return;
-  require(&engine == &Engine::get_base_engine(), "SaveWith",
-          "another autograd engine than libtorch's own is in use; hint: in a Python process use torch.utils.checkpoint, or torch's own hooks");
+  require(
+      &engine == &Engine::get_base_engine(), "SaveWith",
+      "another autograd engine than libtorch's own is in use; hint: in a Python process use torch.utils.checkpoint, or torch's own hooks");
   torch::autograd::set_default_engine_stub(&EngineWithHooks::get);
 }
 

@@ -56,11 +56,13 @@ void each_recorded(F f) {
 
 int this_thread() { return static_cast<int>(syscall(SYS_gettid)); }
 
-// -- In handlers: only what is safe there. backtrace() is, once it has been called before. -----------------------------------------------------
+// -- In handlers: only what is safe there. backtrace() is, once it has been called before.
+// -----------------------------------------------------
 
 void copy_maps() {
   if (!maps_file[0]) return;
-  const int from = open("/proc/self/maps", O_RDONLY | O_CLOEXEC), to = open(maps_file.data(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  const int from = open("/proc/self/maps", O_RDONLY | O_CLOEXEC),
+            to = open(maps_file.data(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   char bytes[4096];
   for (ssize_t n; from >= 0 && to >= 0 && (n = read(from, bytes, sizeof bytes)) > 0;) {
     if (write(to, bytes, static_cast<size_t>(n)) != n) break;
@@ -127,11 +129,12 @@ void handle_requests() {
 }
 
 bool failed_in_a_collective(const comm::flight::Recording& recording) {
-  return std::any_of(recording.events.begin(), recording.events.end(), [](const comm::Event& event) { return event.failed; });
+  return std::ranges::any_of(recording.events, [](const comm::Event& event) { return event.failed; });
 }
 
 bool wait_until(std::chrono::milliseconds patience, const std::function<bool()>& reached) {
-  for (const auto end = std::chrono::steady_clock::now() + patience; !reached(); std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
+  for (const auto end = std::chrono::steady_clock::now() + patience; !reached();
+       std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
     if (std::chrono::steady_clock::now() > end) return false;
   }
   return true;
@@ -158,7 +161,7 @@ void keep_events(comm::Events& events, const std::string& folder, const World& w
     return fmt::print(stderr, "dtensor: {}\n", error.what_without_backtrace());
   }
   const auto maps = comm::flight::maps_of_process(folder, getpid());
-  if (maps.size() < maps_file.size()) *std::copy(maps.begin(), maps.end(), maps_file.begin()) = 0;
+  if (maps.size() < maps_file.size()) *std::ranges::copy(maps, maps_file.begin()).out = 0;
   handle_requests();
   for (const int signal : {SIGTERM, SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) handle(signal, on_end, static_cast<int>(SA_RESETHAND));
 }
@@ -213,11 +216,11 @@ void ThreadsReport::explain(const Ring& failed) {
   auto rings = rings_;
   lock.unlock();
   const auto all_ended = [&] {
-    return std::all_of(rings.begin(), rings.end(), [](const auto& ring) { return ring->header().state != State::running; });
+    return std::ranges::all_of(rings, [](const auto& ring) { return ring->header().state != State::running; });
   };
   const bool ended = wait_until(std::chrono::seconds(1), all_ended);
   if (!ended) ask_for_stacks(rings);
-  std::sort(rings.begin(), rings.end(), [](const auto& a, const auto& b) { return a->header().rank < b->header().rank; });
+  std::ranges::sort(rings, [](const auto& a, const auto& b) { return a->header().rank < b->header().rank; });
   const auto maps = comm::flight::read_text("/proc/self/maps");
   std::vector<comm::flight::Witness> witnesses;
   for (const auto& ring : rings) {

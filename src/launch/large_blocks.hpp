@@ -1,3 +1,4 @@
+// Keeps large blocks of freed tensors.
 #pragma once
 
 namespace dtensor::detail {

@@ -47,8 +47,8 @@ void add_place_to_current() {
 }
 
 // `on_error` says whether this rank is the first of this process to fail.
-void run_rank(std::unique_ptr<comm::Transport> transport, comm::Milliseconds deadline, const Body& body, const std::function<bool()>& on_error,
-              detail::ThreadsReport* report = nullptr) {
+void run_rank(std::unique_ptr<comm::Transport> transport, comm::Milliseconds deadline, const Body& body,
+              const std::function<bool()>& on_error, detail::ThreadsReport* report = nullptr) {
   transport->set_deadline(deadline);
   comm::Transport& reach = *transport;
   World world(std::move(transport));
@@ -99,7 +99,8 @@ class Running {
     const auto all_back = [&] { return ranks_.empty(); };
     changed_.wait(lock, [&] { return error_ || all_back(); });
     if (changed_.wait_for(lock, std::chrono::seconds(2), all_back)) return;
-    fmt::print(stderr, "error: {}{}; waiting for rank {}, which has not returned yet\n", detail::text_of(error_), by(), fmt::join(ranks_, ", "));
+    fmt::print(stderr, "error: {}{}; waiting for rank {}, which has not returned yet\n", detail::text_of(error_), by(),
+               fmt::join(ranks_, ", "));
     if (!patience) return changed_.wait(lock, all_back);
     if (changed_.wait_for(lock, *patience, all_back)) return;
     fmt::print(stderr, "error: rank {} has not returned for {} s after rank {} failed; the process ends\n", fmt::join(ranks_, ", "),
@@ -249,9 +250,12 @@ static void launch(const LaunchOptions& given, const Body& body, bool may_end) {
   const bool processes = launched && launched->size > 1;
   const auto& kind = comm::transport_kind(!options.transport.empty() ? options.transport : processes ? "shm" : "threads");
   constexpr int kMostThreads = 4096;
-  require(processes || options.ranks <= kMostThreads || kind.one_for_all, "launch", "got {} ranks, as threads of this process; expected at most {}; hint: "
-          "--transport fake has one rank of as many as are wanted", options.ranks, kMostThreads);
-  require(processes || kind.threads, "launch", "the transport '{}' is of processes; hint: dtensor-run -n {} ./program", kind.name, options.ranks);
+  require(processes || options.ranks <= kMostThreads || kind.one_for_all, "launch",
+          "got {} ranks, as threads of this process; expected at most {}; hint: "
+          "--transport fake has one rank of as many as are wanted",
+          options.ranks, kMostThreads);
+  require(processes || kind.threads, "launch", "the transport '{}' is of processes; hint: dtensor-run -n {} ./program", kind.name,
+          options.ranks);
   detail::keep_freed_memory();
   if (processes) return run_process(*launched, options, kind, body);
   if (launched && !kind.one_for_all) options.ranks = 1;

@@ -1,5 +1,6 @@
 #include "src/launch/memory.hpp"
 
+#include "src/launch/environment.hpp"
 #include "src/launch/large_blocks.hpp"
 
 #include <climits>
@@ -14,6 +15,7 @@ namespace dtensor::detail {
 
 void keep_freed_memory() {
 #ifdef __GLIBC__
+  if (read_environment("DTENSOR_KEEP_MEMORY") == "0") return;
   for (const char* name : {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES"}) {
     if (std::getenv(name)) return;
   }

@@ -49,7 +49,8 @@ std::string_view name_of(std::string_view file) { return file.substr(file.rfind(
 
 bool is_of_libraries(std::string_view path) {
   const auto file = name_of(path);
-  for (const auto* name : {"libtorch", "libc10", "libdtensor", "libc.", "libm.", "libstdc++", "libgcc", "libgomp", "libpthread", "ld-linux"}) {
+  for (const auto* name :
+       {"libtorch", "libc10", "libdtensor", "libc.", "libm.", "libstdc++", "libgcc", "libgomp", "libpthread", "ld-linux"}) {
     if (file.starts_with(name)) return true;
   }
   return false;

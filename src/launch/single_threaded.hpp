@@ -1,3 +1,4 @@
+// Gives each rank that is a thread one thread to compute with.
 #pragma once
 
 #include <ATen/Parallel.h>

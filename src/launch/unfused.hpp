@@ -1,3 +1,4 @@
+// Turns the fuser of TorchScript off.
 #pragma once
 
 namespace dtensor::detail {

@@ -15,7 +15,7 @@ namespace {
 using Lengths = c10::SmallVector<int64_t, 4>;
 
 void add(Lengths& lengths, int64_t length) {
-  if (std::find(lengths.begin(), lengths.end(), length) == lengths.end()) lengths.push_back(length);
+  if (std::ranges::find(lengths, length) == lengths.end()) lengths.push_back(length);
 }
 
 // The lengths of all parts. torch.chunk leaves full parts, at most one shorter part, and empty ones.
@@ -83,7 +83,7 @@ Misfit check_flat(c10::ArrayRef<int64_t> mesh_sizes, const Placements& placement
   int64_t elements = 1;
   for (size_t d = 0; d < sizes.size(); ++d) {
     const auto lengths = lengths_before(mesh_sizes, placements, static_cast<int64_t>(placements.size()), static_cast<int64_t>(d), sizes[d]);
-    elements *= *std::max_element(lengths.begin(), lengths.end());
+    elements *= *std::ranges::max_element(lengths);
   }
   const int64_t end = p.offset + elements, needed = (end + mesh_sizes[mesh_dim] - 1) / mesh_sizes[mesh_dim];
   return p.unit < needed ? Misfit{Misfit::short_buffer, mesh_dim, end} : Misfit{};

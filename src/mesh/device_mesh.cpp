@@ -51,8 +51,9 @@ void check(const MeshState& mesh, int world_size) {
   for (int64_t size : mesh.sizes) {
     require(size >= 1, kTag, "got sizes {}; expected every size to be at least 1", tuple(mesh.sizes));
   }
-  require(mesh.names.size() == mesh.sizes.size(), kTag, "got {} sizes {} but {} names {}; hint: init_device_mesh(device, {{2, 2}}, {{\"dp\", \"tp\"}}) names each size", mesh.sizes.size(),
-          tuple(mesh.sizes), mesh.names.size(), mesh.names);
+  require(mesh.names.size() == mesh.sizes.size(), kTag,
+          "got {} sizes {} but {} names {}; hint: init_device_mesh(device, {{2, 2}}, {{\"dp\", \"tp\"}}) names each size",
+          mesh.sizes.size(), tuple(mesh.sizes), mesh.names.size(), mesh.names);
   check_names(mesh.names);
   require(product(mesh.sizes) == static_cast<int64_t>(mesh.ranks.size()), kTag, "sizes {} need {} ranks; got {}",
           tuple(mesh.sizes), product(mesh.sizes), mesh.ranks.size());
@@ -104,7 +105,7 @@ DeviceMesh::DeviceMesh(World& world, c10::DeviceType device, std::vector<int> ra
                        std::vector<std::string> names) {
   MeshState mesh{device, std::move(ranks), std::move(sizes), std::move(names)};
   check(mesh, world.size());
-  const auto here = std::find(mesh.ranks.begin(), mesh.ranks.end(), world.rank());
+  const auto here = std::ranges::find(mesh.ranks, world.rank());
   mesh.member = here != mesh.ranks.end();
   mesh.coordinate = unravel(mesh.member ? here - mesh.ranks.begin() : 0, mesh.sizes);
   state_ = world.state().intern(std::move(mesh));
@@ -126,7 +127,8 @@ int64_t DeviceMesh::size(int64_t dim) const {
 
 int64_t DeviceMesh::dim(std::string_view name) const {
   const auto it = std::find(names().begin(), names().end(), name);
-  require(it != names().end(), kTag, "there is no dimension \"{}\"; the mesh has {}; hint: the names are those given to init_device_mesh", name, names());
+  require(it != names().end(), kTag, "there is no dimension \"{}\"; the mesh has {}; hint: the names are those given to init_device_mesh",
+          name, names());
   return it - names().begin();
 }
 
@@ -206,7 +208,7 @@ comm::Communicator& DeviceMesh::communicator(int64_t dim) const {
 }
 
 comm::Communicator& DeviceMesh::communicator(c10::ArrayRef<int64_t> dims) const {
-  const bool ascending = std::adjacent_find(dims.begin(), dims.end(), std::greater_equal<>()) == dims.end();
+  const bool ascending = std::ranges::adjacent_find(dims, std::greater_equal<>()) == dims.end();
   if (dims.empty() || !ascending || dims.front() < 0 || dims.back() >= ndim()) {
     fail(kTag, "got mesh dimensions {}; expected ascending dimensions of {}", dims.vec(), str());
   }
@@ -231,7 +233,7 @@ std::string DeviceMesh::str() const {
 
 DeviceMesh init_device_mesh(c10::DeviceType device, std::vector<int64_t> sizes, std::vector<std::string> names) {
   const int world_size = World::current().size();
-  require(std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size > 0; }), kTag,
+  require(std::ranges::all_of(sizes, [](int64_t size) { return size > 0; }), kTag,
           "mesh {} has a dimension without ranks; expected sizes of at least 1, whose product is the world's {}", tuple(sizes), world_size);
   require(product(sizes) == world_size, kTag,
           "mesh {} has {} ranks but the world has {}; hint: start {} ranks, or choose sizes "

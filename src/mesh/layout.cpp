@@ -177,16 +177,16 @@ Layout::Layout(DeviceMesh mesh, Placements placements, Sizes sizes, Sizes stride
       sizes_(std::move(sizes)),
       strides_(std::move(strides)),
       dtype_(dtype),
-      replicated_(std::all_of(placements_.begin(), placements_.end(), [](const auto& p) { return p.is_replicate(); })),
-      partial_(std::any_of(placements_.begin(), placements_.end(), [](const auto& p) { return p.is_partial(); })),
+      replicated_(std::ranges::all_of(placements_, [](const auto& p) { return p.is_replicate(); })),
+      partial_(std::ranges::any_of(placements_, [](const auto& p) { return p.is_partial(); })),
       deferred_(deferred),
       absent_(!mesh_.contains_this_rank()) {
   const auto& here = mesh_.state_->coordinate;
   local_sizes_ = local_sizes_before(mesh_.ndim(), here);
   for (int64_t m = 0; m < mesh_.ndim(); ++m) flat_dim_ = placements_[m].is_flat() ? m : flat_dim_;
   if (!is_flat()) return;
-  const auto part = flat_part(here);
-  std::fill(local_sizes_.begin(), local_sizes_.end(), 1);
+  const auto part = flat_shard(here);
+  std::ranges::fill(local_sizes_, 1);
   local_sizes_.back() = part.length();
 }
 
@@ -201,7 +201,7 @@ LayoutPtr Layout::get(const DeviceMesh& mesh, PlacementsRef requested, c10::IntA
   }
   Placements placements(requested.begin(), requested.end());
   detail::check_and_normalize(mesh, placements, sizes);
-  if (std::any_of(placements.begin(), placements.end(), [](const auto& p) { return p.is_flat(); }) && !is_dense(sizes, strides)) {
+  if (std::ranges::any_of(placements, [](const auto& p) { return p.is_flat(); }) && !is_dense(sizes, strides)) {
     fail("Layout", "{} needs a tensor without gaps or repetitions; got sizes [{}] and strides [{}]", dtensor::str(placements),
          fmt::join(sizes, ", "), fmt::join(strides, ", "));
   }
@@ -227,7 +227,7 @@ LayoutPtr Layout::get(const DeviceMesh& mesh, PlacementsRef placements, c10::Int
 // A tensor with gaps, or expanded, has new memory where it becomes flat.
 LayoutPtr Layout::with(PlacementsRef placements) const { return with(mesh_, placements); }
 LayoutPtr Layout::with(const DeviceMesh& mesh, PlacementsRef placements) const {
-  const bool flat = std::any_of(placements.begin(), placements.end(), [](const auto& p) { return p.is_flat(); });
+  const bool flat = std::ranges::any_of(placements, [](const auto& p) { return p.is_flat(); });
   if (flat && !is_dense(sizes_, strides_)) return get(mesh, placements, sizes_, contiguous_strides(sizes_), dtype_, deferred_);
   return get(mesh, placements, sizes_, strides_, dtype_, deferred_);
 }
@@ -247,9 +247,9 @@ Intervals Layout::intervals(int64_t dim, c10::IntArrayRef coordinate) const {
   return held;
 }
 
-Interval Layout::flat_part(c10::IntArrayRef coordinate) const {
+Interval Layout::flat_shard(c10::IntArrayRef coordinate) const {
   const auto elements = c10::multiply_integers(local_sizes_before(mesh_.ndim(), coordinate));
-  return dtensor::flat_part(elements, placements_[flat_dim_], coordinate[flat_dim_]);
+  return dtensor::flat_shard(elements, placements_[flat_dim_], coordinate[flat_dim_]);
 }
 
 std::vector<std::vector<Interval>> Layout::boxes(c10::IntArrayRef coordinate) const {
@@ -259,7 +259,7 @@ std::vector<std::vector<Interval>> Layout::boxes(c10::IntArrayRef coordinate) co
     const auto sizes = local_sizes_before(mesh_.ndim(), coordinate);
     Sizes in_order;
     for (const auto d : order) in_order.push_back(sizes[d]);
-    local = boxes_of(in_order, flat_part(coordinate));
+    local = boxes_of(in_order, flat_shard(coordinate));
     for (auto& box : local) {
       const auto ordered = box;
       for (size_t i = 0; i < order.size(); ++i) box[order[i]] = ordered[i];
@@ -300,7 +300,7 @@ std::vector<Interval> Layout::runs(c10::IntArrayRef coordinate) const {
       for (const auto& part : box) held.push_back({part});
       for (const auto& run : runs_of(sizes_, held)) all.push_back(run);
     }
-    std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+    std::ranges::sort(all, [](const auto& a, const auto& b) { return a.begin < b.begin; });
     std::vector<Interval> joined;
     for (const auto& run : all) append_run(joined, run);
     return joined;
@@ -338,7 +338,7 @@ std::vector<std::vector<Interval>> boxes_of(c10::IntArrayRef sizes, Interval ele
 Sizes memory_order(c10::IntArrayRef strides) {
   Sizes order(strides.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
+  std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
   return order;
 }
 

@@ -56,11 +56,11 @@ std::ostream& operator<<(std::ostream& out, const Interval& interval) {
 }
 
 Placements without_partial(PlacementsRef placements) {
-  Placements settled(placements.begin(), placements.end());
-  for (auto& placement : settled) {
+  Placements reduced(placements.begin(), placements.end());
+  for (auto& placement : reduced) {
     if (placement.is_partial()) placement = replicate();
   }
-  return settled;
+  return reduced;
 }
 
 std::string str(PlacementsRef placements) {
@@ -95,14 +95,16 @@ int64_t longest_cut(int64_t length, const Placement& placement, int64_t parts) {
   return longest;
 }
 
-Interval flat_part(int64_t numel, const Placement& placement, int64_t index) {
+Interval flat_shard(int64_t numel, const Placement& placement, int64_t index) {
   const auto bound = [&](int64_t piece) { return std::clamp<int64_t>(piece * placement.unit - placement.offset, 0, numel); };
   return {bound(index), bound(index + 1)};
 }
 
 // -- Shares --------------------------------------------------------------------------------------------------------------------
 
-Shares::Shares(std::vector<int64_t> parts) : parts_(std::move(parts)) { std::partial_sum(parts_.begin(), parts_.end(), std::back_inserter(ends_)); }
+Shares::Shares(std::vector<int64_t> parts) : parts_(std::move(parts)) {
+  std::partial_sum(parts_.begin(), parts_.end(), std::back_inserter(ends_));
+}
 
 const Shares* Shares::of(c10::ArrayRef<int64_t> parts) {
   int64_t divisor = 0, sum = 0;

@@ -36,7 +36,9 @@ World* existing_world();
 // Orders lists of mesh dimensions, owned or not.
 struct DimsLess {
   using is_transparent = void;
-  bool operator()(c10::IntArrayRef a, c10::IntArrayRef b) const { return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end()); }
+  bool operator()(c10::IntArrayRef a, c10::IntArrayRef b) const {
+    return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
+  }
 };
 
 struct MeshState {

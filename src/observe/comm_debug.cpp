@@ -11,7 +11,8 @@ CommDebugMode::CommDebugMode() : Observer(World::current().local<comm::Events>()
 void CommDebugMode::on_issue(const comm::Event& event) {
   const std::string_view op = event.op, group = event.group, module = event.module;
   if (op == comm::kCheck) return;
-  for (auto* totals : {&lines_[{event.kind, std::string(op), std::string(group), event.implicit}], &modules_[{std::string(module), event.kind}]}) {
+  for (auto* totals :
+       {&lines_[{event.kind, std::string(op), std::string(group), event.implicit}], &modules_[{std::string(module), event.kind}]}) {
     ++totals->count;
     totals->bytes += event.bytes;
   }

@@ -3,7 +3,7 @@
 
 #include "src/dispatch/decide.hpp"
 #include "src/dispatch/execute.hpp"
-#include "src/dispatch/parted.hpp"
+#include "src/dispatch/copied_views.hpp"
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/tensor/spmd.hpp>
@@ -34,7 +34,7 @@ std::string argument_name(const c10::FunctionSchema& schema, int argument, int e
 bool communicates(const Step& step) {
   const auto& mesh = step.before->mesh();
   return !step.from.is_replicate() &&
-         std::any_of(step.mesh_dims.begin(), step.mesh_dims.end(), [&](int64_t m) { return mesh.size(m) > 1; });
+         std::ranges::any_of(step.mesh_dims, [&](int64_t m) { return mesh.size(m) > 1; });
 }
 
 int64_t bytes_given(const MovePlan& plan) {
@@ -73,9 +73,9 @@ void add_written(Explanation& explanation, const dispatch::OpInfo& info, const r
 void add_carried(Explanation& explanation, const dispatch::OpInfo& info, const rules::Call& call) {
   for (const auto& operand : call.operands) {
     const auto& value = call.arguments[operand.argument];
-    if (operand.plain || std::count(info.written.begin(), info.written.end(), operand.argument) == 0) continue;
+    if (operand.plain || std::ranges::count(info.written, operand.argument) == 0) continue;
     const auto tensor = tensor_at(value, operand.element);
-    if (!dispatch::is_parted(as_dtensor(tensor)->local())) continue;
+    if (!dispatch::has_copied_views(as_dtensor(tensor)->local())) continue;
     const auto whole = operand.layout->with(Placements(call.mesh.ndim(), replicate()));
     explanation.carried.push_back(move_of(argument_name(*info.schema, operand.argument, operand.element), operand.layout, whole));
   }
@@ -115,7 +115,8 @@ std::string options_of(const Explanation& explanation, size_t mesh_dim) {
 }
 
 // Of a call that cuts what it writes first, and is then decided on anew.
-Explanation explain_cut(std::string_view name, std::vector<c10::IValue> arguments, const dispatch::Move& cut, const c10::FunctionSchema& schema) {
+Explanation explain_cut(std::string_view name, std::vector<c10::IValue> arguments, const dispatch::Move& cut,
+                        const c10::FunctionSchema& schema) {
   arguments[cut.argument] = move_tensor(arguments[cut.argument].toTensor(), cut.to);
   auto explanation = explain(name, std::move(arguments));
   explanation.operands[0] = cut.from;
@@ -146,7 +147,8 @@ Explanation explain(std::string_view name, std::vector<c10::IValue> arguments) {
   }
   try {
     const auto decision = dispatch::decide(op, info, arguments, &explanation.options);
-    if (decision->cut_first && dispatch::may_cut(arguments[0].toTensor())) return explain_cut(name, std::move(arguments), *decision->cut_first, schema);
+    if (decision->cut_first && dispatch::may_cut(arguments[0].toTensor()))
+      return explain_cut(name, std::move(arguments), *decision->cut_first, schema);
     add_decision(explanation, *decision, schema);
     add_written(explanation, info, call);
     add_carried(explanation, info, call);

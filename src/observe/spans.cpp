@@ -23,16 +23,17 @@ class Rows {
   int of_thread(const std::string& what, uint32_t thread) {
     const auto [place, is_new] = threads_.try_emplace({what, thread}, 0);
     if (!is_new) return place->second;
-    const auto same = std::count_if(threads_.begin(), threads_.end(), [&](const auto& row) { return row.first.first == what; });
+    const auto same = std::ranges::count_if(threads_, [&](const auto& row) { return row.first.first == what; });
     return place->second = add(same == 1 ? what : fmt::format("{}, thread {}", what, same));
   }
 
   // A row of a group's collectives that is free since `issued`. They come in the order of their begins.
   int of_group(const std::string& group, int64_t issued, int64_t done) {
     auto& rows = groups_[group];
-    auto free = std::find_if(rows.begin(), rows.end(), [&](const auto& row) { return row.second <= issued; });
+    auto free = std::ranges::find_if(rows, [&](const auto& row) { return row.second <= issued; });
     if (free == rows.end()) {
-      rows.emplace_back(add(rows.empty() ? "collectives: " + group : fmt::format("collectives: {}, at the same time {}", group, rows.size() + 1)), 0);
+      rows.emplace_back(
+          add(rows.empty() ? "collectives: " + group : fmt::format("collectives: {}, at the same time {}", group, rows.size() + 1)), 0);
       free = std::prev(rows.end());
     }
     free->second = done;
@@ -58,7 +59,8 @@ void write(std::string& out, const Spans& all, const Span& span, int rank, int64
   const auto done = std::max(span.done, span.issued);
   const auto text = [&](uint32_t number) { return quoted(all.texts[number]); };
   const auto begin = [&](const char* kind, const std::string& name, int row) {
-    fmt::format_to(std::back_inserter(out), "{{\"ph\":\"X\",\"cat\":\"{}\",\"name\":{},\"pid\":{},\"tid\":{},\"ts\":{:.3f},\"dur\":{:.3f},\"args\":{{\"module\":{}",
+    fmt::format_to(std::back_inserter(out),
+                   "{{\"ph\":\"X\",\"cat\":\"{}\",\"name\":{},\"pid\":{},\"tid\":{},\"ts\":{:.3f},\"dur\":{:.3f},\"args\":{{\"module\":{}",
                    kind, name, rank, row, microseconds(span.issued - zero), microseconds(done - span.issued), text(span.module));
   };
   if (span.what == comm::Event::What::scope) {
@@ -68,8 +70,9 @@ void write(std::string& out, const Spans& all, const Span& span, int rank, int64
   } else {
     const bool check = all.texts[span.op] == comm::kCheck;
     begin(check ? "check" : "collective", quoted(comm::name(span.kind)), rows.of_group(all.texts[span.group], span.issued, done));
-    fmt::format_to(std::back_inserter(out), ",\"group\":{},\"operator\":{},\"sequence\":{},\"bytes\":{},\"implicit\":{},\"waited_us\":{:.3f}",
-                   text(span.group), text(span.op), span.sequence, span.bytes, span.implicit,
+    fmt::format_to(std::back_inserter(out),
+                   ",\"group\":{},\"operator\":{},\"sequence\":{},\"bytes\":{},\"implicit\":{},\"waited_us\":{:.3f}", text(span.group),
+                   text(span.op), span.sequence, span.bytes, span.implicit,
                    microseconds(span.started ? std::max<int64_t>(0, span.started - span.issued) : done - span.issued));
   }
   out += span.failed ? ",\"failed\":true" : span.done == 0 ? ",\"unfinished\":true" : "";
@@ -88,8 +91,9 @@ uint32_t Texts::number_of(std::string_view text) {
 }
 
 void Spans::add(const comm::Event& event) {
-  spans.push_back({event.issued, event.started, event.done, event.bytes, event.sequence, texts.number_of(event.op), texts.number_of(event.module),
-                   texts.number_of(event.group), event.thread, event.what, event.kind, event.implicit, event.failed});
+  spans.push_back({event.issued, event.started, event.done, event.bytes, event.sequence, texts.number_of(event.op),
+                   texts.number_of(event.module), texts.number_of(event.group), event.thread, event.what, event.kind, event.implicit,
+                   event.failed});
 }
 
 void Spans::shift(int64_t by) {
@@ -139,17 +143,19 @@ Spans Spans::unpack(std::string_view bytes) {
 }
 
 std::string json_of(Spans all, int rank, int64_t zero) {
-  std::stable_sort(all.spans.begin(), all.spans.end(), [](const Span& a, const Span& b) { return a.issued < b.issued; });
+  std::ranges::stable_sort(all.spans, [](const Span& a, const Span& b) { return a.issued < b.issued; });
   std::string out;
   Rows rows;
   for (const auto& span : all.spans) write(out, all, span, rank, zero, rows);
   const auto left_out = all.left_out > 0 ? fmt::format(" ({} later events are left out)", all.left_out) : std::string();
   const auto name = [&](const char* what, int row, const std::string& text) {
-    fmt::format_to(std::back_inserter(out), "{{\"ph\":\"M\",\"name\":\"{}\",\"pid\":{},\"tid\":{},\"args\":{{\"name\":{}}}}},\n", what, rank, row, quoted(text));
+    fmt::format_to(std::back_inserter(out), "{{\"ph\":\"M\",\"name\":\"{}\",\"pid\":{},\"tid\":{},\"args\":{{\"name\":{}}}}},\n", what,
+                   rank, row, quoted(text));
   };
   name("process_name", 0, fmt::format("rank {}{}", rank, left_out));
   for (size_t row = 0; row < rows.names().size(); ++row) name("thread_name", static_cast<int>(row + 1), rows.names()[row]);
-  fmt::format_to(std::back_inserter(out), "{{\"ph\":\"M\",\"name\":\"process_sort_index\",\"pid\":{},\"tid\":0,\"args\":{{\"sort_index\":{}}}}}", rank, rank);
+  fmt::format_to(std::back_inserter(out),
+                 "{{\"ph\":\"M\",\"name\":\"process_sort_index\",\"pid\":{},\"tid\":0,\"args\":{{\"sort_index\":{}}}}}", rank, rank);
   return out;
 }
 

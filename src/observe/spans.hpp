@@ -48,7 +48,8 @@ struct Spans {
   static Spans unpack(std::string_view bytes);
 };
 
-// The rank's events in Chrome's format, separated by commas and newlines; times count from `zero`. The first text of a file is kHead, the last kTail.
+// The rank's events in Chrome's format, separated by commas and newlines; times count from `zero`. The first text of a file is kHead, the
+// last kTail.
 std::string json_of(Spans spans, int rank, int64_t zero);
 inline constexpr std::string_view kHead = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", kTail = "\n]}\n";
 

@@ -148,7 +148,8 @@ Trace::~Trace() noexcept(false) {
   const int rank = recorder_->world.rank();  // the others may never come
   auto spans = recorder_->take();
   const auto zero = spans.earliest();
-  std::ofstream(fmt::format("{}.rank-{}", recorder_->file, rank)) << trace::kHead << trace::json_of(std::move(spans), rank, zero) << trace::kTail;
+  std::ofstream(fmt::format("{}.rank-{}", recorder_->file, rank))
+      << trace::kHead << trace::json_of(std::move(spans), rank, zero) << trace::kTail;
 }
 
 void Trace::stop() {

@@ -44,8 +44,7 @@ Axis axis_of(const Layout& layout, int64_t dim) {
   axis.holders.resize(axis.cells.size());
   for (int64_t r = 0; r < ranks; ++r) {
     for (const auto& part : held[r]) {
-      auto cell = std::lower_bound(axis.cells.begin(), axis.cells.end(), part.begin,
-                                   [](const Interval& c, int64_t begin) { return c.begin < begin; });
+      auto cell = std::ranges::lower_bound(axis.cells, part.begin, {}, &Interval::begin);
       for (; cell != axis.cells.end() && cell->begin < part.end; ++cell) axis.holders[cell - axis.cells.begin()].push_back(r);
     }
   }
@@ -92,7 +91,7 @@ std::string names_of(const Layout& layout, const Ranks& holders) {
   if (!layout.has_partial()) {
     std::vector<int> all;
     for (const auto& [coordinate, ranks] : copies) all.insert(all.end(), ranks.begin(), ranks.end());
-    std::sort(all.begin(), all.end());
+    std::ranges::sort(all);
     return all.empty() ? "-" : list_of(all, " ");
   }
   std::vector<std::string> texts;
@@ -187,7 +186,7 @@ std::string list_flat(const Layout& layout) {
   std::vector<std::vector<std::string>> order;
   for (const auto r : everyone(layout)) {
     const auto coordinate = layout.mesh().coordinate_of(r);
-    const auto part = layout.flat_part(coordinate);
+    const auto part = layout.flat_shard(coordinate);
     if (part.length() == 0) continue;
     std::vector<std::string> rest;
     for (int64_t d = 0; d < layout.ndim(); ++d) {
@@ -216,12 +215,12 @@ LayoutPtr as_row(const Layout& layout) {
   auto coordinate = layout.mesh().coordinate().vec();
   const auto m = layout.flat_dim();
   std::vector<int64_t> lengths;
-  for (coordinate[m] = 0; coordinate[m] < layout.mesh().size(m); ++coordinate[m]) lengths.push_back(layout.flat_part(coordinate).length());
+  for (coordinate[m] = 0; coordinate[m] < layout.mesh().size(m); ++coordinate[m]) lengths.push_back(layout.flat_shard(coordinate).length());
   Placements placements(layout.placements().begin(), layout.placements().end());
   placements[m] = elements == 0 ? replicate() : ragged_shard(0, lengths);
   for (const auto& p : placements) {
-    require(!p.is_shard() || p == placements[m], "visualize_svg", "cannot draw {}, which is flat over cuts; hint: visualize() lists its parts",
-            layout.str());
+    require(!p.is_shard() || p == placements[m], "visualize_svg",
+            "cannot draw {}, which is flat over cuts; hint: visualize() lists its parts", layout.str());
   }
   return Layout::get(layout.mesh(), placements, {elements}, layout.dtype());
 }
@@ -246,7 +245,7 @@ std::array<int64_t, 2> drawn_dims(const Layout& layout) {
     }
   }
   dims.resize(std::min<size_t>(dims.size(), 2));
-  std::sort(dims.begin(), dims.end());
+  std::ranges::sort(dims);
   if (dims.size() < 2) return {-1, dims.empty() ? -1 : dims[0]};
   return {dims[0], dims[1]};
 }

@@ -94,11 +94,11 @@ Pending step_in_float(const at::Tensor& x, ParamState& state, const Adam8bitOpti
   NoSpmd plain;
   Blocks blocks(x, options.block_size());
   const auto gradient = is_dtensor(x) ? redistribute(x.grad(), DTensor(x).placements()) : x.grad();
-  const auto g = detail::part_of(gradient).to(at::kFloat).reshape({-1});
+  const auto g = detail::plain_local(gradient).to(at::kFloat).reshape({-1});
   const auto average = [&](const std::string& name, bool is_signed) {
     auto& largest = state.tensors[name + "_max"];
     if (!largest.defined()) largest = at::zeros({blocks.count()}, g.options());
-    return blocks.decode(detail::part_of(state.tensors[name]).reshape({-1}), largest, map_for(is_signed, g.device()));
+    return blocks.decode(detail::plain_local(state.tensors[name]).reshape({-1}), largest, map_for(is_signed, g.device()));
   };
   const auto [b1, b2] = options.betas();
   auto m = average("exp_avg", true).mul_(b1).add_(g, 1 - b1);
@@ -111,7 +111,7 @@ Pending step_in_float(const at::Tensor& x, ParamState& state, const Adam8bitOpti
 void encode(const Pending& item) {
   NoSpmd plain;
   const auto write = [&](const std::string& name, const at::Tensor& values, const at::Tensor& largest, bool is_signed) {
-    const auto codes = detail::part_of(item.state->tensors[name]);
+    const auto codes = detail::plain_local(item.state->tensors[name]);
     codes.copy_(item.blocks.encode(values, largest, map_for(is_signed, values.device())).view(codes.sizes()));
     item.state->tensors[name + "_max"] = largest;
   };
@@ -154,10 +154,10 @@ at::Tensor dynamic_map(bool is_signed) {
       if (is_signed) numbers.push_back(-number);
     }
   }
-  std::sort(numbers.begin(), numbers.end());
+  std::ranges::sort(numbers);
   NoSpmd plain;
   const auto map = at::empty({static_cast<int64_t>(numbers.size())}, at::kFloat);
-  std::copy(numbers.begin(), numbers.end(), map.data_ptr<float>());
+  std::ranges::copy(numbers, map.data_ptr<float>());
   return map;
 }
 
@@ -186,7 +186,8 @@ Adam8bit::Adam8bit(std::vector<torch::optim::OptimizerParamGroup> groups, const 
   for (const auto& group : param_groups()) {
     check(static_cast<const Adam8bitOptions&>(group.options()));
     for (const auto& x : group.params()) {
-      require(at::isFloatingType(x.scalar_type()), kTag, "got a parameter of {}; expected a floating-point one", c10::toString(x.scalar_type()));
+      require(at::isFloatingType(x.scalar_type()), kTag, "got a parameter of {}; expected a floating-point one",
+              c10::toString(x.scalar_type()));
     }
   }
 }

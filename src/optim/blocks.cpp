@@ -24,7 +24,7 @@ std::vector<Interval> own_runs(const at::Tensor& tensor) {
 }
 
 bool cuts_blocks(c10::ArrayRef<Interval> runs, int64_t size, int64_t numel) {
-  return std::any_of(runs.begin(), runs.end(),
+  return std::ranges::any_of(runs,
                      [&](const Interval& run) { return run.begin % size != 0 || (run.end % size != 0 && run.end != numel); });
 }
 
@@ -42,7 +42,7 @@ bool some_rank_cuts_blocks(const at::Tensor& tensor, int64_t size) {
 
 at::Tensor index_of(const std::vector<int64_t>& numbers, c10::Device device) {
   const auto index = at::empty({static_cast<int64_t>(numbers.size())}, at::kLong);
-  std::copy(numbers.begin(), numbers.end(), index.data_ptr<int64_t>());
+  std::ranges::copy(numbers, index.data_ptr<int64_t>());
   return index.to(device);
 }
 

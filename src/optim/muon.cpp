@@ -44,7 +44,8 @@ struct Item {
   const MuonOptions* options;
 
   bool goes_with(const Item& other) const {
-    return is_dtensor(x) && is_dtensor(other.x) && DTensor(x).mesh() == DTensor(other.x).mesh() && options->dtype() == other.options->dtype();
+    return is_dtensor(x) && is_dtensor(other.x) && DTensor(x).mesh() == DTensor(other.x).mesh() &&
+           options->dtype() == other.options->dtype();
   }
   at::Tensor orthogonal(const at::Tensor& whole) const {
     const auto matrix = newton_schulz(whole.reshape({x.size(0), -1}), options->ns_steps(), options->coefficients(), options->eps());
@@ -130,7 +131,7 @@ void Muon::update() {
     const auto& options = static_cast<const MuonOptions&>(group.options());
     for (const auto& x : with_gradients(group)) {
       const Item item{x, momentum(state_for(x), x, options), &options};
-      const auto it = std::find_if(together.begin(), together.end(), [&](const auto& items) { return items[0].goes_with(item); });
+      const auto it = std::ranges::find_if(together, [&](const auto& items) { return items[0].goes_with(item); });
       if (it == together.end()) together.push_back({item});
       else it->push_back(item);
     }

@@ -17,7 +17,7 @@ namespace {
 
 // The squared norm of this rank's shard, times `weight`.
 at::Tensor square(const at::Tensor& tensor, double weight) {
-  const auto part = detail::part_of(tensor);
+  const auto part = detail::plain_local(tensor);
   if (part.numel() == 0) return at::zeros({}, part.options().dtype(at::kDouble));
   const bool low = part.scalar_type() == at::kHalf || part.scalar_type() == at::kBFloat16;
   const auto norm = low ? at::linalg_vector_norm(part, 2, {}, false, at::kFloat) : at::linalg_vector_norm(part);

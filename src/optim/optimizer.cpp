@@ -104,13 +104,13 @@ void Optimizer::load(torch::serialize::InputArchive& archive) {
     return value;
   };
   const auto groups = read(archive, "groups").toInt();
-  require(groups == static_cast<int64_t>(param_groups().size()), kTag, "the saved optimizer has {} groups of parameters; expected {}", groups,
-          param_groups().size());
+  require(groups == static_cast<int64_t>(param_groups().size()), kTag, "the saved optimizer has {} groups of parameters; expected {}",
+          groups, param_groups().size());
   for (size_t g = 0; g < param_groups().size(); ++g) {
     auto& group = param_groups()[g];
     const auto size = read(archive, fmt::format("size.{}", g)).toInt();
-    require(size == static_cast<int64_t>(group.params().size()), kTag, "group {} of the saved optimizer has {} parameters; expected {}", g, size,
-            group.params().size());
+    require(size == static_cast<int64_t>(group.params().size()), kTag, "group {} of the saved optimizer has {} parameters; expected {}", g,
+            size, group.params().size());
   }
   for (size_t g = 0; g < param_groups().size(); ++g) {
     auto& group = param_groups()[g];

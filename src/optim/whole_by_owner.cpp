@@ -18,8 +18,8 @@ namespace {
 
 using Coordinate = std::vector<int64_t>;
 
-int64_t part_numel(const Layout& layout, const Coordinate& at) {
-  if (layout.is_flat()) return layout.flat_part(at).length();
+int64_t shard_numel(const Layout& layout, const Coordinate& at) {
+  if (layout.is_flat()) return layout.flat_shard(at).length();
   int64_t count = 1;
   for (const auto size : layout.local_sizes_before(layout.mesh().ndim(), at)) count *= size;
   return count;
@@ -61,13 +61,13 @@ class Exchange {
     for (int64_t owner = 0; owner < mesh_.size(); ++owner) {
       for (size_t i = 0; i < work_.size(); ++i) {
         if (owners_[i] != owner || !sends(i, group_->rank())) continue;
-        to_send.push_back(detail::part_of(work_[i].tensor).to(dtype_).reshape({-1}));
+        to_send.push_back(detail::plain_local(work_[i].tensor).to(dtype_).reshape({-1}));
         send[owner] += to_send.back().numel();
       }
     }
     for (int64_t r = 0; r < mesh_.size(); ++r) {
       for (size_t i = 0; i < work_.size(); ++i) {
-        if (is_mine(i) && sends(i, r)) receive[r] += part_numel(layout(i), coordinates_[r]);
+        if (is_mine(i) && sends(i, r)) receive[r] += shard_numel(layout(i), coordinates_[r]);
       }
     }
     const auto received = group_->all_to_all(joined(to_send), send, receive).get();
@@ -81,16 +81,16 @@ class Exchange {
       for (size_t i = 0; i < work_.size(); ++i) {
         if (!is_mine(i)) continue;
         for (const auto& piece : pieces(results[i], layout(i), coordinates_[r])) to_send.push_back(piece.reshape({-1}));
-        send[r] += part_numel(layout(i), coordinates_[r]);
+        send[r] += shard_numel(layout(i), coordinates_[r]);
       }
     }
-    for (size_t i = 0; i < work_.size(); ++i) receive[owners_[i]] += part_numel(layout(i), coordinates_[group_->rank()]);
+    for (size_t i = 0; i < work_.size(); ++i) receive[owners_[i]] += shard_numel(layout(i), coordinates_[group_->rank()]);
     const auto received = group_->all_to_all(joined(to_send), send, receive).get();
     int64_t begin = 0;
     for (int64_t owner = 0; owner < mesh_.size(); ++owner) {
       for (size_t i = 0; i < work_.size(); ++i) {
         if (owners_[i] != owner) continue;
-        const auto count = part_numel(layout(i), coordinates_[group_->rank()]);
+        const auto count = shard_numel(layout(i), coordinates_[group_->rank()]);
         work_[i].result = received.narrow(0, begin, count).view(layout(i).local_sizes());
         begin += count;
       }
@@ -110,7 +110,7 @@ class Exchange {
   }
 
   at::Tensor joined(const std::vector<at::Tensor>& flat) const {
-    return flat.empty() ? at::empty({0}, at::TensorOptions(dtype_).device(detail::part_of(work_[0].tensor).device())) : at::cat(flat);
+    return flat.empty() ? at::empty({0}, at::TensorOptions(dtype_).device(detail::plain_local(work_[0].tensor).device())) : at::cat(flat);
   }
 
   std::vector<at::Tensor> assemble(const at::Tensor& received) const {
@@ -144,24 +144,25 @@ class Exchange {
 std::vector<int64_t> share_out(const std::vector<double>& costs, int64_t ranks) {
   std::vector<size_t> order(costs.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return costs[a] > costs[b]; });
+  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return costs[a] > costs[b]; });
   std::vector<double> load(ranks, 0);
   std::vector<int64_t> owners(costs.size());
   for (const auto i : order) {
-    const auto least = std::min_element(load.begin(), load.end());
+    const auto least = std::ranges::min_element(load);
     *least += costs[i];
     owners[i] = least - load.begin();
   }
   return owners;
 }
 
-void work_on_whole(std::vector<OwnedWork>& work, at::ScalarType dtype, const std::function<at::Tensor(size_t, const at::Tensor&)>& function) {
+void work_on_whole(std::vector<OwnedWork>& work, at::ScalarType dtype,
+                   const std::function<at::Tensor(size_t, const at::Tensor&)>& function) {
   if (work.empty()) return;
   NoSpmd plain;
   at::NoGradGuard no_grad;
-  const bool parts_are_whole = std::none_of(work.begin(), work.end(), [](const OwnedWork& item) { return DTensor(item.tensor).layout().is_flat(); });
-  if (DTensor(work[0].tensor).mesh().size() == 1 && parts_are_whole) {
-    for (size_t i = 0; i < work.size(); ++i) work[i].result = function(i, detail::part_of(work[i].tensor).to(dtype));
+  const bool shards_are_whole = std::ranges::none_of(work, [](const OwnedWork& item) { return DTensor(item.tensor).layout().is_flat(); });
+  if (DTensor(work[0].tensor).mesh().size() == 1 && shards_are_whole) {
+    for (size_t i = 0; i < work.size(); ++i) work[i].result = function(i, detail::plain_local(work[i].tensor).to(dtype));
     return;
   }
   Exchange exchange(work, dtype);

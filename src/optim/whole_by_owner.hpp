@@ -18,7 +18,8 @@ struct OwnedWork {
 // Fills in the results of work on one mesh. function(i, whole) returns a plain tensor of the sizes of `whole`; it runs on one rank for each
 // i. Tensors are sent in `dtype`, and results have it. Communicates two all_to_alls, however many tensors there are; none on a mesh of one
 // rank.
-void work_on_whole(std::vector<OwnedWork>& work, at::ScalarType dtype, const std::function<at::Tensor(size_t i, const at::Tensor& whole)>& function);
+void work_on_whole(std::vector<OwnedWork>& work, at::ScalarType dtype,
+                   const std::function<at::Tensor(size_t i, const at::Tensor& whole)>& function);
 
 // Which of `ranks` ranks does each piece of work. The most expensive piece is assigned first, each to the rank that has the least work so
 // far. The same on all ranks.

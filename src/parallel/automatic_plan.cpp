@@ -43,7 +43,7 @@ void pair_up(std::vector<Layer>& layers, int64_t width) {
   }
   const auto without_pair = [&](auto&& belongs) {
     std::vector<Layer*> found;
-    std::copy_if(widen.begin(), widen.end(), std::back_inserter(found), [&](Layer* l) { return has_none(l) && belongs(*l); });
+    std::ranges::copy_if(widen, std::back_inserter(found), [&](Layer* l) { return has_none(l) && belongs(*l); });
     return found;
   };
   for (auto* second : narrow) {

@@ -40,7 +40,7 @@ at::Tensor lay_out(const at::Tensor& x, std::string_view mesh_dim, const Placeme
   const auto* layout = find_layout(x);
   if (!layout) return x;
   const auto& names = layout->mesh().names();
-  const auto name = std::find(names.begin(), names.end(), mesh_dim);
+  const auto name = std::ranges::find(names, mesh_dim);
   if (name == names.end()) return x;
   auto placements = placements_of(*layout);
   auto& now = placements[name - names.begin()];
@@ -53,7 +53,8 @@ at::Tensor lay_out_like(const at::Tensor& x, const at::Tensor& like) {
   const auto *layout = find_layout(x), *other = find_layout(like);
   if (!layout || !other || layout->placements() == other->placements()) return x;
   if (layout->mesh() != other->mesh()) {
-    fail("lay_out_like", "the tensors are on two meshes; got {} and {}; {}", layout->str(), other->str(), why_two(layout->mesh(), other->mesh()));
+    fail("lay_out_like", "the tensors are on two meshes; got {} and {}; {}", layout->str(), other->str(),
+         why_two(layout->mesh(), other->mesh()));
   }
   return redistribute(x, other->placements());
 }

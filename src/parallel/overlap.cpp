@@ -30,7 +30,8 @@ c10::optional<at::Tensor> optional(at::TensorList biases, size_t i) {
 }
 
 void check_once(const char* what) {
-  require(!c10::GradMode::is_enabled(), what, "a backward pass in pieces has no backward of its own; hint: no create_graph inside of OverlapLinear");
+  require(!c10::GradMode::is_enabled(), what,
+          "a backward pass in pieces has no backward of its own; hint: no create_graph inside of OverlapLinear");
 }
 
 bool is_trained(const at::Tensor& parameter) { return parameter.defined() && parameter.requires_grad(); }
@@ -41,7 +42,7 @@ class LayerGradient {
   LayerGradient(bool of_weight, bool of_bias) : of_weight_(of_weight), of_bias_(of_bias) {}
 
   void add(const at::Tensor& of_output, const at::Tensor& input) {
-    const auto y = part_of(of_output).flatten(0, 1), x = part_of(input).flatten(0, 1);
+    const auto y = local_shard(of_output).flatten(0, 1), x = local_shard(input).flatten(0, 1);
     if (of_weight_) weight_ = weight_.defined() ? weight_.addmm_(y.t(), x) : at::mm(y.t(), x);
     if (of_bias_) bias_ = bias_.defined() ? bias_.add_(y.sum(0)) : y.sum(0);
   }
@@ -161,7 +162,8 @@ std::vector<at::Tensor> gather_linear(const at::Tensor& x, const std::vector<Lin
 }
 
 at::Tensor linear_reduce(const at::Tensor& x, const LinearLayer& layer, const at::Tensor& like) {
-  if (const auto tiles = Tiles::of_rows(x, layer, like, pieces_now)) return LinearReduce::apply(tiles, x, layer.weight, c10::optional<at::Tensor>(layer.bias));
+  if (const auto tiles = Tiles::of_rows(x, layer, like, pieces_now))
+    return LinearReduce::apply(tiles, x, layer.weight, c10::optional<at::Tensor>(layer.bias));
   return lay_out_like(at::linear(x, layer.weight, layer.bias), like);
 }
 

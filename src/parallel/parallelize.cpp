@@ -22,8 +22,8 @@ Placements placements_of(const PlanEntry& entry, const DeviceMesh& mesh) {
   for (const auto& [name, placement] : entry.placements) {
     const auto m = mesh.dim(name);
     require(given.insert(m).second, "parallelize_module", "entry '{}' has two placements along \"{}\"", entry.pattern, name);
-    require(!placement.is_partial(), "parallelize_module", "entry '{}' makes parameters pending sums along \"{}\"; expected replicate() or a shard",
-            entry.pattern, name);
+    require(!placement.is_partial(), "parallelize_module",
+            "entry '{}' makes parameters pending sums along \"{}\"; expected replicate() or a shard", entry.pattern, name);
     placements[m] = placement;
   }
   return placements;
@@ -53,9 +53,10 @@ std::vector<Change> changes_of(torch::nn::Module& module, const DeviceMesh& mesh
       used[i] = true;
       auto placements = placements_of(plan[i], mesh);
       const auto& layout = DTensor(tensor).layout();
-      require(!layout.is_flat() || placements[layout.flat_dim()].is_replicate(), "parallelize_module",
-              "entry '{}' cuts '{}' along \"{}\", where fully_shard cuts it already; got {}; hint: leave this mesh dimension out of the plan",
-              plan[i].pattern, name, layout.is_flat() ? mesh.names()[layout.flat_dim()] : "", layout.str());
+      require(
+          !layout.is_flat() || placements[layout.flat_dim()].is_replicate(), "parallelize_module",
+          "entry '{}' cuts '{}' along \"{}\", where fully_shard cuts it already; got {}; hint: leave this mesh dimension out of the plan",
+          plan[i].pattern, name, layout.is_flat() ? mesh.names()[layout.flat_dim()] : "", layout.str());
       try {
         layout.with(placements);
       } catch (const c10::Error& error) {
@@ -70,9 +71,10 @@ std::vector<Change> changes_of(torch::nn::Module& module, const DeviceMesh& mesh
     bool hidden = false;
     for (size_t j = 0; j < i && !used[i]; ++j) hidden |= plan[j].pattern == plan[i].pattern;
     if (used[i] || hidden || plan[i].may_match_nothing) continue;
-    const bool earlier = std::any_of(tensors.begin(), tensors.end(), [&](const auto& named) { return detail::matches(plan[i].pattern, named.first); });
+    const bool earlier = std::ranges::any_of(tensors, [&](const auto& named) { return detail::matches(plan[i].pattern, named.first); });
     require(!earlier, "parallelize_module",
-            "what entry '{}' matches is decided by entries before it; hint: the first that matches a name decides, so put the special ones first",
+            "what entry '{}' matches is decided by entries before it; hint: the first that matches a name decides, so put the special ones "
+            "first",
             plan[i].pattern);
     fail("parallelize_module", "no parameter or buffer is decided by entry '{}'; hint: names are fully qualified; the closest are {}",
          plan[i].pattern, detail::closest(plan[i].pattern, detail::names_of(tensors)));
@@ -87,7 +89,7 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
   std::vector<c10::intrusive_ptr<FlatGroup>> units;  // parameters in a flat buffer are laid out anew, and put back
   for (const auto& change : changes) {
     auto* unit = group_of(change.tensor);
-    const bool known = std::any_of(units.begin(), units.end(), [&](const auto& other) { return other.get() == unit; });
+    const bool known = std::ranges::any_of(units, [&](const auto& other) { return other.get() == unit; });
     if (unit && !known) units.push_back(c10::intrusive_ptr<FlatGroup>::reclaim_copy(unit));
   }
   size_t dissolved = 0;

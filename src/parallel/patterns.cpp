@@ -27,7 +27,8 @@ bool matches_one(std::string_view pattern, std::string_view name) {
   return !name.empty() && (pattern[0] == '?' || pattern[0] == name[0]) && matches_one(pattern.substr(1), name.substr(1));
 }
 
-// How many letters to change, add or leave out until the pattern, without '|', matches the name (Levenshtein, 1966; '*' and '?' as in matches).
+// How many letters to change, add or leave out until the pattern, without '|', matches the name (Levenshtein, 1966; '*' and '?' as in
+// matches).
 size_t distance(std::string_view pattern, std::string_view name) {
   std::vector<size_t> row(name.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
@@ -48,7 +49,8 @@ bool is_regex(std::string_view pattern) { return pattern.substr(0, kRegex.size()
 // What lies between the bars of "a|b".
 std::vector<std::string_view> sides(std::string_view pattern) {
   std::vector<std::string_view> result;
-  for (size_t bar; (bar = pattern.find('|')) != std::string_view::npos; pattern.remove_prefix(bar + 1)) result.push_back(pattern.substr(0, bar));
+  for (size_t bar; (bar = pattern.find('|')) != std::string_view::npos; pattern.remove_prefix(bar + 1))
+    result.push_back(pattern.substr(0, bar));
   result.push_back(pattern);
   return result;
 }
@@ -70,7 +72,7 @@ bool matches(std::string_view pattern, std::string_view name) {
     }
   }
   const auto all = sides(pattern);
-  return std::any_of(all.begin(), all.end(), [&](std::string_view side) { return matches_one(side, name); });
+  return std::ranges::any_of(all, [&](std::string_view side) { return matches_one(side, name); });
 }
 
 std::string inside(const std::string& modules, const std::string& name) {
@@ -83,7 +85,7 @@ std::string inside(const std::string& modules, const std::string& name) {
 std::string closest(const std::string& pattern, const std::vector<std::string>& names) {
   std::vector<std::pair<size_t, std::string>> ranked;
   for (const auto& name : names) ranked.emplace_back(distance_of_any(pattern, name), name);
-  std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::ranges::stable_sort(ranked, [](const auto& a, const auto& b) { return a.first < b.first; });
   std::string text;
   for (size_t i = 0; i < std::min<size_t>(ranked.size(), 3); ++i) text += (i ? ", '" : "'") + ranked[i].second + "'";
   return ranked.empty() ? "(the module has none)" : text;

@@ -24,7 +24,7 @@ std::string readable(int64_t bytes) {
 }
 
 bool is_cut_by(PlacementsRef placements) {
-  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.cuts(); });
+  return std::ranges::any_of(placements, [](const Placement& p) { return p.cuts(); });
 }
 
 }  // namespace
@@ -38,7 +38,8 @@ std::string describe_plan(const torch::nn::Module& module) {
     if (!tensor.defined()) continue;
     const auto whole = tensor.numel() * static_cast<int64_t>(tensor.element_size());
     const bool distributed = is_dtensor(tensor), again = !seen.insert(tensor.unsafeGetTensorImpl()).second;
-    const auto own = distributed ? c10::multiply_integers(DTensor(tensor).layout().local_sizes()) * static_cast<int64_t>(tensor.element_size()) : whole;
+    const auto own =
+        distributed ? c10::multiply_integers(DTensor(tensor).layout().local_sizes()) * static_cast<int64_t>(tensor.element_size()) : whole;
     rows.push_back({name, fmt::format("{}[{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", ")),
                     again ? "(tied)" : distributed ? str(DTensor(tensor).placements()) : "plain", again ? "" : readable(own),
                     again ? "" : readable(whole)});
@@ -54,8 +55,8 @@ std::string describe_plan(const torch::nn::Module& module) {
   }
   std::string text;
   for (const auto& row : rows) {
-    text += fmt::format("{:<{}}  {:<{}}  {:<{}}  {:>{}}  {:>{}}\n", row[0], widths[0], row[1], widths[1], row[2], widths[2], row[3], widths[3],
-                        row[4], widths[4]);
+    text += fmt::format("{:<{}}  {:<{}}  {:<{}}  {:>{}}  {:>{}}\n", row[0], widths[0], row[1], widths[1], row[2], widths[2], row[3],
+                        widths[3], row[4], widths[4]);
   }
   return is_cut || !on_ranks ? text : text + "nothing is cut: every rank has the whole module\n";
 }

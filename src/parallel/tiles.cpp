@@ -46,16 +46,17 @@ std::optional<int64_t> dimension_that_cuts(const std::vector<LinearLayer>& layer
   const auto dim = only_cut(first);
   if (!dim || first.mesh().size(*dim) < 2 || !first.placements()[*dim].is_shard(weight_dim)) return {};
   const auto cut = first.placements()[*dim];
-  const bool alike = std::all_of(layers.begin(), layers.end(), [&](const LinearLayer& layer) {
+  const bool alike = std::ranges::all_of(layers, [&](const LinearLayer& layer) {
     const auto& layout = layout_of(layer);
-    return only_cut(layout) == dim && layout.placements()[*dim] == cut && cuts_evenly(cut, layout.sizes()[weight_dim], layout.mesh().size(*dim));
+    return only_cut(layout) == dim && layout.placements()[*dim] == cut &&
+           cuts_evenly(cut, layout.sizes()[weight_dim], layout.mesh().size(*dim));
   });
   return alike ? dim : std::nullopt;
 }
 
 bool are_pinned_on_one_mesh(const at::Tensor& rows, const std::vector<LinearLayer>& layers) {
   const auto* layout = find_layout(rows);
-  return layout && std::all_of(layers.begin(), layers.end(), [&](const LinearLayer& layer) {
+  return layout && std::ranges::all_of(layers, [&](const LinearLayer& layer) {
     const auto* weight = find_layout(layer.weight);
     const bool bias_too = layer.bias.defined() == layers[0].bias.defined() && (!layer.bias.defined() || is_dtensor(layer.bias));
     return weight && bias_too && is_pinned(layer.weight) && weight->mesh() == layout->mesh() && weight->ndim() == 2 &&
@@ -88,7 +89,7 @@ at::Tensor as_placed(const at::Tensor& tensor, const Placements& placements) {
 
 at::Tensor joined(const std::vector<at::Tensor>& tiles) {
   std::vector<at::Tensor> parts;
-  for (const auto& tile : tiles) parts.push_back(part_of(tile));
+  for (const auto& tile : tiles) parts.push_back(local_shard(tile));
   return at::cat(parts, 1);
 }
 
@@ -168,7 +169,7 @@ at::Tensor Tiles::tile(const at::Tensor& part, int64_t piece, const Placement& p
 std::vector<at::Tensor> Tiles::gather(const at::Tensor& tensor) const {
   const auto placed = as_placed(tensor, by_rows_);
   const auto width = tensor.size(-1);
-  const auto part = part_of(placed).reshape({1, before_ * length_ * after_, width});
+  const auto part = local_shard(placed).reshape({1, before_ * length_ * after_, width});
   std::vector<at::Tensor> tiles;
   for (int64_t piece = 0; piece < pieces_; ++piece) {
     const auto cut = tile(part, piece, ranks_ > 1 ? shard(0) : replicate(), width);
@@ -185,7 +186,7 @@ at::Tensor Tiles::join(const std::vector<at::Tensor>& tiles) const {
 }
 
 at::Tensor Tiles::across(const at::Tensor& tensor) const {
-  const auto part = part_of(as_placed(tensor, by_width_));
+  const auto part = local_shard(as_placed(tensor, by_width_));
   const auto width = part.size(-1), rows = before_ * length_ * after_;
   return part.reshape({before_, ranks_, length_ * after_, width}).transpose(0, 1).reshape({ranks_, rows, width});
 }
@@ -195,8 +196,9 @@ at::Tensor Tiles::tile_across(const at::Tensor& part, int64_t piece) const {
 }
 
 at::Tensor Tiles::join_across(const std::vector<at::Tensor>& tiles) const {
-  const auto width = tiles[0].size(-1), local = part_of(tiles[0]).size(-1);
-  const auto part = joined(tiles).reshape({ranks_, before_, length_ * after_, local}).transpose(0, 1).reshape(with_width(leading_by_width_, local));
+  const auto width = tiles[0].size(-1), local = local_shard(tiles[0]).size(-1);
+  const auto part =
+      joined(tiles).reshape({ranks_, before_, length_ * after_, local}).transpose(0, 1).reshape(with_width(leading_by_width_, local));
   return from_local(part, mesh_, by_width_, with_width(leading_, width)).tensor();
 }
 

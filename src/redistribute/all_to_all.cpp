@@ -51,7 +51,7 @@ Exchange exchange(const std::vector<int32_t>& mine, int32_t rank, const std::vec
   auto* out = result.positions.data_ptr<int64_t>();
   for (const auto& positions : by_rank) {
     result.lengths.push_back(static_cast<int64_t>(positions.size()));
-    out = std::copy(positions.begin(), positions.end(), out);
+    out = std::ranges::copy(positions, out).out;
   }
   return result;
 }

@@ -22,19 +22,19 @@ namespace {
 
 constexpr const char* kTag = "redistribute";
 
-// Where a box lies in a rank's part: the first element's position, as seen before a flat cut, and the lengths.
+// Where a box lies in a rank's shard: the first element's position, as seen before a flat cut, and the lengths.
 struct Piece {
   Sizes position, sizes;
   int64_t numel = 0;
 };
 
-// A rank's part, in which boxes of global elements are found.
-class Part {
+// A rank's shard, in which boxes of global elements are found.
+class LocalShard {
  public:
-  Part(const Layout& layout, c10::IntArrayRef coordinate) : flat_(layout.is_flat()) {
+  LocalShard(const Layout& layout, c10::IntArrayRef coordinate) : flat_(layout.is_flat()) {
     for (int64_t d = 0; d < layout.ndim(); ++d) held_.push_back(layout.intervals(d, coordinate));
     if (!flat_) return;
-    begin_ = layout.flat_part(coordinate).begin;
+    begin_ = layout.flat_shard(coordinate).begin;
     const auto sizes = layout.local_sizes_before(layout.mesh().ndim(), coordinate);
     strides_.resize(sizes.size());
     const auto order = memory_order(layout.strides());
@@ -74,12 +74,12 @@ class Part {
   int64_t begin_ = 0;
 };
 
-// A plan, and where its boxes lie in this rank's parts.
+// A plan, and where its boxes lie in this rank's shards.
 struct Prepared {
   MeshMovePlan plan;
   std::vector<Piece> sent, received, kept, kept_at;
   std::vector<int64_t> send_counts, receive_counts;  // by position in plan.ranks
-  std::unique_ptr<const Part> before, after;         // null: this rank has none
+  std::unique_ptr<const LocalShard> before, after;         // null: this rank has none
   std::optional<int> identity;                       // see identity_of()
 };
 
@@ -117,7 +117,7 @@ void check(const Layout& from, const Layout& to) {
 std::vector<int64_t> counts_of(const std::vector<Transfer>& transfers, const std::vector<int>& ranks, int Transfer::*peer) {
   std::vector<int64_t> counts(ranks.size());
   for (const auto& transfer : transfers) {
-    counts[std::lower_bound(ranks.begin(), ranks.end(), transfer.*peer) - ranks.begin()] += transfer.numel();
+    counts[std::ranges::lower_bound(ranks, transfer.*peer) - ranks.begin()] += transfer.numel();
   }
   return counts;
 }
@@ -127,8 +127,8 @@ std::shared_ptr<const Prepared> prepare(const Layout& from, const Layout& to) {
   Prepared prepared;
   prepared.plan = redistribute::find_plan_between(from, to, from.mesh().world().rank());
   const auto& plan = prepared.plan;
-  if (!from.is_absent()) prepared.before = std::make_unique<const Part>(from, from.mesh().coordinate());
-  if (!to.is_absent()) prepared.after = std::make_unique<const Part>(to, to.mesh().coordinate());
+  if (!from.is_absent()) prepared.before = std::make_unique<const LocalShard>(from, from.mesh().coordinate());
+  if (!to.is_absent()) prepared.after = std::make_unique<const LocalShard>(to, to.mesh().coordinate());
   for (const auto& sent : plan.sent) prepared.sent.push_back(prepared.before->find(sent.box));
   for (const auto& received : plan.received) prepared.received.push_back(prepared.after->find(received.box));
   for (const auto& kept : plan.kept) {
@@ -164,7 +164,7 @@ comm::Communicator& group_of(const Layout& from, const Layout& to, const std::ve
 
 // Copies between pieces and a list in which they lie one after the other.
 template <class Copy>
-void for_each_piece(const at::Tensor& list, const at::Tensor& local, const Part& part, const std::vector<Piece>& pieces, Copy copy) {
+void for_each_piece(const at::Tensor& list, const at::Tensor& local, const LocalShard& part, const std::vector<Piece>& pieces, Copy copy) {
   int64_t begin = 0;
   for (const auto& piece : pieces) {
     copy(detail::alias(list, piece.sizes, contiguous_strides(piece.sizes), list.storage_offset() + begin), part.view(local, piece));
@@ -182,7 +182,7 @@ at::Tensor pack(const at::Tensor& local, const Prepared& prepared, const at::Ten
   return list;
 }
 
-// This rank's part under `to`, with what it had already.
+// This rank's shard under `to`, with what it had already.
 at::Tensor with_kept(const at::Tensor& local, const Prepared& prepared, const Layout& to, const at::TensorOptions& options) {
   if (prepared.identity) return at::full(to.local_sizes(), *prepared.identity, options);
   const auto result = at::empty(to.local_sizes(), options);

@@ -105,9 +105,9 @@ class Deal {
       if (region != own || !gets) continue;
       for (const auto& box : shared(region, wants)) plan.kept.push_back({rank, rank, box});
     }
-    std::stable_sort(plan.sent.begin(), plan.sent.end(), [](const auto& a, const auto& b) { return a.to < b.to; });
-    std::stable_sort(plan.received.begin(), plan.received.end(), [](const auto& a, const auto& b) { return a.from < b.from; });
-    plan.communicates = std::any_of(receivers_.begin(), receivers_.end(), [&](int receiver) { return lacks_something(receiver); });
+    std::ranges::stable_sort(plan.sent, [](const auto& a, const auto& b) { return a.to < b.to; });
+    std::ranges::stable_sort(plan.received, [](const auto& a, const auto& b) { return a.from < b.from; });
+    plan.communicates = std::ranges::any_of(receivers_, [&](int receiver) { return lacks_something(receiver); });
     std::set<int> both(receivers_.begin(), receivers_.end());
     for (const auto& [sender, region] : owned_.of_rank) both.insert(sender);
     plan.ranks.assign(both.begin(), both.end());

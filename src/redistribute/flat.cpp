@@ -36,11 +36,11 @@ std::vector<int64_t> counts_of(const Layout& layout) {
   auto coordinate = layout.mesh().coordinate().vec();
   const auto m = layout.flat_dim();
   std::vector<int64_t> counts;
-  for (coordinate[m] = 0; coordinate[m] < layout.mesh().size(m); ++coordinate[m]) counts.push_back(layout.flat_part(coordinate).length());
+  for (coordinate[m] = 0; coordinate[m] < layout.mesh().size(m); ++coordinate[m]) counts.push_back(layout.flat_shard(coordinate).length());
   return counts;
 }
 
-at::Tensor as_part(const at::Tensor& elements, const Layout& layout) { return elements.view(layout.local_sizes()); }
+at::Tensor as_shard(const at::Tensor& elements, const Layout& layout) { return elements.view(layout.local_sizes()); }
 
 }  // namespace
 
@@ -55,13 +55,13 @@ comm::Async flat_reduce_scatter(const at::Tensor& local, const Step& step) {
   const auto op = step.from.op;
   const auto elements = MemoryOrder(*step.after).flatten(before_reduction(local, op));
   auto reduced = group_of(step).reduce_scatter(elements, counts_of(*step.after), wire_op(op));
-  reduced.tensor = as_part(reduced.tensor, *step.after);
+  reduced.tensor = as_shard(reduced.tensor, *step.after);
   return after_reduction(std::move(reduced), op, local.scalar_type());
 }
 
 comm::Async flat_chunk(const at::Tensor& local, const Step& step) {
-  const auto part = step.after->flat_part(step.after->mesh().coordinate());
-  return {as_part(MemoryOrder(*step.after).flatten(local).narrow(0, part.begin, part.length()), *step.after), {}};
+  const auto part = step.after->flat_shard(step.after->mesh().coordinate());
+  return {as_shard(MemoryOrder(*step.after).flatten(local).narrow(0, part.begin, part.length()), *step.after), {}};
 }
 
 comm::Async flat_of_one(const at::Tensor& local, const Step& step) {

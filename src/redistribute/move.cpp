@@ -148,7 +148,7 @@ Transition transition(const Placement& from, const Placement& to) {
 }
 
 }  // namespace redistribute
-at::Tensor own_part(const at::Tensor& whole, const Layout& layout) {
+at::Tensor own_shard(const at::Tensor& whole, const Layout& layout) {
   const Placements replicated(layout.mesh().ndim(), replicate());
   const auto get = [&](PlacementsRef placements) {
     return Layout::get(layout.mesh(), placements, whole.sizes(), whole.strides(), whole.scalar_type());

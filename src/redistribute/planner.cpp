@@ -66,7 +66,7 @@ Search::Search(const Layout& from, const Layout& to) : model_(from) {
     if (model_.mesh_sizes[i] > 1) {
       for (int64_t d = 0; d < from.ndim(); ++d) choices.push_back(shard(d));
     }
-    std::sort(choices.begin(), choices.end(), [](const auto& a, const auto& b) { return order_key(a) < order_key(b); });
+    std::ranges::sort(choices, [](const auto& a, const auto& b) { return order_key(a) < order_key(b); });
     choices.erase(std::unique(choices.begin(), choices.end()), choices.end());
     candidates_.push_back(std::move(choices));
   }
@@ -77,7 +77,7 @@ Search::Node Search::node_of(PlacementsRef placements) const {
   for (size_t i = 0; i < candidates_.size(); ++i) {
     const auto& choices = candidates_[i];
     node = node * static_cast<Node>(choices.size()) +
-           (std::find(choices.begin(), choices.end(), placements[i]) - choices.begin());
+           (std::ranges::find(choices, placements[i]) - choices.begin());
   }
   return node;
 }
@@ -93,10 +93,10 @@ Placements Search::placements_of(Node node) const {
 
 bool Search::may_change(PlacementsRef now, c10::IntArrayRef mesh_dims, const Placement& to) const {
   const auto& from = now[mesh_dims.front()];
-  const bool flat = std::any_of(now.begin(), now.end(), [](const Placement& p) { return p.is_flat(); });
+  const bool flat = std::ranges::any_of(now, [](const Placement& p) { return p.is_flat(); });
   if (flat && model_.mesh_sizes[mesh_dims.front()] > 1 && (from.is_shard() || to.is_shard())) return false;
   for (int64_t j = mesh_dims.front() + 1; j < static_cast<int64_t>(now.size()); ++j) {
-    if (model_.mesh_sizes[j] == 1 || std::find(mesh_dims.begin(), mesh_dims.end(), j) != mesh_dims.end()) continue;
+    if (model_.mesh_sizes[j] == 1 || std::ranges::find(mesh_dims, j) != mesh_dims.end()) continue;
     const auto& later = now[j];
     for (const auto& p : {from, to}) {
       if (p.is_shard() && later.is_shard(p.dim)) return false;
@@ -146,11 +146,11 @@ void Search::expand_fused(Node node, PlacementsRef now) {
     }
     const auto& from = now[dims.front()];
     const bool alike =
-        std::all_of(dims.begin(), dims.end(), [&](int64_t i) { return model_.mesh_sizes[i] > 1 && now[i] == from; });
+        std::ranges::all_of(dims, [&](int64_t i) { return model_.mesh_sizes[i] > 1 && now[i] == from; });
     if (dims.size() < 2 || from.is_replicate() || from.split > 1 || !alike) continue;
     for (const auto& to : candidates_[dims.front()]) {
       const bool gathers = to.is_replicate(), scatters = from.is_partial() && to.is_shard() && to.split == 1;
-      const bool possible = std::all_of(dims.begin(), dims.end(), [&](int64_t i) {
+      const bool possible = std::ranges::all_of(dims, [&](int64_t i) {
         return std::find(candidates_[i].begin(), candidates_[i].end(), to) != candidates_[i].end();
       });
       if ((gathers || scatters) && possible) relax(node, now, dims, to);
@@ -184,7 +184,7 @@ MovePlan Search::plan(Node goal, const LayoutPtr& from, const LayoutPtr& to) con
     after = std::move(before);
     node = best.parent;
   }
-  std::reverse(plan.steps.begin(), plan.steps.end());
+  std::ranges::reverse(plan.steps);
   return plan;
 }
 

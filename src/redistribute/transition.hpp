@@ -63,8 +63,8 @@ at::Tensor flat(const at::Tensor& tensor);
 // dispatch state of the thread that called this; at once when nothing is pending.
 comm::Async then(const comm::Async& pending, at::Tensor result, std::function<void()> finish);
 
-// norm2 travels as a sum of squares, in float where the tensor's dtype could not hold them. These are the local parts of that, the identity
-// for every other op.
+// norm2 travels as a sum of squares, in float where the tensor's dtype could not hold them. These are the local shards of that, the
+// identity for every other op.
 at::Tensor before_reduction(const at::Tensor& local, ReduceOp op);
 comm::Async after_reduction(comm::Async reduced, ReduceOp op, at::ScalarType dtype);
 ReduceOp wire_op(ReduceOp op);

@@ -79,7 +79,7 @@ std::string fault_of(const Structure& structure, const Options& options) {
   std::string letters;  // of the operands; '.' stands for "..."
   for (const auto& term : structure.in) letters += term.letters + (term.ellipsis ? "." : "");
   const auto unknown = [&](const std::string& wanted) {
-    const auto at = std::find_if(wanted.begin(), wanted.end(), [&](char c) { return c != '1' && letters.find(c) == std::string::npos; });
+    const auto at = std::ranges::find_if(wanted, [&](char c) { return c != '1' && letters.find(c) == std::string::npos; });
     return at == wanted.end() ? std::string() : std::string(1, *at);
   };
   for (const auto* terms : {&structure.in, &structure.out}) {
@@ -217,8 +217,8 @@ class Einsum final : public Rule {
     return view;
   }
 
-  // False: operands broadcast in a way that the notation does not say, and some output has other dims than its letters, or one of length one
-  // in place of a letter's.
+  // False: operands broadcast in a way that the notation does not say, and some output has other dims than its letters, or one of length
+  // one in place of a letter's.
   static bool fits(const Call& call, const View& view) {
     for (size_t i = 0; i < call.outputs.size() && i < view.out.size(); ++i) {
       const auto& sizes = call.outputs[i].sizes;
@@ -242,7 +242,7 @@ class Einsum final : public Rule {
   }
 
   static int dim_of(const Labels& labels, int label) {
-    const auto it = std::find(labels.begin(), labels.end(), label);
+    const auto it = std::ranges::find(labels, label);
     return it == labels.end() ? -1 : static_cast<int>(it - labels.begin());
   }
 
@@ -274,7 +274,7 @@ class Einsum final : public Rule {
   }
 
   static bool is_first_of_summand(const View& view, size_t i) {
-    return std::find(view.summand.begin(), view.summand.end(), view.summand[i]) - view.summand.begin() ==
+    return std::ranges::find(view.summand, view.summand[i]) - view.summand.begin() ==
            static_cast<std::ptrdiff_t>(i);
   }
 
@@ -312,7 +312,8 @@ class Einsum final : public Rule {
       std::vector<Placements> next;
       for (const auto& choice : choices) {
         for (const auto i : members) {
-          const bool whole = in_backward() || std::all_of(members.begin(), members.end(), [&](size_t other) { return other == i || holds_whole(call, other); });
+          const bool whole =
+              in_backward() || std::ranges::all_of(members, [&](size_t other) { return other == i || holds_whole(call, other); });
           if (!whole) continue;
           next.push_back(choice);
           next.back()[i] = partial(op);

@@ -29,14 +29,17 @@ struct Reshaped {
   void operator()(LocalCall& local) const {
     const auto source = local.arg(0).toTensor();
     const bool in_order = is_in_order(source), apart = copies || (strict && !in_order);
-    auto result = source.numel() == 0 && !in_order ? without_elements(source, apart) : in_order ? alias(source) : at::reshape(source, sizes);
+    auto result = source.numel() == 0 && !in_order ? without_elements(source, apart)
+                  : in_order                       ? alias(source)
+                                                   : at::reshape(source, sizes);
     if (apart && result.is_alias_of(source)) result = result.clone(at::MemoryFormat::Contiguous);
     local.replace({std::move(result)});
   }
 
  private:
   bool is_in_order(const at::Tensor& source) const {
-    return detail::part_in_row_major_order(source, strict) || (source.numel() == 0 && detail::in_row_major_order(filled(source.sizes()), source.strides()));
+    return detail::shard_in_row_major_order(source, strict) ||
+           (source.numel() == 0 && detail::in_row_major_order(filled(source.sizes()), source.strides()));
   }
 
   // For an empty local tensor: decides as if its empty dims had length one, and so as the ranks that have elements do.
@@ -47,7 +50,7 @@ struct Reshaped {
 
   static Sizes filled(c10::IntArrayRef sizes) {
     Sizes filled(sizes);
-    std::replace(filled.begin(), filled.end(), 0, 1);
+    std::ranges::replace(filled, 0, 1);
     return filled;
   }
 };

@@ -27,7 +27,7 @@ at::TensorOptions on(const DeviceMesh& mesh, at::TensorOptions options) {
 
 // A tensor of which each rank makes only its local tensor; `make` gets the local sizes.
 template <class Make>
-DTensor per_part(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options,
+DTensor per_shard(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options,
                  Make&& make) {
   for (const auto& placement : placements) {
     require(!placement.is_partial(), "factory", "a factory cannot make a Partial tensor; got {}", str(placements));
@@ -67,13 +67,13 @@ DTensor whole(const DeviceMesh& mesh, PlacementsRef placements, bool requires_gr
 
 DTensor empty(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
   const auto o = on(mesh, options);
-  return per_part(sizes, mesh, placements, o, [&](c10::IntArrayRef local) { return at::empty(local, o.requires_grad(false)); });
+  return per_shard(sizes, mesh, placements, o, [&](c10::IntArrayRef local) { return at::empty(local, o.requires_grad(false)); });
 }
 
 DTensor full(c10::IntArrayRef sizes, const at::Scalar& value, const DeviceMesh& mesh, PlacementsRef placements,
              at::TensorOptions options) {
   const auto o = on(mesh, options);
-  return per_part(sizes, mesh, placements, o,
+  return per_shard(sizes, mesh, placements, o,
                   [&](c10::IntArrayRef local) { return at::full(local, value, o.requires_grad(false).dtype(o.dtype())); });
 }
 

@@ -68,15 +68,16 @@ std::vector<int64_t> expected_sizes(const Layout& layout, c10::IntArrayRef coord
 }  // namespace
 
 DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRef given) {
-  require(local.defined() && !is_dtensor(local), "from_local", "expected a plain tensor as local part");
+  require(local.defined() && !is_dtensor(local), "from_local", "expected a plain tensor as local shard");
   require(local.dim() <= kMaxDims, "from_local", "at most {} dims are supported; got {}", kMaxDims, local.dim());
   require(static_cast<int64_t>(given.size()) == mesh.ndim(), "from_local",
           "got {} placements for the {} dimensions of {}", given.size(), mesh.ndim(), mesh.str());
-  require(mesh.contains_this_rank(), "from_local", "this rank is not in the mesh {}, whose ranks exchange shapes; hint: give the global sizes", mesh.str());
+  require(mesh.contains_this_rank(), "from_local",
+          "this rank is not in the mesh {}, whose ranks exchange shapes; hint: give the global sizes", mesh.str());
   const auto shapes = exchange(local, mesh);
   for (int64_t i = 1; i < mesh.size(); ++i) {
     require(shapes.dtype(i) == shapes.dtype(0) && shapes.ndim(i) == shapes.ndim(0), "from_local",
-            "the local parts disagree: rank {} has {} with {} dims, rank {} has {} with {} dims", mesh.ranks()[0],
+            "the local shards disagree: rank {} has {} with {} dims, rank {} has {} with {} dims", mesh.ranks()[0],
             c10::toString(static_cast<c10::ScalarType>(shapes.dtype(0))), shapes.ndim(0), mesh.ranks()[i],
             c10::toString(static_cast<c10::ScalarType>(shapes.dtype(i))), shapes.ndim(i));
   }
@@ -93,7 +94,7 @@ DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRe
     wrong.push_back(fmt::format("rank {} has [{}] where [{}] is expected", mesh.ranks()[i],
                                 fmt::join(shapes.sizes(i), ", "), fmt::join(expected, ", ")));
   }
-  require(wrong.empty(), "from_local", "the local parts do not make up {}: {}; hint: shards are cut as torch.chunk cuts",
+  require(wrong.empty(), "from_local", "the local shards do not make up {}: {}; hint: shards are cut as torch.chunk cuts",
           layout->str(), fmt::join(wrong, "; "));
   return from_local(local, mesh, placements, sizes);
 }

@@ -23,7 +23,7 @@ Placements gradient_of(const Placements& input, const std::vector<Placements>& i
   auto gradient = input;
   for (size_t m = 0; m < gradient.size(); ++m) {
     const auto replicated = [m](const Placements& placements) { return m >= placements.size() || placements[m].is_replicate(); };
-    const bool same_work = std::all_of(in.begin(), in.end(), replicated) && std::all_of(out.begin(), out.end(), replicated);
+    const bool same_work = std::ranges::all_of(in, replicated) && std::ranges::all_of(out, replicated);
     if (input[m].is_replicate() && !same_work) gradient[m] = partial();
     if (input[m].is_partial()) gradient[m] = replicate();
   }
@@ -40,8 +40,8 @@ DTensor laid_out(const at::Tensor& input, size_t index, const DeviceMesh& mesh, 
     return distribute_tensor(input, mesh, wanted);
   }
   const DTensor tensor(input);
-  require(tensor.mesh() == mesh, "local_map", "input {} lies on another mesh; got {}; expected {}; {}", index, tensor.mesh().str(), mesh.str(),
-          why_two(tensor.mesh(), mesh));
+  require(tensor.mesh() == mesh, "local_map", "input {} lies on another mesh; got {}; expected {}; {}", index, tensor.mesh().str(),
+          mesh.str(), why_two(tensor.mesh(), mesh));
   const bool lies_so = tensor.placements() == tensor.layout().with(wanted)->placements();
   require(lies_so || may_move, "local_map",
           "input {} does not lie as declared; got {}; expected {}; hint: redistribute it before, or allow it with redistribute_inputs",
@@ -76,7 +76,8 @@ std::vector<at::Tensor> run_local_map(const LocalFunction& function, const Devic
           results.size(), out.size());
   for (size_t i = 0; i < results.size(); ++i) {
     require(results[i].defined() && !is_dtensor(results[i]), "local_map",
-            "output {} of the function is {}; expected a plain tensor, this rank's part", i, results[i].defined() ? "a DTensor" : "undefined");
+            "output {} of the function is {}; expected a plain tensor, this rank's shard", i,
+            results[i].defined() ? "a DTensor" : "undefined");
     results[i] = options.out_sizes.empty() ? from_local(results[i], mesh, out[i]).tensor()
                                            : from_local(results[i], mesh, out[i], options.out_sizes[i]).tensor();
   }

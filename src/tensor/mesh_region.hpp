@@ -1,3 +1,4 @@
+// The Spmd region on any mesh.
 #pragma once
 
 #include "src/base/regions.hpp"

@@ -54,16 +54,20 @@ at::Tensor whole_of(const DTensor& tensor) {
   try {
     return tensor.full_tensor();
   } catch (const Error& error) {
-    fail(kTag, "{}; got {}, which is gathered, so that every rank has to print it; hint: print it on all ranks, or call full_tensor() on all "
-         "and print what that gives on one", error.what_without_backtrace(), tensor.layout().str());
+    fail(kTag,
+         "{}; got {}, which is gathered, so that every rank has to print it; hint: print it on all ranks, or call full_tensor() on all "
+         "and print what that gives on one",
+         error.what_without_backtrace(), tensor.layout().str());
   }
 }
 
 // Prints a plain tensor, or one on a mesh of one rank, as libtorch does. Others get a line with the layout, then the values of the whole.
 std::ostream& print(std::ostream& out, const at::Tensor& tensor, int64_t line_size) {
-  if (!is_dtensor(tensor) || (DTensor(tensor).mesh().size() == 1 && !DTensor(tensor).is_absent())) return libtorch_print()(out, tensor, line_size);
+  if (!is_dtensor(tensor) || (DTensor(tensor).mesh().size() == 1 && !DTensor(tensor).is_absent()))
+    return libtorch_print()(out, tensor, line_size);
   if (DTensor(tensor).is_absent()) {
-    return out << fmt::format("{}, whose values are on ranks [{}]", DTensor(tensor).layout().str(), fmt::join(DTensor(tensor).mesh().ranks(), ", "));
+    return out << fmt::format("{}, whose values are on ranks [{}]", DTensor(tensor).layout().str(),
+                              fmt::join(DTensor(tensor).mesh().ranks(), ", "));
   }
   const auto whole = whole_of(DTensor(tensor));
   LocalMode local_mode;

@@ -46,7 +46,7 @@ Dims dims_in(const DeviceMesh& root, const DeviceMesh& mesh, const Dims& dims) {
     const auto coordinate = mesh.coordinate_of(i);
     bool along = true;
     for (int64_t m = 0; m < mesh.ndim(); ++m) {
-      along &= coordinate[m] == mesh.coordinate(m) || std::find(dims.begin(), dims.end(), m) != dims.end();
+      along &= coordinate[m] == mesh.coordinate(m) || std::ranges::find(dims, m) != dims.end();
     }
     if (!along) continue;
     const auto at = std::find(root.ranks().begin(), root.ranks().end(), mesh.ranks()[i]) - root.ranks().begin();
@@ -62,9 +62,9 @@ Dims dims_in(const DeviceMesh& root, const DeviceMesh& mesh, const Dims& dims) {
 bool holds(const DeviceMesh& root, const DeviceMesh& mesh) {
   if (root == mesh) return true;
   auto outer = root.ranks(), inner = mesh.ranks();
-  std::sort(outer.begin(), outer.end());
-  std::sort(inner.begin(), inner.end());
-  return std::includes(outer.begin(), outer.end(), inner.begin(), inner.end());
+  std::ranges::sort(outer);
+  std::ranges::sort(inner);
+  return std::ranges::includes(outer, inner);
 }
 
 // The meshes whose ranks are not all in a larger mesh, the largest first, each with the indices of the tensors on it.
@@ -73,15 +73,15 @@ std::vector<std::pair<DeviceMesh, std::vector<size_t>>> roots_of(c10::ArrayRef<a
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!is_dtensor(tensors[i])) continue;
     const auto mesh = DTensor(tensors[i]).mesh();
-    const auto it = std::find_if(meshes.begin(), meshes.end(), [&](const auto& m) { return m.first == mesh; });
+    const auto it = std::ranges::find_if(meshes, [&](const auto& m) { return m.first == mesh; });
     if (it == meshes.end()) meshes.push_back({mesh, {i}});
     else it->second.push_back(i);
   }
-  std::stable_sort(meshes.begin(), meshes.end(), [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
+  std::ranges::stable_sort(meshes, [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
   decltype(meshes) roots;
   for (auto& [mesh, members] : meshes) {
     const auto& joining = mesh;
-    const auto it = std::find_if(roots.begin(), roots.end(), [&](const auto& root) { return holds(root.first, joining); });
+    const auto it = std::ranges::find_if(roots, [&](const auto& root) { return holds(root.first, joining); });
     if (it == roots.end()) roots.emplace_back(mesh, std::move(members));
     else it->second.insert(it->second.end(), members.begin(), members.end());
   }
@@ -121,7 +121,7 @@ std::vector<Spread> spread_of(c10::ArrayRef<at::Tensor> tensors, Among among) {
   return all;
 }
 
-at::Tensor part_of(const at::Tensor& tensor) {
+at::Tensor plain_local(const at::Tensor& tensor) {
   at::NoGradGuard no_grad;
   return is_dtensor(tensor) ? DTensor(tensor).to_local() : tensor.detach();
 }

@@ -21,6 +21,7 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_set>
 
@@ -75,8 +76,8 @@ struct Redistribute : Function<Redistribute> {
   }
 };
 
-at::Tensor local_part(const at::Tensor& gradient, const LayoutPtr& layout);
-at::Tensor from_part(const at::Tensor& gradient, const LayoutPtr& layout);
+at::Tensor local_gradient(const at::Tensor& gradient, const LayoutPtr& layout);
+at::Tensor from_local_gradient(const at::Tensor& gradient, const LayoutPtr& layout);
 
 struct ToLocal : Function<ToLocal> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const LayoutPtr& gradient) {
@@ -87,7 +88,7 @@ struct ToLocal : Function<ToLocal> {
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     if (!gradients[0].defined()) return {at::Tensor(), at::Tensor()};
-    return {from_part(gradients[0], saved(context)), at::Tensor()};
+    return {from_local_gradient(gradients[0], saved(context)), at::Tensor()};
   }
 };
 
@@ -100,7 +101,7 @@ struct FromLocal : Function<FromLocal> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     if (!gradients[0].defined()) return {at::Tensor(), at::Tensor()};
     const auto layout = saved(context);
-    const auto gradient = local_part(dtensor::redistribute(gradients[0], gradient_placements(*layout)), layout);
+    const auto gradient = local_gradient(dtensor::redistribute(gradients[0], gradient_placements(*layout)), layout);
     const auto share = averaged_over(*layout);
     return {share == 1 ? gradient : gradient.div(share), at::Tensor()};
   }
@@ -123,13 +124,13 @@ struct FromLocal : Function<FromLocal> {
 };
 
 // ToLocal and FromLocal are each other's gradient. These two apply them, so that a gradient has a gradient where one is asked for.
-at::Tensor from_part(const at::Tensor& gradient, const LayoutPtr& layout) {
+at::Tensor from_local_gradient(const at::Tensor& gradient, const LayoutPtr& layout) {
   return gradient.requires_grad() ? FromLocal::apply(gradient, layout) : wrap(gradient, layout);
 }
 
 // The local tensor of the gradient of a tensor that from_local made under `layout`. Its own gradient is made up of local tensors in the
 // same way.
-at::Tensor local_part(const at::Tensor& gradient, const LayoutPtr& layout) {
+at::Tensor local_gradient(const at::Tensor& gradient, const LayoutPtr& layout) {
   if (!gradient.requires_grad()) return local_of(gradient);
   auto placements = to_vector(layout->placements());
   for (auto& placement : placements) {
@@ -146,7 +147,8 @@ at::Tensor replicated(const at::Tensor& full, const DeviceMesh& mesh) {
 
 // What distribute_tensor was given as whole: inside Spmd its values are compared in some calls.
 void compare_now_and_then(const at::Tensor& whole, const DeviceMesh& mesh) {
-  if (whole.is_meta() || !Spmd::current() || !replication_check() || !dispatch::Compared::is_due(dispatch::compared(mesh).distributed++)) return;
+  if (whole.is_meta() || !Spmd::current() || !replication_check() || !dispatch::Compared::is_due(dispatch::compared(mesh).distributed++))
+    return;
   dispatch::check_replicated("distribute_tensor", whole, mesh);
 }
 
@@ -241,11 +243,12 @@ DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, std::i
 }
 
 DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes) {
-  require(local.defined() && !is_dtensor(local), "from_local", "expected a plain tensor as local part");
+  require(local.defined() && !is_dtensor(local), "from_local", "expected a plain tensor as local shard");
   const auto layout = Layout::get(mesh, placements, sizes, local.scalar_type());
-  if (layout->is_absent()) return asked_for(dispatch::absent(layout).set_requires_grad(local.requires_grad() && c10::GradMode::is_enabled()));
+  if (layout->is_absent())
+    return asked_for(dispatch::absent(layout).set_requires_grad(local.requires_grad() && c10::GradMode::is_enabled()));
   require(layout->local_sizes() == local.sizes(), "from_local",
-          "the local part does not have the sizes that the layout gives this rank; got [{}]; expected [{}] of {}",
+          "the local shard does not have the sizes that the layout gives this rank; got [{}]; expected [{}] of {}",
           fmt::join(local.sizes(), ", "), fmt::join(layout->local_sizes(), ", "), layout->str());
   return asked_for(FromLocal::apply(local, layout));
 }
@@ -297,29 +300,29 @@ const Layout* find_layout(const at::Tensor& tensor) {
   return impl ? impl->layout().get() : nullptr;
 }
 
-at::Tensor make_part(at::Tensor local, LayoutPtr layout, comm::WorkPtr work) {
+at::Tensor wrap_local(at::Tensor local, LayoutPtr layout, comm::WorkPtr work) {
   auto result = wrap(std::move(local), std::move(layout));
   as_dtensor(result)->set_pending(std::move(work));
   return result;
 }
 
-const at::Tensor& part_of(const at::Tensor& tensor) {
-  layout_of("part_of", tensor);
+const at::Tensor& local_shard(const at::Tensor& tensor) {
+  layout_of("local_shard", tensor);
   return as_dtensor(tensor)->local();
 }
 
-const at::Tensor& part_under_way(const at::Tensor& tensor) {
-  layout_of("part_under_way", tensor);
+const at::Tensor& local_shard_under_way(const at::Tensor& tensor) {
+  layout_of("local_shard_under_way", tensor);
   return as_dtensor(tensor)->local_under_way();
 }
 
 const LayoutPtr& layout_of(const at::Tensor& tensor) { return layout_of("layout_of", tensor); }
 
-void move_part(const at::Tensor& tensor, at::Tensor local) {
+void replace_local_shard(const at::Tensor& tensor, at::Tensor local) {
   auto& impl = *as_dtensor(tensor);
   const auto member = impl.member();
   impl.set_member({});
-  impl.set_local(std::move(local), layout_of("move_part", tensor));
+  impl.set_local(std::move(local), layout_of("replace_local_shard", tensor));
   impl.set_member(member);
 }
 

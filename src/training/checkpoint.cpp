@@ -25,6 +25,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <deque>
 #include <mutex>
 #include <optional>
@@ -57,7 +58,7 @@ std::vector<c10::Device> devices_of(const Tensors& tensors) {
   std::vector<c10::Device> devices;
   for (const auto& tensor : tensors) {
     if (!tensor.defined() || tensor.device().is_cpu()) continue;
-    if (std::find(devices.begin(), devices.end(), tensor.device()) == devices.end()) devices.push_back(tensor.device());
+    if (std::ranges::find(devices, tensor.device()) == devices.end()) devices.push_back(tensor.device());
   }
   return devices;
 }
@@ -130,7 +131,8 @@ class Frame {
   Frame(const Tensors& inputs, CheckpointRegion::Function again, const CheckpointOptions& options)
       : again_(std::move(again)), kept_(options.save), devices_(devices_of(inputs)) {
     for (const auto& input : inputs) {
-      if (input.defined() && input.requires_grad() && input.is_leaf()) accumulators_.push_back(torch::autograd::impl::grad_accumulator(input));
+      if (input.defined() && input.requires_grad() && input.is_leaf())
+        accumulators_.push_back(torch::autograd::impl::grad_accumulator(input));
       inputs_.emplace_back(input, /*is_output=*/false);
       require_grad_.push_back(input.defined() && input.requires_grad());
     }
@@ -149,7 +151,8 @@ class Frame {
     auto& slot = slots_[index];
     if (slot.stays) return slot.value;
     if (!slot.value.defined()) fill_slots();
-    require(slot.value.defined(), kTag, "the function did not do the same again: it saved {} of {} tensors for backward", next_, slots_.size());
+    require(slot.value.defined(), kTag, "the function did not do the same again: it saved {} of {} tensors for backward", next_,
+            slots_.size());
     require(slot.value._version() == slot.version, kTag,
             "a tensor {} that is needed for backward has been modified by an in-place operation; hint: write to a copy",
             describe(slot.dtype, slot.sizes));
@@ -158,7 +161,8 @@ class Frame {
 
   // Fills the next slot. Throws Enough after the last.
   void fill(const at::Tensor& tensor) {
-    require(next_ < slots_.size(), kTag, "the function did not do the same again: it saved more than {} tensors for backward", slots_.size());
+    require(next_ < slots_.size(), kTag, "the function did not do the same again: it saved more than {} tensors for backward",
+            slots_.size());
     auto& slot = slots_[next_];
     require(tensor.scalar_type() == slot.dtype && tensor.sizes() == slot.sizes, kTag,
             "the function did not do the same again: tensor {} of what it saves for backward is {} and was {}; hint: it must not depend on "
@@ -266,7 +270,9 @@ class FillHooks final : public SavedVariableHooks {
  public:
   explicit FillHooks(Frame& frame) : frame_(&frame) {}
   void call_pack_hook(const at::Tensor& tensor) override { std::exchange(frame_, nullptr)->fill(tensor); }
-  at::Tensor call_unpack_hook() override { fail(kTag, "backward went through the graph of a recomputation; hint: do not keep its tensors"); }
+  at::Tensor call_unpack_hook() override {
+    fail(kTag, "backward went through the graph of a recomputation; hint: do not keep its tensors");
+  }
 
  private:
   Frame* frame_;

@@ -20,7 +20,7 @@ namespace {
 constexpr const char* kTag = "clip_grad_norm_";
 
 at::Tensor local_norm(const at::Tensor& gradient, double p) {
-  const auto part = detail::part_of(gradient);
+  const auto part = detail::plain_local(gradient);
   if (part.numel() == 0) return at::zeros({}, part.options().dtype(at::kDouble));
   c10::optional<at::ScalarType> sum_in;
   if (part.scalar_type() == at::kHalf || part.scalar_type() == at::kBFloat16) sum_in = at::kFloat;
@@ -70,7 +70,8 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
   const auto gradients = detail::gradients_of(kTag, parameters);
   const double norm = norm_of(gradients, norm_type);
   require(!error_if_nonfinite || std::isfinite(norm), kTag,
-          "the norm of the gradients is {}; expected a finite one; hint: with error_if_nonfinite = false they are multiplied all the same", norm);
+          "the norm of the gradients is {}; expected a finite one; hint: with error_if_nonfinite = false they are multiplied all the same",
+          norm);
   scale(gradients, max_norm, norm);
   return norm;
 }

@@ -32,7 +32,7 @@ std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) 
 at::Tensor found_inf(const std::vector<at::Tensor>& gradients, const std::vector<size_t>& members) {
   std::vector<at::Tensor> found{at::zeros({}, at::TensorOptions(at::kFloat).device(gradients[0].device()))};
   for (const auto i : members) {
-    const auto part = detail::part_of(gradients[i]);
+    const auto part = detail::plain_local(gradients[i]);
     if (part.numel() > 0) found.push_back(at::linalg_vector_norm(part, INFINITY).isfinite().logical_not().to(at::kFloat));
   }
   return at::stack(found).max().reshape({1});
@@ -92,7 +92,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
 void GradScaler::update() {
   if (!options_.enabled) return;
   require(!seen_.empty(), kTag, "update() without a gradient since the last one; hint: call step(optimizer) first");
-  const bool found_inf = std::any_of(seen_.begin(), seen_.end(), [](const auto& seen) { return seen.second.found_inf; });
+  const bool found_inf = std::ranges::any_of(seen_, [](const auto& seen) { return seen.second.found_inf; });
   growth_tracker_ = found_inf ? 0 : growth_tracker_ + 1;
   if (found_inf) scale_ *= options_.backoff_factor;
   if (growth_tracker_ == options_.growth_interval) {

@@ -54,15 +54,15 @@ bool same(const at::Tensor& a, const at::Tensor& b) {
   if (!b.defined() || is_dtensor(a) != is_dtensor(b) || a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
   if (a.strides() != b.strides()) return false;
   if (!is_dtensor(a)) return a.has_storage() && b.has_storage() && same_memory(a, b);
-  return &DTensor(a).layout() == &DTensor(b).layout() && same_memory(dtensor::part_of(a), dtensor::part_of(b));
+  return &DTensor(a).layout() == &DTensor(b).layout() && same_memory(dtensor::local_shard(a), dtensor::local_shard(b));
 }
 
 detail::SavedFrom origin(const at::Tensor& saved, const std::vector<at::Tensor>& arguments, const std::vector<at::Tensor>& results) {
   using detail::SavedFrom;
   const auto is_saved = [&](const at::Tensor& tensor) { return same(saved, tensor); };
-  const auto argument = std::find_if(arguments.begin(), arguments.end(), is_saved);
+  const auto argument = std::ranges::find_if(arguments, is_saved);
   if (argument != arguments.end()) return {SavedFrom::argument, static_cast<size_t>(argument - arguments.begin())};
-  const auto result = std::find_if(results.begin(), results.end(), is_saved);
+  const auto result = std::ranges::find_if(results, is_saved);
   if (result != results.end()) return {SavedFrom::result, static_cast<size_t>(result - results.begin())};
   return {};
 }

@@ -13,7 +13,9 @@ namespace {
 
 constexpr const char* kTag = "lr";
 
-void check_steps(const char* what, int64_t steps) { require(steps >= 0, kTag, "got {} {}; expected a number that is not negative", steps, what); }
+void check_steps(const char* what, int64_t steps) {
+  require(steps >= 0, kTag, "got {} {}; expected a number that is not negative", steps, what);
+}
 
 void check_factor(const char* what, double factor) {
   require(std::isfinite(factor) && factor >= 0, kTag, "got {} {}; expected a finite number that is not negative", what, factor);
@@ -79,7 +81,8 @@ Schedule warmup_stable_decay(int64_t warmup_steps, int64_t stable, int64_t decay
 }
 
 Schedule one_cycle(int64_t steps, double rise, double div_factor, double final_div_factor) {
-  require(steps > 0 && rise >= 0 && rise <= 1, kTag, "got a cycle of {} steps that rises for {} of them; expected steps, and 0 to 1", steps, rise);
+  require(steps > 0 && rise >= 0 && rise <= 1, kTag, "got a cycle of {} steps that rises for {} of them; expected steps, and 0 to 1", steps,
+          rise);
   require(div_factor > 0 && final_div_factor > 0, kTag, "got div_factor {} and final_div_factor {}; expected positive numbers", div_factor,
           final_div_factor);
   // The top is not at a whole step, and the bottom is the last step's.

@@ -22,16 +22,17 @@ Scheduler::Scheduler(torch::optim::Optimizer& optimizer, Schedule schedule) : Sc
 
 Scheduler::Scheduler(torch::optim::Optimizer& optimizer, std::vector<Schedule> schedules)
     : optimizer_(optimizer), schedules_(std::move(schedules)), base_(rates()) {
-  require(schedules_.size() == base_.size(), kTag, "got {} schedules; expected one for each of the {} groups of parameters", schedules_.size(),
-          base_.size());
+  require(schedules_.size() == base_.size(), kTag, "got {} schedules; expected one for each of the {} groups of parameters",
+          schedules_.size(), base_.size());
   for (const auto& schedule : schedules_) require(static_cast<bool>(schedule), kTag, "a schedule is empty");
   set_step(0);
 }
 
 void Scheduler::set_step(int64_t step) {
   require(step >= 0, kTag, "got step {}; expected a number that is not negative", step);
-  require(optimizer_.param_groups().size() == base_.size(), kTag, "the optimizer has {} groups now, and had {}; hint: make the scheduler after them",
-          optimizer_.param_groups().size(), base_.size());
+  require(optimizer_.param_groups().size() == base_.size(), kTag,
+          "the optimizer has {} groups now, and had {}; hint: make the scheduler after them", optimizer_.param_groups().size(),
+          base_.size());
   step_ = step;
   for (size_t i = 0; i < base_.size(); ++i) optimizer_.param_groups()[i].options().set_lr(base_[i] * schedules_[i](step));
 }

@@ -55,7 +55,8 @@ TEST_CASE("error texts: a rank is named once also where an error quotes another"
         torch::nn::Linear linear(4, 4);
         once(text_thrown_by([&] { dt::parallelize_module(*linear, mesh, {{"*", {{"tp", dt::shard(1)}}}}); }));
         const auto other = world.rank() == 0 ? "rank 1 failed: no (rank 1)" : "rank 0 failed: no (rank 0)";
-        dt::require(text_thrown_by([&] { dt::fail("outer", "{}", other); }).find(other) != std::string::npos, "test", "another rank was taken out");
+        dt::require(text_thrown_by([&] { dt::fail("outer", "{}", other); }).find(other) != std::string::npos, "test",
+                    "another rank was taken out");
       }, transport));
     }
   }

@@ -21,7 +21,9 @@ struct Arguments {
     c10::List<c10::optional<at::Tensor>> optional;
     optional.push_back(c10::nullopt);
     optional.push_back(c);
-    values = {c10::IValue(), 7, a, std::vector<int64_t>{1, 2}, std::vector<at::Tensor>{}, std::vector<at::Tensor>{b, at::Tensor()}, optional, at::Tensor()};
+    values = {
+        c10::IValue(), 7,           a, std::vector<int64_t>{1, 2}, std::vector<at::Tensor>{}, std::vector<at::Tensor>{b, at::Tensor()},
+        optional,      at::Tensor()};
   }
 };
 

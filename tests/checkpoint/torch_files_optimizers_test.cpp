@@ -59,7 +59,8 @@ std::vector<Kind> kinds() {
           kind<o::Adagrad>("Adagrad", o::AdagradOptions(0.1).lr_decay(0.1)),
           kind<o::RMSprop>("RMSprop", o::RMSpropOptions(0.01).momentum(0.9).centered(true)),
           lone<o::LBFGS>("LBFGS", o::LBFGSOptions(0.1).max_iter(3).history_size(4), 1e-9, 0, 5),
-          lone<o::LBFGS>("LBFGS with a line search", o::LBFGSOptions(0.5).max_iter(3).history_size(2).line_search_fn("strong_wolfe"), 1e-9, 0, 5),
+          lone<o::LBFGS>("LBFGS with a line search", o::LBFGSOptions(0.5).max_iter(3).history_size(2).line_search_fn("strong_wolfe"), 1e-9,
+                         0, 5),
           kind<dt::optim::Lamb>("Lamb", dt::optim::LambOptions(0.05), 1e-12),
           kind<dt::optim::Adam8bit>("Adam8bit", dt::optim::Adam8bitOptions(0.01).min_size(8).block_size(4)),
           lone<dt::optim::Muon>("Muon", dt::optim::MuonOptions(0.1), 0, 0, 1)};
@@ -225,6 +226,24 @@ TEST_CASE("files: LBFGS is saved before its history is full", "[files][optim]") 
   }));
 }
 
+// libtorch 1.13 restores none, libtorch 2.14 restores them all.
+TEST_CASE("files: an optimizer gets the options that libtorch restores", "[files][optim]") {
+  namespace o = torch::optim;
+  const Folder folder;
+  const auto adam = kind<o::Adam>("Adam", o::AdamOptions(0.03)), slower = kind<o::Adam>("slower", o::AdamOptions(0.01));
+  const auto rate = [](const Training& t) { return t.optimizer->param_groups()[0].options().get_lr(); };
+  Training first(adam), plain(slower);
+  first.go(0, 1);
+  first.save_plainly(folder / "adam");
+  plain.load_plainly(folder / "adam");
+  REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) {
+    dt::Spmd spmd(line(world));
+    Training t(slower, line(world), {{s1}, {s0}, {s0}, {r}, {s0}});
+    t.load(folder / "adam");
+    dt::require(rate(t) == rate(plain), "test", "the rate is {}, expected {}", rate(t), rate(plain));
+  }));
+}
+
 TEST_CASE("files: an optimizer says that a file is of something else", "[files][optim][errors]") {
   namespace o = torch::optim;
   const Folder folder;
@@ -232,7 +251,8 @@ TEST_CASE("files: an optimizer says that a file is of something else", "[files][
   Training first(adam);
   first.go(0, 1);
   first.save(folder / "adam");
-  const std::vector<Kind> others{kind<o::SGD>("SGD", o::SGDOptions(0.02).momentum(0.9)), kind<o::RMSprop>("RMSprop", o::RMSpropOptions(0.01)),
+  const std::vector<Kind> others{kind<o::SGD>("SGD", o::SGDOptions(0.02).momentum(0.9)),
+                                 kind<o::RMSprop>("RMSprop", o::RMSpropOptions(0.01)),
                                  lone<o::Adam>("Adam of fewer", o::AdamOptions(0.03), 0, 0, 2)};
   for (const auto& other : others) {
     REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) {

@@ -215,7 +215,8 @@ TEST_CASE("files: what saves itself is written once", "[files]") {
 
 TEST_CASE("files: a link stays one and a file keeps its permissions", "[files]") {
   const Folder folder;
-  const auto target = folder / "model-1.pt", link = folder / "latest.pt", dangling = folder / "next.pt", plain = folder / "plain.pt", fifo = folder / "fifo";
+  const auto target = folder / "model-1.pt", link = folder / "latest.pt", dangling = folder / "next.pt", plain = folder / "plain.pt",
+             fifo = folder / "fifo";
   std::ofstream(target) << "the old one";
   std::filesystem::permissions(target, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
   std::filesystem::create_symlink("model-1.pt", link);

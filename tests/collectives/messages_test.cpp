@@ -4,6 +4,7 @@
 
 #include <dtensor/collectives.hpp>
 
+#include <algorithm>
 #include <random>
 
 using namespace dtensor;
@@ -85,7 +86,7 @@ TEST_CASE("batches of messages: of some ranks and several dtypes while others co
           // One lists first what the other lists last; both begin with what is received.
           std::vector<Message> messages{incoming(torch::empty({2, 3}, torch::kLong), other), incoming(torch::empty({4}), other, 7),
                                         outgoing(two, other, 7), outgoing(one.t().contiguous().t(), other)};
-          if (rank == 1) std::reverse(messages.begin(), messages.end());
+          if (rank == 1) std::ranges::reverse(messages);
           auto under_way = start_exchange_messages(messages, mesh);
           const auto got = std::move(under_way).wait();
           require(got[rank == 0 ? 0 : 3].equal(torch::full({2, 3}, other, torch::kLong)), "test", "the matrix");

@@ -38,7 +38,8 @@ at::Tensor here(const at::Tensor& tensor) { return tensor.to(home); }
 // What NCCL does not do as the transports on CPUs do; it says so.
 bool is_refused(at::ScalarType dtype, ReduceOp op) {
   if (home.is_cpu()) return false;
-  return dtype == at::kShort || (op == ReduceOp::avg && at::isIntegralType(dtype, true)) || (op == ReduceOp::product && at::isComplexType(dtype));
+  return dtype == at::kShort || (op == ReduceOp::avg && at::isIntegralType(dtype, true)) ||
+         (op == ReduceOp::product && at::isComplexType(dtype));
 }
 
 void check_equal(const at::Tensor& result, const at::Tensor& expected, const std::string& what) {
@@ -314,8 +315,8 @@ void check_chunks(World& world) {
   for (const int64_t bytes : lengths) {
     for (const int64_t count : {bytes / 4 - 1, bytes / 4, bytes / 4 + 1}) {
       for (const bool in_place : {false, true}) {
-        check_equal(all->all_reduce(values(me, count, at::kFloat), ReduceOp::sum, in_place).get(), reduced(ranks, count, at::kFloat, ReduceOp::sum),
-                    "all_reduce");
+        check_equal(all->all_reduce(values(me, count, at::kFloat), ReduceOp::sum, in_place).get(),
+                    reduced(ranks, count, at::kFloat, ReduceOp::sum), "all_reduce");
       }
       std::vector<at::Tensor> pieces, out, in;
       for (int rank = 0; rank < ranks; ++rank) {

@@ -244,7 +244,8 @@ TEST_CASE("a message on another device is refused", "[comm][gloo]") {
     CHECK_NOTHROW(run_ranks(transport, 2, [&](World& world) {
       const auto elsewhere = at::empty({3}, at::kMeta);
       auto all = connect_all(world);
-      const auto moves = (transport == "threads" ? "the threads" : "the gloo") + std::string(" transport moves CPU tensors; got one on meta");
+      const auto moves =
+          (transport == "threads" ? "the threads" : "the gloo") + std::string(" transport moves CPU tensors; got one on meta");
       dtensor::require(fails_with([&] { all->send(elsewhere, 1 - world.rank()); }, moves), "test", "send");
     }));
   });

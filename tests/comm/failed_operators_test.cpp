@@ -1,5 +1,5 @@
-// An operator that fails on one rank only leaves the ranks out of step: their next calls throw and say so, whatever those calls are. One that
-// fails on all ranks alike is over when it is caught.
+// An operator that fails on one rank only leaves the ranks out of step: their next calls throw and say so, whatever those calls are. One
+// that fails on all ranks alike is over when it is caught.
 #include "tests/support/dispatch_support.hpp"
 
 #include "src/comm/describe.hpp"
@@ -84,7 +84,8 @@ TEST_CASE("an operator that fails on one rank ends the calls of all who are told
       require(!sum.eq(1 * world.size()).all().item<bool>(), "test", "a rank that did not fail got a sum without the one that did");
     });
     require(failed.find("out of range") != std::string::npos, "test", "rank {}: {}", world.rank(), failed);
-    if (world.rank() != odd) says_all(failed, {"all_reduce(sum)", "rank " + std::to_string(odd) + " failed: aten::index_select"}, "the first call");
+    if (world.rank() != odd)
+      says_all(failed, {"all_reduce(sum)", "rank " + std::to_string(odd) + " failed: aten::index_select"}, "the first call");
     for (int i = 0; i < 3; ++i) {
       const auto text = words_of([&] { second.full_tensor(); });
       says_all(text, {"all_reduce(sum)", "rank " + std::to_string(odd), "aten::index_select failed", "out of range"}, "later calls");
@@ -170,7 +171,8 @@ TEST_CASE("an operator that fails in one row of a mesh ends what goes over the r
     meeting.wait();
     const auto text = along({partial(), replicate()});
     says_all(text, {"failed: aten::index_select failed on this rank", "out of range"}, "over the rows");
-    require(text.find("rank 2") != std::string::npos || text.find("rank 3") != std::string::npos, "test", "no rank of the second row in '{}'", text);
+    require(text.find("rank 2") != std::string::npos || text.find("rank 3") != std::string::npos, "test",
+            "no rank of the second row in '{}'", text);
   }, {4});
 }
 

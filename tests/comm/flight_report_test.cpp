@@ -3,6 +3,7 @@
 
 #include "src/comm/flight/report.hpp"
 
+#include <algorithm>
 #include <filesystem>
 
 #include <unistd.h>
@@ -23,7 +24,7 @@ dtensor::comm::flight::RingGroup group_of_all(const std::string& name, const std
   group.key = key;
   group.size = static_cast<int32_t>(ranks.size());
   group.name = name;
-  std::copy(ranks.begin(), ranks.end(), group.ranks);
+  std::ranges::copy(ranks, group.ranks);
   return group;
 }
 
@@ -64,16 +65,19 @@ TEST_CASE("flight report: a rank that has not called", "[comm][flight]") {
   const auto report = examine(witnesses);
   INFO(report.text);
   CHECK(report.behind == std::vector{2});
-  CHECK(mentions(report.text, "rank 2 is behind: it has not made all_reduce(sum) #2 of float32[8] in group 'dp' by aten::mm for layers.2, in which "
-                              "ranks 0, 1 and 3 wait"));
+  CHECK(mentions(report.text,
+                 "rank 2 is behind: it has not made all_reduce(sum) #2 of float32[8] in group 'dp' by aten::mm for layers.2, in which "
+                 "ranks 0, 1 and 3 wait"));
   CHECK(mentions(report.text, "rank 2 runs; its last call was all_reduce(sum) #1"));
 }
 
 TEST_CASE("flight report: a rank that made another call", "[comm][flight]") {
   for (int guilty : {0, 1, 3}) {
-    for (const auto& other : {a_call(2, false, 0, Collective::all_reduce, 9), a_call(2, false, 0, Collective::barrier), a_call(2, false, 0, Collective::all_gather)}) {
+    for (const auto& other : {a_call(2, false, 0, Collective::all_reduce, 9), a_call(2, false, 0, Collective::barrier),
+                              a_call(2, false, 0, Collective::all_gather)}) {
       std::vector<Witness> witnesses;
-      for (int rank = 0; rank < 4; ++rank) witnesses.push_back(a_witness(rank, {a_call(1, true), rank == guilty ? other : a_call(2, false)}));
+      for (int rank = 0; rank < 4; ++rank)
+        witnesses.push_back(a_witness(rank, {a_call(1, true), rank == guilty ? other : a_call(2, false)}));
       const auto report = examine(witnesses);
       INFO(report.text);
       CHECK(report.behind == std::vector{guilty});
@@ -97,18 +101,19 @@ TEST_CASE("flight report: ranks diverged while another was in the call before", 
   }
   const auto report = examine(all);
   CHECK(report.behind == std::vector<int>{0});
-  CHECK(mentions(report.text, "rank 0 made all_reduce(sum) #4 of float32[6] in group 'dp' by aten::mm for layers.4 where ranks 2 and 3 made"));
+  CHECK(mentions(report.text,
+                 "rank 0 made all_reduce(sum) #4 of float32[6] in group 'dp' by aten::mm for layers.4 where ranks 2 and 3 made"));
 }
 
 TEST_CASE("flight report: who waits for a rank that waits is not behind", "[comm][flight]") {
   // Ranks 0 and 2 wait in dp for 1 and 3; 1 waits in tp for 3, which is nowhere.
-  const auto report = examine({a_witness(0, {a_call(1, false)}), a_witness(1, {a_call(5, false, 1)}, {1, 3}), a_witness(2, {a_call(1, false)}),
-                               a_witness(3, {a_call(4, true, 1)}, {1, 3})});
+  const auto report = examine({a_witness(0, {a_call(1, false)}), a_witness(1, {a_call(5, false, 1)}, {1, 3}),
+                               a_witness(2, {a_call(1, false)}), a_witness(3, {a_call(4, true, 1)}, {1, 3})});
   INFO(report.text);
   CHECK(report.behind == std::vector{3});
   // Two ranks that call in different orders wait for each other.
-  const auto crossed = examine({a_witness(0, {a_call(1, false, 1)}, {0, 1}), a_witness(1, {a_call(1, false)}, {0, 1}), a_witness(2, {a_call(1, false)}),
-                                a_witness(3, {a_call(1, false)})});
+  const auto crossed = examine({a_witness(0, {a_call(1, false, 1)}, {0, 1}), a_witness(1, {a_call(1, false)}, {0, 1}),
+                                a_witness(2, {a_call(1, false)}), a_witness(3, {a_call(1, false)})});
   INFO(crossed.text);
   CHECK(mentions(crossed.text, "the ranks call in different orders"));
 }

@@ -69,7 +69,8 @@ TEST_CASE("nccl plan: pieces of ragged collectives", "[comm][nccl]") {
 TEST_CASE("nccl: a rank's device is that of its number on its host", "[comm][nccl]") {
   dtensor::detail::LauncherRank rank{"torchrun", 5, 8, "a", 1};
   const auto device = [&](int devices, const char* visible = nullptr) {
-    return dtensor::detail::device_of(rank, devices, [&](const char*) { return visible ? std::optional<std::string>(visible) : std::nullopt; });
+    return dtensor::detail::device_of(rank, devices,
+                                      [&](const char*) { return visible ? std::optional<std::string>(visible) : std::nullopt; });
   };
   CHECK_FALSE(device(4).has_value());  // its number is not known
   rank.local_rank = 1;

@@ -20,9 +20,10 @@ TEST_CASE("transports register themselves and say what is missing", "[comm]") {
     names.push_back(kind->name);
     CHECK((!kind->missing.empty() || kind->threads || kind->process));
   }
-  for (const auto* known : {"fake", "gloo", "nccl", "shm", "threads"}) CHECK(std::find(names.begin(), names.end(), known) != names.end());
+  for (const auto* known : {"fake", "gloo", "nccl", "shm", "threads"}) CHECK(std::ranges::find(names, known) != names.end());
   CHECK(fails_with([] { comm::transport_kind("pigeon"); }, "unknown transport; got 'pigeon'; expected one of fake, gloo, nccl"));
-  if (!comm::has_nccl_transport()) CHECK(fails_with([] { comm::transport_kind("nccl"); }, "this build has no transport 'nccl'; hint: configure with"));
+  if (!comm::has_nccl_transport())
+    CHECK(fails_with([] { comm::transport_kind("nccl"); }, "this build has no transport 'nccl'; hint: configure with"));
 }
 
 TEST_CASE("a transport of one's own is launched by its name", "[comm]") {

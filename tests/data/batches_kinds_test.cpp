@@ -29,14 +29,17 @@ using kinds::Side;
 template <class Batch>
 struct Custom : torch::data::datasets::BatchDataset<Custom<Batch>, Batch> {
   explicit Custom(std::function<Batch(int64_t, int64_t)> make) : make(std::move(make)) {}
-  Batch get_batch(torch::ArrayRef<size_t> indices) override { return make(static_cast<int64_t>(indices[0]), static_cast<int64_t>(indices.size())); }
+  Batch get_batch(torch::ArrayRef<size_t> indices) override {
+    return make(static_cast<int64_t>(indices[0]), static_cast<int64_t>(indices.size()));
+  }
   c10::optional<size_t> size() const override { return 10; }
   std::function<Batch(int64_t, int64_t)> make;
 };
 
 at::Tensor rows(int64_t from, int64_t count) { return torch::arange(from * 3, (from + count) * 3, torch::kDouble).view({count, 3}); }
 
-// Calls check(batch, first index, size) for each batch of 4, 4 and 2 examples, without and with workers, on three ranks over two transports.
+// Calls check(batch, first index, size) for each batch of 4, 4 and 2 examples, without and with workers, on three ranks over two
+// transports.
 template <class Batch, class Check>
 void check_batches(std::function<Batch(int64_t, int64_t)> make, const Check& check) {
   for (const size_t workers : {0, 2}) {
@@ -86,12 +89,15 @@ TEST_CASE("batches: tensors pairs tuples vectors", "[data]") {
                          same(std::get<1>(batch), rows(from, count).sum(), "number");
                          require(std::get<2>(batch) == 0.5, "test", "the third is {}", std::get<2>(batch));
                        });
-  check_batches<std::vector<at::Tensor>>([](auto from, auto count) { return Tensors{rows(from, count), torch::Tensor(), rows(0, count).narrow(1, 0, 0)}; },
-                                         [](auto& batch, auto from, auto count) {
-                                           require(batch.size() == 3 && !batch[1].defined(), "test", "got {} tensors", batch.size());
-                                           cut(batch[0], rows(from, count), "first");
-                                           cut(batch[2], rows(0, count).narrow(1, 0, 0), "empty");
-                                         });
+  check_batches<std::vector<at::Tensor>>(
+      [](auto from, auto count) {
+        return Tensors{rows(from, count), torch::Tensor(), rows(0, count).narrow(1, 0, 0)};
+      },
+      [](auto& batch, auto from, auto count) {
+        require(batch.size() == 3 && !batch[1].defined(), "test", "got {} tensors", batch.size());
+        cut(batch[0], rows(from, count), "first");
+        cut(batch[2], rows(0, count).narrow(1, 0, 0), "empty");
+      });
 }
 
 TEST_CASE("batches: examples that nobody stacked", "[data]") {
@@ -196,13 +202,14 @@ TEST_CASE("batches: chunks in an order that threads make", "[data]") {
     torch::manual_seed(2);
     auto chunks = torch::data::datasets::make_shared_dataset<torch::data::datasets::ChunkDataset<Reader, RandomSampler, RandomSampler>>(
         Reader(), RandomSampler(4), RandomSampler(5), torch::data::datasets::ChunkDatasetOptions(2, 3));
-    auto loader = torch::data::make_data_loader(chunks.map(torch::data::transforms::BatchLambda<std::vector<torch::data::Example<>>, at::Tensor>(
-                                                    [](std::vector<torch::data::Example<>> examples) {
-                                                      Tensors data;
-                                                      for (auto& example : examples) data.push_back(example.data);
-                                                      return torch::stack(data);
-                                                    })),
-                                                torch::data::DataLoaderOptions(3).workers(0));
+    auto loader =
+        torch::data::make_data_loader(chunks.map(torch::data::transforms::BatchLambda<std::vector<torch::data::Example<>>, at::Tensor>(
+                                          [](std::vector<torch::data::Example<>> examples) {
+                                            Tensors data;
+                                            for (auto& example : examples) data.push_back(example.data);
+                                            return torch::stack(data);
+                                          })),
+                                      torch::data::DataLoaderOptions(3).workers(0));
     for (int epoch = 0; epoch < 2; ++epoch) {
       Tensors all;
       for (auto& batch : batches(*loader, mesh, {shard(0)})) all.push_back(full_tensor(batch));
@@ -218,7 +225,9 @@ TEST_CASE("batches: chunks in an order that threads make", "[data]") {
 TEST_CASE("batches: of a dataset that holds distributed tensors", "[data]") {
   struct Held : torch::data::datasets::Dataset<Held> {
     at::Tensor images = torch::arange(60).view({10, 2, 3}).to(torch::kFloat), targets = torch::arange(10);
-    torch::data::Example<> get(size_t index) override { return {images[static_cast<int64_t>(index)] * 2, targets[static_cast<int64_t>(index)]}; }
+    torch::data::Example<> get(size_t index) override {
+      return {images[static_cast<int64_t>(index)] * 2, targets[static_cast<int64_t>(index)]};
+    }
     c10::optional<size_t> size() const override { return 10; }
   };
   for (const size_t workers : {0, 2}) {

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# A model of 7 billion parameters on 64 ranks: one rank's part takes its part of the memory and 64 MiB at most, and has the values of one
+# A model of 7 billion parameters on 64 ranks: one rank's shard takes its part of the memory and 64 MiB at most, and has the values of one
 # device.
 set -euo pipefail
 program=$DTENSOR_BUILD/examples/deferred_init
 
 timeout 500 "$program" --mesh dp=8,tp=8 --rank 37 --limit 64 --check 100 | tee "$TMPDIR/out"
-grep -Fq 'its part of 6.74 billion parameters' "$TMPDIR/out"
+grep -Fq 'its shard of 6.74 billion parameters' "$TMPDIR/out"
 grep -Fq '100 of 100 elements are those of one device' "$TMPDIR/out"
 
 small=(--layers 2 --dim 96 --hidden 250 --vocab 130)

@@ -49,7 +49,8 @@ TEST_CASE("dispatch: a number is not a truth value and the default dtype is read
   REQUIRE_NOTHROW(on_ranks(1, [](dt::World& world) {
     const auto mask = torch::arange(8).gt(3), whole = torch::arange(8);
     const auto mesh = line(world);
-    const auto M = dt::distribute_tensor(mask, mesh, {dt::shard(0)}).tensor(), W = dt::distribute_tensor(whole, mesh, {dt::shard(0)}).tensor();
+    const auto M = dt::distribute_tensor(mask, mesh, {dt::shard(0)}).tensor(),
+               W = dt::distribute_tensor(whole, mesh, {dt::shard(0)}).tensor();
     for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kFloat}) {
       torch::set_default_dtype(c10::scalarTypeToTypeMeta(dtype));
       for (int i = 0; i < 2; ++i) {
@@ -129,7 +130,7 @@ TEST_CASE("dispatch: a column then row parallel MLP takes one all_reduce", "[dis
     auto Up = dt::distribute_tensor(up, mesh, {dt::shard(0)}), Down = dt::distribute_tensor(down, mesh, {dt::shard(1)});
     dt::CommDebugMode comm;
     auto y = torch::mm(torch::relu(torch::mm(X, Up->t())), Down->t());
-    expect(comm, 0, "the local part");
+    expect(comm, 0, "the local shard");
     auto whole = dt::DTensor(y).redistribute({dt::replicate()});
     expect(comm, 1, "the reduction");
     dt::require(comm.count(Collective::all_reduce) == 1, "test", "not an all_reduce:\n{}", comm.str());

@@ -55,7 +55,7 @@ TEST_CASE("dispatch: a settled reduction forgets no view that had to be copied",
   REQUIRE_NOTHROW(on_ranks(4, [](dt::World&) {
     auto mesh = dt::init_device_mesh(torch::kCPU, {2, 2});
     auto x = dt::from_local(torch::ones({1, 4}), mesh, {dt::shard(1), dt::partial()}, {1, 8});
-    const auto view = x->slice(1, 5, 7);  // of the second rank's part
+    const auto view = x->slice(1, 5, 7);  // of the second rank's shard
     const auto settled = torch::tanh(x);
     view.mul_(2);
     dt::require(dt::full_tensor(x).sum().item<double>() == 2 * (8 + 2), "test", "the write did not reach the base");
@@ -186,8 +186,8 @@ TEST_CASE("dispatch: autograd sees what foreach operators write", "[dispatch]") 
 TEST_CASE("dispatch: outside of Spmd a backward makes tensors of its own", "[dispatch]") {
   const auto gradients = [](const at::Tensor& leaf) {
     std::vector<at::Tensor> all;
-    for (const auto& part : {leaf.split(1, 1)[0], leaf.chunk(2)[1], leaf.unbind(0)[1], leaf.prod(), leaf.cumprod(0), std::get<0>(leaf.max(0)),
-                             std::get<0>(leaf.sort(1)), leaf.diagonal()}) {
+    for (const auto& part : {leaf.split(1, 1)[0], leaf.chunk(2)[1], leaf.unbind(0)[1], leaf.prod(), leaf.cumprod(0),
+                             std::get<0>(leaf.max(0)), std::get<0>(leaf.sort(1)), leaf.diagonal()}) {
       all.push_back(torch::autograd::grad({part.sum()}, {leaf})[0]);
     }
     return all;
@@ -224,7 +224,8 @@ TEST_CASE("dispatch: inference mode", "[dispatch]") {
     const auto y = layer(x);
     dt::require(y.is_inference() && !y.requires_grad(), "test", "tracked");
     dt::require(dt::full_tensor(y).allclose(at::linear(input, weight, bias)), "test", "the output differs");
-    dt::require(dt::full_tensor(x.transpose(0, 1).reshape({3, 8})).equal(input.transpose(0, 1).reshape({3, 8})), "test", "the view differs");
+    dt::require(dt::full_tensor(x.transpose(0, 1).reshape({3, 8})).equal(input.transpose(0, 1).reshape({3, 8})), "test",
+                "the view differs");
     dt::require(dt::full_tensor(at::softmax(y.matmul(layer->weight), -1)).sizes() == input.sizes(), "test", "other sizes");
     auto written = y.clone();
     written.add_(1).select(1, 0).zero_();

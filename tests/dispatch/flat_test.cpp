@@ -2,6 +2,8 @@
 #include "tests/support/core_support.hpp"
 #include "tests/support/op_check.hpp"
 
+#include <algorithm>
+
 using namespace dtensor;
 using namespace dtensor::test;
 
@@ -11,8 +13,8 @@ TEST_CASE("flat: what each rank holds", "[flat][layout]") {
   const auto layout = Layout::get(mesh, {flat(12, 5)}, {4, 7}, at::kFloat);
   REQUIRE(layout->str() == "f32[4, 7] (Flat(12, at 5)) on (x=3)");
   REQUIRE(layout->local_sizes() == c10::IntArrayRef({1, 12}));
-  REQUIRE(layout->flat_part({0}) == Interval{0, 7});
-  REQUIRE(layout->flat_part({2}) == Interval{19, 28});
+  REQUIRE(layout->flat_shard({0}) == Interval{0, 7});
+  REQUIRE(layout->flat_shard({2}) == Interval{19, 28});
   REQUIRE(layout->runs({1}) == std::vector<Interval>{{7, 19}});
   using Box = std::vector<Interval>;
   REQUIRE(layout->boxes({1}) == std::vector<Box>{{{1, 2}, {0, 7}}, {{2, 3}, {0, 5}}});
@@ -29,7 +31,8 @@ TEST_CASE("flat: what each rank holds", "[flat][layout]") {
 TEST_CASE("flat: the boxes of all ranks are the tensor", "[flat][layout]") {
   Alone alone(4, 0);
   const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"x", "y"});
-  for (const auto& placements : {Placements{flat(31, 2), replicate()}, Placements{flat(20, 3), shard(1)}, Placements{strided_shard(2, 2), flat(17)}}) {
+  for (const auto& placements :
+       {Placements{flat(31, 2), replicate()}, Placements{flat(20, 3), shard(1)}, Placements{strided_shard(2, 2), flat(17)}}) {
     const auto layout = Layout::get(mesh, placements, {3, 5, 4}, at::kFloat);
     std::vector<int> held(60);
     for (int64_t rank = 0; rank < 4; ++rank) {
@@ -39,10 +42,10 @@ TEST_CASE("flat: the boxes of all ranks are the tensor", "[flat][layout]") {
         elements += run.length();
         for (int64_t i = run.begin; i < run.end; ++i) ++held[i];
       }
-      REQUIRE(elements == layout->flat_part(coordinate).length());
+      REQUIRE(elements == layout->flat_shard(coordinate).length());
     }
     const int copies = placements[1].is_replicate() ? 2 : 1;
-    REQUIRE(std::all_of(held.begin(), held.end(), [&](int count) { return count == copies; }));
+    REQUIRE(std::ranges::all_of(held, [&](int count) { return count == copies; }));
   }
 }
 
@@ -51,10 +54,12 @@ TEST_CASE("flat: tensors without elements and lists of one view", "[flat]") {
     for (const auto& sizes : {std::vector<int64_t>{2, 6, 0}, {0, 3}, {4, 0, 2}}) {
       const auto empty = distribute_tensor(torch::empty(sizes), mesh, {flat(3, 2)});
       require(full_tensor(empty->mul(2)).sizes() == c10::IntArrayRef(sizes), "test", "{}", empty.layout().str());
-      require(full_tensor(empty->transpose(0, 1)).sizes() == torch::empty(sizes).transpose(0, 1).sizes(), "test", "{}", empty.layout().str());
+      require(full_tensor(empty->transpose(0, 1)).sizes() == torch::empty(sizes).transpose(0, 1).sizes(), "test", "{}",
+              empty.layout().str());
     }
     const auto one = distribute_tensor(torch::ones({1, 1}), mesh, {flat(3, 2)});
-    for (const auto& number : {one->squeeze(), one->view(at::IntArrayRef()), one->reshape(at::IntArrayRef())}) require(number.item<double>() == 1, "test", "a number");
+    for (const auto& number : {one->squeeze(), one->view(at::IntArrayRef()), one->reshape(at::IntArrayRef())})
+      require(number.item<double>() == 1, "test", "a number");
     const auto whole = torch::arange(6).view({2, 3});
     const auto tensor = distribute_tensor(whole, mesh, {flat(4)});
     require(full_tensor(tensor->chunk(1, 1)[0]).equal(whole), "test", "a chunk that is all");
@@ -65,8 +70,8 @@ TEST_CASE("flat: tensors without elements and lists of one view", "[flat]") {
 TEST_CASE("flat: over and under other cuts", "[flat]") {
   CHECK_NOTHROW(on_mesh({2, 3}, [](const DeviceMesh& mesh) {
     const auto whole = torch::arange(240).view({12, 5, 4});
-    for (const auto& placements : {Placements{flat(41, 2), shard(0)}, Placements{shard(1), flat(49)}, Placements{flat(50), strided_shard(0, 2)},
-                                   Placements{replicate(), flat(100, 17)}}) {
+    for (const auto& placements : {Placements{flat(41, 2), shard(0)}, Placements{shard(1), flat(49)},
+                                   Placements{flat(50), strided_shard(0, 2)}, Placements{replicate(), flat(100, 17)}}) {
       const auto tensor = distribute_tensor(whole, mesh, placements);
       require(tensor.full_tensor().equal(whole), "test", "{} loses elements", tensor.layout().str());
       for (const auto& other : {Placements{replicate(), shard(0)}, Placements{shard(2), flat(100)}, Placements{flat(150), replicate()}}) {
@@ -85,11 +90,25 @@ TEST_CASE("flat: views and pointwise operators and whole reductions move nothing
   check_free({"flatten", {x}, [](const Tensors& in) { return Tensors{in[0].flatten() * 2}; }}, {3}, cut, {same});
   check_free({"unflatten", {x}, [](const Tensors& in) { return Tensors{in[0].view({4, 2, 2, 3}).unsqueeze(1)}; }}, {3}, cut, {same});
   check_free({"transpose", {x}, [](const Tensors& in) { return Tensors{in[0].t().t()}; }}, {3}, cut, {same});
-  check_free({"add", {x, y}, [](const Tensors& in) { return Tensors{in[0] + in[1].tanh(), (in[0].t() * 2).t()}; }}, {3}, {cut[0], cut[0]}, {same, same});
-  check_free({"norm", {x}, [](const Tensors& in) { return Tensors{in[0].sum(), in[0].norm(), in[0].mean(), in[0].abs().max()}; }, 1e-5}, {3}, cut,
-             {"(P(sum))", "(P(norm2))", "(P(sum))", "(P(max))"});
-  check_free({"copies", {x}, [](const Tensors& in) { return Tensors{in[0].clone(), in[0].to(at::kDouble), torch::zeros_like(in[0])}; }}, {3}, cut,
-             {same, same, same});
+  check_free({"add",
+              {x, y},
+              [](const Tensors& in) {
+                return Tensors{in[0] + in[1].tanh(), (in[0].t() * 2).t()};
+              }},
+             {3}, {cut[0], cut[0]}, {same, same});
+  check_free({"norm",
+              {x},
+              [](const Tensors& in) {
+                return Tensors{in[0].sum(), in[0].norm(), in[0].mean(), in[0].abs().max()};
+              },
+              1e-5},
+             {3}, cut, {"(P(sum))", "(P(norm2))", "(P(sum))", "(P(max))"});
+  check_free({"copies",
+              {x},
+              [](const Tensors& in) {
+                return Tensors{in[0].clone(), in[0].to(at::kDouble), torch::zeros_like(in[0])};
+              }},
+             {3}, cut, {same, same, same});
   check_free({"in place", {x, y}, [](const Tensors& in) {
                 return Tensors{in[0].clone().addcmul_(in[0], in[1], 0.5).mul_(3).zero_().fill_(2).add_(in[1])};
               }}, {3}, {cut[0], cut[0]}, {same});
@@ -117,10 +136,12 @@ TEST_CASE("flat: random numbers are those of one device", "[flat][random]") {
       CHECK_NOTHROW(on_mesh(
           {3, 2},
           [&](const DeviceMesh& mesh) {
-            for (const auto& placements : {Placements{flat(elements / 3 + 7, 13), replicate()}, Placements{flat(elements), shard(0)},
-                                           Placements{flat(elements / 3 + 400, 1), shard(-1)}, Placements{shard(0), flat(elements / 2 + 1)}}) {
+            for (const auto& placements :
+                 {Placements{flat(elements / 3 + 7, 13), replicate()}, Placements{flat(elements), shard(0)},
+                  Placements{flat(elements / 3 + 400, 1), shard(-1)}, Placements{shard(0), flat(elements / 2 + 1)}}) {
               torch::manual_seed(2);
-              require(rand(sizes, mesh, placements).full_tensor().equal(uniform), "test", "other uniform numbers under {}", str(placements));
+              require(rand(sizes, mesh, placements).full_tensor().equal(uniform), "test", "other uniform numbers under {}",
+                      str(placements));
               require(randn(sizes, mesh, placements).full_tensor().equal(normal), "test", "other normal numbers under {}", str(placements));
               require(torch::rand({3}).equal(after), "test", "the generator went on otherwise under {}", str(placements));
             }
@@ -227,7 +248,7 @@ at::Tensor laid_out(const at::Tensor& whole, const DeviceMesh& mesh, const Place
 }
 
 bool any_flat(const Placements& placements) {
-  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_flat(); });
+  return std::ranges::any_of(placements, [](const Placement& p) { return p.is_flat(); });
 }
 
 }  // namespace

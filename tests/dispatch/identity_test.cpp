@@ -132,8 +132,9 @@ const Snippet kSnippets[] = {
     {"printing",
      [](Log& log) {
        torch::manual_seed(1);
-       log.text << torch::tensor(2.5) << torch::arange(5) << torch::randn({3, 4}) << torch::randn({2, 2, 3}, torch::kDouble).transpose_(0, 2).mul(1e6)
-                << torch::zeros({0}) << torch::ones({2, 30}) << torch::tensor({true, false}) << torch::empty({3, 0});
+       log.text << torch::tensor(2.5) << torch::arange(5) << torch::randn({3, 4})
+                << torch::randn({2, 2, 3}, torch::kDouble).transpose_(0, 2).mul(1e6) << torch::zeros({0}) << torch::ones({2, 30})
+                << torch::tensor({true, false}) << torch::empty({3, 0});
        log.text << torch::randn({2}).requires_grad_() << at::Tensor() << torch::full({2}, INFINITY);
      }},
     {"printing what is computed on",

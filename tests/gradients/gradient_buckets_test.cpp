@@ -64,7 +64,8 @@ TEST_CASE("gradient buckets: the bits are those of single reductions", "[gradien
       for (const auto& p : net->parameters()) all.push_back(dt::full_tensor(p.grad()));
       return all;
     };
-    for (const auto& batch : {dt::Placements{dt::shard(0), dt::replicate()}, {dt::replicate(), dt::shard(0)}, {dt::shard(0), dt::shard(0)}}) {
+    for (const auto& batch :
+         {dt::Placements{dt::shard(0), dt::replicate()}, {dt::replicate(), dt::shard(0)}, {dt::shard(0), dt::shard(0)}}) {
       const auto together = gradients(batch, false), alone = gradients(batch, true);
       for (size_t i = 0; i < alone.size(); ++i) same(together[i], alone[i], "a gradient");
     }

@@ -51,12 +51,15 @@ TEST_CASE("the launcher's environment is read and what is missing is named", "[l
   CHECK((slurm->rank == 3 && slurm->size == 8 && slurm->host == "gpu07" && slurm->port == 20077 && slurm->local_rank == 2));
   CHECK(fails_with([&] { find({{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}}); }, "SLURM_NTASKS is not set"));
   CHECK_FALSE(find({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_JOB_ID", "77"}}).has_value());  // the batch script
-  for (const char* step : {"4294967290", "4294967291", "4294967293", "interactive", "batch"}) {  // the shell of salloc, and others that are no tasks
+  for (const char* step :
+       {"4294967290", "4294967291", "4294967293", "interactive", "batch"}) {  // the shell of salloc, and others that are no tasks
     INFO(step);
-    CHECK_FALSE(find({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", step}, {"SLURM_STEP_NUM_TASKS", "1"}}));
+    CHECK_FALSE(find(
+        {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", step}, {"SLURM_STEP_NUM_TASKS", "1"}}));
   }
 
-  const auto mpi = find({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}});
+  const auto mpi =
+      find({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}});
   REQUIRE(mpi.has_value());
   CHECK((mpi->rank == 1 && mpi->size == 2 && mpi->port == 29500 && mpi->local_rank == 1));
   CHECK(fails_with([&] { find({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}}); }, "MASTER_ADDR is not set"));

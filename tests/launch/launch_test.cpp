@@ -42,7 +42,8 @@ TEST_CASE("large blocks: what is freed is taken again", "[launch]") {
     dtensor::require(again.eq(2).all().item<bool>() && other.eq(1).all().item<bool>() && small.sum().item<double>() == 5, "test", "values");
     auto grown = at::ones({kElements / 2});
     grown.resize_({kElements});
-    dtensor::require(grown.narrow(0, 0, kElements / 2).eq(1).all().item<bool>(), "test", "a tensor that grew into a large block lost its values");
+    dtensor::require(grown.narrow(0, 0, kElements / 2).eq(1).all().item<bool>(), "test",
+                     "a tensor that grew into a large block lost its values");
   }));
 }
 
@@ -91,9 +92,10 @@ TEST_CASE("launch: several jobs meet through one store of torchrun", "[launch][g
   std::vector<std::thread> ranks;
   for (int rank : {0, 1}) {
     ranks.emplace_back([&, rank] {
-      const auto command = fmt::format("env -u DTENSOR_TEST_EVENTS RANK={} WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={} TORCHELASTIC_USE_AGENT_STORE=True '{}' "
-                                       "'launch: one program has several jobs' >/dev/null",
-                                       rank, store.getPort(), std::filesystem::read_symlink("/proc/self/exe").string());
+      const auto command = fmt::format(
+          "env -u DTENSOR_TEST_EVENTS RANK={} WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={} TORCHELASTIC_USE_AGENT_STORE=True '{}' "
+          "'launch: one program has several jobs' >/dev/null",
+          rank, store.getPort(), std::filesystem::read_symlink("/proc/self/exe").string());
       statuses[rank] = std::system(command.c_str());
     });
   }

@@ -1,4 +1,5 @@
-// Memory and printing of distributed tensors on several ranks: what is whole is read and written by pointer, what is cut is refused or gathered.
+// Memory and printing of distributed tensors on several ranks: what is whole is read and written by pointer, what is cut is refused or
+// gathered.
 #include "tests/support/dispatch_support.hpp"
 
 #include <sstream>
@@ -91,7 +92,8 @@ TEST_CASE("memory: a copied view is not written by pointer since its base would 
   });
 }
 
-// A gradient that two uses bring is added up by autograd, which asks for its memory; a replicated one may be lent before it is reduced anew.
+// A gradient that two uses bring is added up by autograd, which asks for its memory; a replicated one may be lent before it is reduced
+// anew.
 TEST_CASE("memory: lending changes neither gradients nor what is communicated", "[memory][gradients]") {
   every_transport([](dt::World& world) {
     const auto mesh = line(world);

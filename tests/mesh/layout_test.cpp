@@ -5,6 +5,7 @@
 #include <dtensor/base/error.hpp>
 #include <dtensor/mesh/layout.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <numeric>
 #include <thread>
@@ -42,7 +43,7 @@ std::vector<int64_t> elements(const std::vector<std::vector<Interval>>& boxes, c
     }
     result.insert(result.end(), partial.begin(), partial.end());
   }
-  std::sort(result.begin(), result.end());
+  std::ranges::sort(result);
   return result;
 }
 
@@ -181,7 +182,7 @@ TEST_CASE("placements that do not fit say why", "[layout]") {
   REQUIRE_THROWS_WITH(layout(mesh, {shard(0)}, {8}), says("got 1 placements (S(0)); expected 2"));
   REQUIRE_THROWS_WITH(layout(mesh, {strided_shard(0, 3), replicate()}, {8}),
                       says("split*unit = 3 does not divide the length 8"));
-  // 5 is cut into 3 and 2: the second rank's part cannot be split in 3, and every rank must say so.
+  // 5 is cut into 3 and 2: the second rank's shard cannot be split in 3, and every rank must say so.
   REQUIRE_THROWS_WITH(layout(mesh, {shard(0), strided_shard(0, 3)}, {5}),
                       says("does not divide the length 2 of dim 0"));
   REQUIRE_THROWS_WITH(Layout::get(mesh, Placements{shard(0), replicate()}, {8}, {1, 1}, at::kFloat), says("2 strides"));

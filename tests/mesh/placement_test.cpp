@@ -57,7 +57,8 @@ TEST_CASE("a ragged shard is cut in the proportion of its shares", "[placement]"
   REQUIRE(lengths(12, ragged_shard(0, {2, 1}, 4)) == List{8, 4});    // whole blocks of 4
   REQUIRE(lengths(16, ragged_shard(0, {1, 1, 1}, 4)) == List{4, 4, 8});
   REQUIRE(lengths(0, ragged_shard(0, {1, 2})) == List{0, 0});
-  REQUIRE(lengths(int64_t{1} << 60, ragged_shard(0, {(int64_t{1} << 61) + 1, (int64_t{1} << 61) - 1})) == List{int64_t{1} << 59, int64_t{1} << 59});
+  REQUIRE(lengths(int64_t{1} << 60, ragged_shard(0, {(int64_t{1} << 61) + 1, (int64_t{1} << 61) - 1})) ==
+          List{int64_t{1} << 59, int64_t{1} << 59});
   REQUIRE(indices(8, ragged_shard(0, {3, 0, 1}), 3, 2) == List{6, 7});
   REQUIRE(indices(12, shard(0, Cut{2, 1, Shares::of({2, 1})}), 2, 1) == List{4, 5, 10, 11});  // the last third of each half
 }

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -55,7 +56,7 @@ TEST_CASE("explain: choices and moves are those of the call", "[explain]") {
     require(plan.moves.size() == 1 && plan.moves[0].argument == "self" && bytes == comm.bytes() && comm.count() == 1, "test", "{}\n{}",
             plan.str(), comm.str());
     for (const auto& options : plan.options) {
-      require(std::count_if(options.begin(), options.end(), [](const auto& o) { return o.chosen; }) == 1, "test", "one is chosen");
+      require(std::ranges::count_if(options, [](const auto& o) { return o.chosen; }) == 1, "test", "one is chosen");
     }
     const auto brought_back = explain("aten::relu_", {placed(fractions({8, 6}), mesh, {shard(0), partial()})});
     require(brought_back.moves.size() == 1 && brought_back.outputs[0] == brought_back.operands[0], "test", "{}", brought_back.str());
@@ -134,15 +135,15 @@ TEST_CASE("visualize: many ranks and files", "[explain]") {
   Fake fake({4096});
   const auto text = visualize(zeros({1 << 20, 8}, fake.mesh, {shard(0)}).tensor());
   CHECK(says(text, "... 4032 more regions"));
-  CHECK(std::count(text.begin(), text.end(), '\n') < 80);
+  CHECK(std::ranges::count(text, '\n') < 80);
   const auto path = (std::filesystem::temp_directory_path() / fmt::format("dtensor-{}.svg", ::getpid())).string();
   for (const auto& sizes : std::vector<std::vector<int64_t>>{{}, {0}, {64}, {64, 3}, {2, 64, 3}}) {
     visualize_svg(*Layout::get(fake.mesh, {replicate()}, sizes, torch::kFloat), path);
     std::ifstream file(path);
     std::stringstream content;
     content << file.rdbuf();
-    CHECK(
-        (says(content.str(), "<svg") && says(content.str(), "</svg>") && says(content.str(), "0-4095") == (sizes != std::vector<int64_t>{0})));
+    CHECK((says(content.str(), "<svg") && says(content.str(), "</svg>") &&
+           says(content.str(), "0-4095") == (sizes != std::vector<int64_t>{0})));
   }
   std::filesystem::remove(path);
   CHECK_THROWS_AS(visualize_svg(zeros({4}, fake.mesh, {shard(0)}).tensor(), "/nowhere/x.svg"), Error);

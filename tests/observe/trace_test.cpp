@@ -90,7 +90,8 @@ TEST_CASE("a trace has all ranks and what they communicated", "[observe][trace]"
   CHECK(counted.size() == 4);
   CHECK(counted[0].first > 0);
   CHECK(traced == counted);
-  for (int rank = 0; rank < 4; ++rank) CHECK(categories[rank].count("operator") + categories[rank].count("collective") + categories[rank].count("scope") == 3);
+  for (int rank = 0; rank < 4; ++rank)
+    CHECK(categories[rank].count("operator") + categories[rank].count("collective") + categories[rank].count("scope") == 3);
   CHECK(modules.count("2") == 1);  // the sum after the second layer, and its gradients
   CHECK(operators.count("aten::relu") == 1);
 }
@@ -164,7 +165,8 @@ TEST_CASE("spans are the same after they were sent", "[observe][trace]") {
   CHECK(same.earliest() == 15);
   CHECK(same.spans[0].done == 35);
   CHECK(same.spans[1].done == 0);
-  const auto json = nlohmann::json::parse(std::string(dtensor::trace::kHead) + dtensor::trace::json_of(same, 1, 15) + std::string(dtensor::trace::kTail));
+  const auto json =
+      nlohmann::json::parse(std::string(dtensor::trace::kHead) + dtensor::trace::json_of(same, 1, 15) + std::string(dtensor::trace::kTail));
   CHECK(json.at("traceEvents")[0].at("args").at("module") == "a \"quoted\" name");
   CHECK(json.at("traceEvents")[1].at("args").at("unfinished") == true);
 }
@@ -180,7 +182,8 @@ TEST_CASE("CommDebugMode counts by module and what other threads of the rank iss
     std::thread([&] { group->all_reduce(at::ones({2}), dtensor::ReduceOp::sum).get(); }).join();
     dtensor::require(counts.count() == 2 && counts.bytes() == 24, "test", "{} calls of {} bytes", counts.count(), counts.bytes());
     const auto& modules = counts.modules();
-    dtensor::require(modules.size() == 2 && modules.at({"norm", dtensor::comm::Collective::all_reduce}).bytes == 16, "test", "{}", counts.module_str());
+    dtensor::require(modules.size() == 2 && modules.at({"norm", dtensor::comm::Collective::all_reduce}).bytes == 16, "test", "{}",
+                     counts.module_str());
     dtensor::require(counts.module_str().find("norm") != std::string::npos, "test", "no module in the table");
     counts.reset();
     dtensor::require(counts.modules().empty(), "test", "modules after reset()");

@@ -122,7 +122,7 @@ void attend_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (!gradient.defined()) gradient = named(op, *stack, "grad_out_");
   const auto q = named(op, *stack, "query"), k = named(op, *stack, "key"), v = named(op, *stack, "value");
   const auto statistics = named(op, *stack, "logsumexp");
-  // Where some rank has an empty part the call is rehearsed first, on constants, which are not padded.
+  // Where some rank has an empty shard the call is rehearsed first, on constants, which are not padded.
   const bool rehearsed = statistics.numel() > 0 && statistics.min().equal(statistics.max());
   require(statistics.size(0) == q.size(0) && statistics.size(1) == q.size(1) && (statistics.size(2) % 32 == 0 || rehearsed), "test",
           "the statistics do not fit the queries");

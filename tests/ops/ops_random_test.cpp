@@ -135,7 +135,8 @@ TEST_CASE("random: an operator that cannot be drawn in parts says that it is dra
   const auto counts = torch::full({12}, 10.0);
   const auto said = stderr_of([&] {
     CHECK_NOTHROW(on_mesh({3}, [&](const DeviceMesh& mesh) {
-      for (int i = 0; i < 2; ++i) torch::binomial(distribute_tensor(counts, mesh, {shard(0)}), distribute_tensor(counts / 20, mesh, {shard(0)}));
+      for (int i = 0; i < 2; ++i)
+        torch::binomial(distribute_tensor(counts, mesh, {shard(0)}), distribute_tensor(counts / 20, mesh, {shard(0)}));
     }));
   });
   INFO(said);
@@ -188,15 +189,44 @@ const std::vector<Drawing> kDrawings{
     into("bernoulli_ of the last dim", [](auto& t) { t.bernoulli_(t.select(0, 0).select(0, 0).clone()); }),
     into("bernoulli_ of a matrix", [](auto& t) { t.bernoulli_(t.select(0, 1).clone()); }),
     into("bernoulli_ of a middle dim", [](auto& t) { t.bernoulli_(t.slice(0, 0, 1).slice(2, 1, 2).clone()); }),
-    into("bernoulli_ of an expanded number", [](auto& t) { t.bernoulli_(t.select(0, 0).select(0, 0).select(0, 0).clone().expand(t.sizes())); }),
+    into("bernoulli_ of an expanded number",
+         [](auto& t) { t.bernoulli_(t.select(0, 0).select(0, 0).select(0, 0).clone().expand(t.sizes())); }),
     into("bernoulli_ of a transpose", [](auto& t) { t.bernoulli_(t.transpose(0, 1).contiguous().transpose(0, 1)); }),
-    into("bernoulli out", [](auto& t) { at::Tensor out = t; at::bernoulli_out(out, t.clone(), kRanks); }),
-    into("normal out", [](auto& t) { at::Tensor out = t; at::normal_out(out, t.clone(), 2.0, kRanks); }),
-    into("normal of deviations out", [](auto& t) { at::Tensor out = t; at::normal_out(out, 0.5, t.clone()); }),
-    into("normal of both out", [](auto& t) { at::Tensor out = t; at::normal_out(out, t.clone(), t.select(0, 0).clone()); }),
-    into("rand out", [](auto& t) { at::Tensor out = t; at::rand_out(out, t.sizes()); }),
-    into("randn out", [](auto& t) { at::Tensor out = t; at::randn_out(out, t.sizes()); }),
-    into("randint out", [](auto& t) { at::Tensor out = t; at::randint_out(out, 3, 90, t.sizes()); }),
+    into("bernoulli out",
+         [](auto& t) {
+           at::Tensor out = t;
+           at::bernoulli_out(out, t.clone(), kRanks);
+         }),
+    into("normal out",
+         [](auto& t) {
+           at::Tensor out = t;
+           at::normal_out(out, t.clone(), 2.0, kRanks);
+         }),
+    into("normal of deviations out",
+         [](auto& t) {
+           at::Tensor out = t;
+           at::normal_out(out, 0.5, t.clone());
+         }),
+    into("normal of both out",
+         [](auto& t) {
+           at::Tensor out = t;
+           at::normal_out(out, t.clone(), t.select(0, 0).clone());
+         }),
+    into("rand out",
+         [](auto& t) {
+           at::Tensor out = t;
+           at::rand_out(out, t.sizes());
+         }),
+    into("randn out",
+         [](auto& t) {
+           at::Tensor out = t;
+           at::randn_out(out, t.sizes());
+         }),
+    into("randint out",
+         [](auto& t) {
+           at::Tensor out = t;
+           at::randint_out(out, 3, 90, t.sizes());
+         }),
     anew("bernoulli", [](auto& t) { return t.bernoulli(); }),
     anew("bernoulli of a number", [](auto& t) { return t.bernoulli(0.4); }),
     anew("rand_like", [](auto& t) { return torch::rand_like(t); }),
@@ -213,7 +243,8 @@ const std::vector<Drawing> kDrawings{
     anew("multinomial", [](auto& t) { return torch::multinomial(t.select(1, 1) + 0.25, 2); }),
     anew("multinomial with replacement", [](auto& t) { return torch::multinomial(t.select(0, 1) + 0.25, 5, true); }),
     anew("dropout", [](auto& t) { return torch::dropout(t, 0.4, true); }),
-    {"native_dropout", [](auto& t) {
+    {"native_dropout",
+     [](auto& t) {
        auto [output, mask] = torch::native_dropout(t, 0.4, true);
        return Tensors{output, mask};
      }},
@@ -256,16 +287,27 @@ TEST_CASE("random: in the order of one device's memory however a tensor lies", "
     for (const auto& meshes : std::vector<std::vector<int64_t>>{{2}, {3}, {4}, {2, 2}}) {
       for (const auto* transport : {"threads", "gloo"}) {
         if (transport[0] == 'g' && (meshes[0] != 3 || sizes[0] == 14)) continue;
-        CHECK_NOTHROW(on_mesh(meshes, [&](const DeviceMesh& mesh) {
-          std::vector<Placements> layouts{{replicate()}, {shard(0)}, {shard(1)}, {shard(2)}, {partial()}, {strided_shard(2, 2)}, {flat(x.numel() / mesh.size() + 3, 2)}};
-          if (mesh.ndim() > 1) layouts = {{shard(0), shard(1)}, {shard(2), shard(2)}, {shard(1), partial()}, {flat(x.numel() / 2 + 3, 2), shard(0)}};
-          for (const auto& drawing : kDrawings) {
-            for (const auto& [name, view] : kOrders) {
-              if (drawing.in_place && name.find("expanded") == 0) continue;  // which libtorch refuses
-              for (const auto& placements : layouts) check_memory(drawing, view, x, mesh, placements, drawing.name + " of what is " + name);
-            }
-          }
-        }, transport));
+        CHECK_NOTHROW(on_mesh(
+            meshes,
+            [&](const DeviceMesh& mesh) {
+              std::vector<Placements> layouts{{replicate()},
+                                              {shard(0)},
+                                              {shard(1)},
+                                              {shard(2)},
+                                              {partial()},
+                                              {strided_shard(2, 2)},
+                                              {flat(x.numel() / mesh.size() + 3, 2)}};
+              if (mesh.ndim() > 1)
+                layouts = {{shard(0), shard(1)}, {shard(2), shard(2)}, {shard(1), partial()}, {flat(x.numel() / 2 + 3, 2), shard(0)}};
+              for (const auto& drawing : kDrawings) {
+                for (const auto& [name, view] : kOrders) {
+                  if (drawing.in_place && name.find("expanded") == 0) continue;  // which libtorch refuses
+                  for (const auto& placements : layouts)
+                    check_memory(drawing, view, x, mesh, placements, drawing.name + " of what is " + name);
+                }
+              }
+            },
+            transport));
       }
     }
   }

@@ -195,7 +195,7 @@ TEST_CASE("ops: reductions that need no communication", "[ops][reduction]") {
              {"(P(sum))"});
   check_free({"sum beside a cut", {x}, single([](auto& t) { return t.sum(Dims{0}); })}, {3}, {{shard(1)}}, {"(S(0))"});
   check_free({"keepdim", {x}, single([](auto& t) { return t.sum(Dims{0}, true); })}, {3}, {{shard(1)}}, {"(S(1))"});
-  check_free({"largest of empty parts", {whole_numbers({2, 2})}, single([](auto& t) { return t.amax(Dims{0}); })}, {3},
+  check_free({"largest of empty shards", {whole_numbers({2, 2})}, single([](auto& t) { return t.amax(Dims{0}); })}, {3},
              {{shard(0)}}, {"(P(max))"});
   check_free({"norm", {x}, single([](auto& t) { return t.norm(); }), 1e-6}, {2, 2}, {{shard(0), shard(1)}},
              {"(P(norm2), P(norm2))"});

@@ -3,6 +3,7 @@
 
 #include "ops/view_reshape.hpp"
 
+#include <algorithm>
 #include <numeric>
 
 using namespace dtensor;
@@ -14,7 +15,7 @@ using Shape = std::vector<int64_t>;
 
 int64_t product(c10::IntArrayRef sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>()); }
 
-// A rank's part: the global numbers of its elements in row-major order of its local shape.
+// A rank's shard: the global numbers of its elements in row-major order of its local shape.
 struct Part {
   Shape sizes;
   std::vector<int64_t> elements;
@@ -55,7 +56,7 @@ std::vector<Part> spread(const Shape& sizes, PlacementsRef placements, const Sha
 }
 
 bool same(const std::vector<Part>& a, const std::vector<Part>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Part& x, const Part& y) { return x.elements == y.elements; });
+  return std::ranges::equal(a, b, [](const Part& x, const Part& y) { return x.elements == y.elements; });
 }
 
 // Every Shard that fits all of the parts.

@@ -54,34 +54,69 @@ using T = const at::Tensor&;
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all{
-      {"view flatten", {4, 6, 2}, viewed([](T x) { return x.view({24, 2}); })},
-      {"view -1", {4, 6, 2}, viewed([](T x) { return x.view({-1, 2}); })},
-      {"view flatten uneven", {3, 5, 2}, viewed([](T x) { return x.view({15, 2}); })},
-      {"view unflatten", {12, 6}, viewed([](T x) { return x.view({3, 4, 2, 3}); })},
-      {"view regroup", {6, 4}, viewed([](T x) { return x.view({4, 6}); })},
-      {"view same", {5, 3}, viewed([](T x) { return x.view({5, 3}); })},
+      {"view flatten", {4, 6, 2}, viewed([](T x) {
+         return x.view({24, 2});
+       })},
+      {"view -1", {4, 6, 2}, viewed([](T x) {
+         return x.view({-1, 2});
+       })},
+      {"view flatten uneven", {3, 5, 2}, viewed([](T x) {
+         return x.view({15, 2});
+       })},
+      {"view unflatten", {12, 6}, viewed([](T x) {
+         return x.view({3, 4, 2, 3});
+       })},
+      {"view regroup", {6, 4}, viewed([](T x) {
+         return x.view({4, 6});
+       })},
+      {"view same", {5, 3}, viewed([](T x) {
+         return x.view({5, 3});
+       })},
       {"view to scalar", {1, 1}, viewed([](T x) { return x.view(Shape{}); })},
       {"reshape of transposed", {4, 6}, viewed([](T x) { return x.t().reshape({24}); })},
-      {"reshape", {2, 3, 4}, viewed([](T x) { return x.reshape({6, 4}); })},
+      {"reshape", {2, 3, 4}, viewed([](T x) {
+         return x.reshape({6, 4});
+       })},
       {"flatten", {2, 3, 4}, viewed([](T x) { return x.flatten(); })},
-      {"_unsafe_view", {4, 6}, viewed([](T x) { return at::_unsafe_view(x, {2, 12}); })},
+      {"_unsafe_view", {4, 6}, viewed([](T x) {
+         return at::_unsafe_view(x, {2, 12});
+       })},
       {"squeeze", {1, 4, 1, 2}, viewed([](T x) { return x.squeeze(); })},
       {"squeeze keeps a dim of 2", {2, 3}, viewed([](T x) { return x.squeeze(); })},
       {"squeeze dim", {4, 1, 3}, viewed([](T x) { return x.squeeze(1); })},
       {"squeeze long dim", {4, 2}, viewed([](T x) { return x.squeeze(-1); })},
       {"unsqueeze", {4, 3}, viewed([](T x) { return x.unsqueeze(1); })},
       {"unsqueeze end", {4, 3}, viewed([](T x) { return x.unsqueeze(-1); })},
-      {"permute", {2, 4, 6}, viewed([](T x) { return x.permute({2, 0, -2}); })},
+      {"permute", {2, 4, 6}, viewed([](T x) {
+         return x.permute({2, 0, -2});
+       })},
       {"transpose", {2, 4, 6}, viewed([](T x) { return x.transpose(-1, 1); })},
       {"t", {4, 6}, viewed([](T x) { return x.t(); })},
-      {"transpose in place", {4, 6}, viewed([](T x) { auto y = x.clone(); return y.transpose_(0, 1).swapaxes_(0, 1).swapdims_(0, 1) * 2; })},
-      {"fill the diagonal", {5, 4}, viewed([](T x) { auto y = x.clone(); return y.fill_diagonal_(3) * 2; })},
-      {"t in place", {4, 6}, viewed([](T x) { auto y = x.clone(); y.t_(); return y * 2; })},
-      {"squeeze and unsqueeze in place", {4, 1, 3}, viewed([](T x) { auto y = x.clone(); return y.squeeze_(1).unsqueeze_(0).mul_(2); })},
+      {"transpose in place", {4, 6}, viewed([](T x) {
+         auto y = x.clone();
+         return y.transpose_(0, 1).swapaxes_(0, 1).swapdims_(0, 1) * 2;
+       })},
+      {"fill the diagonal", {5, 4}, viewed([](T x) {
+         auto y = x.clone();
+         return y.fill_diagonal_(3) * 2;
+       })},
+      {"t in place", {4, 6}, viewed([](T x) {
+         auto y = x.clone();
+         y.t_();
+         return y * 2;
+       })},
+      {"squeeze and unsqueeze in place", {4, 1, 3}, viewed([](T x) {
+         auto y = x.clone();
+         return y.squeeze_(1).unsqueeze_(0).mul_(2);
+       })},
       {"t of a vector", {4}, viewed([](T x) { return x.t(); })},
       {"movedim", {2, 4, 6}, viewed([](T x) { return x.movedim(0, 2); })},
-      {"expand", {4, 1, 3}, viewed([](T x) { return x.expand({2, 4, 5, 3}); })},
-      {"expand -1", {4, 1, 3}, viewed([](T x) { return x.expand({-1, 5, -1}); })},
+      {"expand", {4, 1, 3}, viewed([](T x) {
+         return x.expand({2, 4, 5, 3});
+       })},
+      {"expand -1", {4, 1, 3}, viewed([](T x) {
+         return x.expand({-1, 5, -1});
+       })},
       {"select", {4, 3, 6}, viewed([](T x) { return x.select(1, -1); })},
       {"select first", {4, 3, 6}, viewed([](T x) { return x[1]; })},
       {"slice", {6, 4}, viewed([](T x) { return x.slice(0, 2, 4); })},
@@ -95,7 +130,11 @@ const std::vector<Case>& cases() {
       {"chunk uneven", {2, 7}, [](T x) { return x.chunk(3, 1); }},
       {"split", {2, 12}, [](T x) { return x.split(4, 1); }},
       {"split other dim", {4, 12}, [](T x) { return x.split(2, 0); }},
-      {"split_with_sizes", {12, 3}, [](T x) { return x.split_with_sizes({8, 2, 2}, 0); }},
+      {"split_with_sizes",
+       {12, 3},
+       [](T x) {
+         return x.split_with_sizes({8, 2, 2}, 0);
+       }},
       {"unbind", {3, 4, 2}, [](T x) { return x.unbind(0); }},
       {"diagonal", {4, 3, 4}, viewed([](T x) { return x.diagonal(1, 0, 2); })},
       {"unfold", {6, 4}, viewed([](T x) { return x.unfold(0, 3, 1); })},
@@ -104,15 +143,25 @@ const std::vector<Case>& cases() {
       {"view_as_complex and back", {4, 3, 2}, viewed([](T x) { return at::view_as_real(at::view_as_complex(x)); })},
       {"conj", {4, 3, 2}, viewed([](T x) { return at::view_as_real(at::view_as_complex(x).conj().resolve_conj()); })},
       {"as_strided to nothing", {1, 2}, viewed([](T x) { return x.detach().as_strided({0}, {1}, 5); })},
-      {"as_strided", {4, 6}, viewed([](T x) { return x.detach().as_strided({4, 3}, {6, 2}); })},
-      {"view_copy", {4, 6}, viewed([](T x) { return at::view_copy(x, {2, 12}); })},
+      {"as_strided", {4, 6}, viewed([](T x) {
+         return x.detach().as_strided({4, 3}, {6, 2});
+       })},
+      {"view_copy", {4, 6}, viewed([](T x) {
+         return at::view_copy(x, {2, 12});
+       })},
       {"squeeze_copy", {4, 1, 2}, viewed([](T x) { return at::squeeze_copy(x); })},
       {"split_copy", {2, 12}, [](T x) { return at::split_copy(x, 4, 1); }},
-      {"as_strided_copy", {6, 4}, viewed([](T x) { return at::as_strided_copy(x.detach().t(), {4, 3}, {1, 4}); })},
+      {"as_strided_copy", {6, 4}, viewed([](T x) {
+         return at::as_strided_copy(x.detach().t(), {4, 3}, {1, 4});
+       })},
       {"view as integers", {4, 6}, viewed([](T x) { return x.detach().view(at::kInt); })},
       {"view as bytes", {4, 6}, viewed([](T x) { return x.detach().view(at::kByte); })},
-      {"cat", {4, 6}, viewed([](T x) { return at::cat({x, x.slice(1, 0, 3)}, 1); })},
-      {"fused qkv", {2, 3, 24}, [](T x) {
+      {"cat", {4, 6}, viewed([](T x) {
+         return at::cat({x, x.slice(1, 0, 3)}, 1);
+       })},
+      {"fused qkv",
+       {2, 3, 24},
+       [](T x) {
          Tensors heads;
          for (const auto& part : x.chunk(3, -1)) heads.push_back(part.reshape({2, 3, 4, 2}).transpose(1, 2));
          return heads;
@@ -288,12 +337,13 @@ TEST_CASE("view: overlapping windows of a pending maximum", "[view]") {
   }));
 }
 
-TEST_CASE("ops: views of empty parts follow the order of the others", "[ops][view]") {
+TEST_CASE("ops: views of empty shards follow the order of the others", "[ops][view]") {
   REQUIRE_NOTHROW(on_each_rank(3, [] {
     const auto mesh = dt::init_device_mesh(c10::kCPU, {3}, {"dp"});
     const auto x = torch::arange(4.0, torch::kDouble).view({2, 2});
     auto base = dt::distribute_tensor(x.t(), mesh, {dt::shard(1)}).tensor().exp();  // rank 2 has nothing of it
-    const auto weight = dt::distribute_tensor(torch::ones({1, 2}, torch::kDouble), mesh, {dt::replicate()}).tensor().detach().requires_grad_();
+    const auto weight =
+        dt::distribute_tensor(torch::ones({1, 2}, torch::kDouble), mesh, {dt::replicate()}).tensor().detach().requires_grad_();
     const auto product = torch::einsum("...i,oi->o...", {base.t(), weight});  // which keeps a view for its gradient
     const at::NoGradGuard no_grad;
     base.add_(1);
@@ -302,7 +352,7 @@ TEST_CASE("ops: views of empty parts follow the order of the others", "[ops][vie
   }));
 }
 
-TEST_CASE("ops: views of empty parts that a pointwise operator ordered", "[ops][view]") {
+TEST_CASE("ops: views of empty shards that a pointwise operator ordered", "[ops][view]") {
   REQUIRE_NOTHROW(on_each_rank(3, [] {
     const auto mesh = dt::init_device_mesh(c10::kCPU, {3}, {"dp"});
     const auto a = torch::arange(2.0, torch::kDouble).view({1, 2, 1}), b = a + 1;

@@ -39,7 +39,8 @@ TEST_CASE("optim: Adam8bit is Adam with averages that are coded", "[optim]") {
       float most = 0;
       for (auto i = begin; i < end; ++i) most = std::max(most, std::abs(x[i]));
       for (auto i = begin; i < end && most > 0; ++i) {
-        const auto nearest = std::min_element(numbers, numbers + 256, [&](float a, float b) { return std::abs(a - x[i] / most) < std::abs(b - x[i] / most); });
+        const auto nearest = std::min_element(numbers, numbers + 256,
+                                              [&](float a, float b) { return std::abs(a - x[i] / most) < std::abs(b - x[i] / most); });
         x[i] = *nearest * most;
       }
     }
@@ -63,7 +64,8 @@ TEST_CASE("optim: Adam8bit is Adam with averages that are coded", "[optim]") {
   }
   // And near Adam of 32 bits.
   const auto adam = train(kLarge, [&](Tensors given) {
-    return std::make_unique<torch::optim::AdamW>(std::move(given), torch::optim::AdamWOptions(lr).betas({b1, b2}).eps(eps).weight_decay(decay));
+    return std::make_unique<torch::optim::AdamW>(std::move(given),
+                                                 torch::optim::AdamWOptions(lr).betas({b1, b2}).eps(eps).weight_decay(decay));
   });
   for (size_t i = 0; i < adam.size(); ++i) REQUIRE((got[i] - adam[i]).abs().mean().item<double>() < 0.1 * lr);
   REQUIRE_NOTHROW(same({got[2]}, {adam[2]}, 1e-6, "a small parameter"));

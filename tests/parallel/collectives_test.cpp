@@ -296,6 +296,7 @@ TEST_CASE("collectives: a transformer with a tied embedding in tensor parallel",
       require_equal(step.gradients[i], expected.gradients[i], fmt::format("gradient {}", i), 1e-12);
     // Forward and backward: the lookup (or the tied output), and two per layer. The loss over cut classes: three small ones, and one
     // backward. The weights and biases of the norms reduce their gradients together.
-    require(reductions == 2 * (1 + 2 * TiedTransformerImpl::kLayers) + 3 + 1 + 1 && all == reductions, "test", "other collectives:\n{}", counted);
+    require(reductions == 2 * (1 + 2 * TiedTransformerImpl::kLayers) + 3 + 1 + 1 && all == reductions, "test", "other collectives:\n{}",
+            counted);
   });
 }

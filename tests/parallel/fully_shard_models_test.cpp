@@ -109,16 +109,20 @@ TEST_CASE("fully shard: says what it cannot do", "[fsdp][errors]") {
   Net net;
   const auto with_units = [](std::vector<std::string> units) { return with([&](auto& o) { o.units = std::move(units); }); };
   CHECK_THROWS_WITH(fully_shard(*net, mesh, with_units({"block.*"})), says("no module is matched by 'block.*'"));
-  CHECK_THROWS_WITH(fully_shard(*net, mesh, with_units({"blocks.0", "blocks.?"})), says("'blocks.0' is listed twice, by 'blocks.0' and 'blocks.?'"));
-  CHECK_THROWS_WITH(fully_shard(*net, mesh, with_units({"blocks", "blocks.1"})), says("'blocks.1' is listed twice, by 'blocks' and 'blocks.1'"));
+  CHECK_THROWS_WITH(fully_shard(*net, mesh, with_units({"blocks.0", "blocks.?"})),
+                    says("'blocks.0' is listed twice, by 'blocks.0' and 'blocks.?'"));
+  CHECK_THROWS_WITH(fully_shard(*net, mesh, with_units({"blocks", "blocks.1"})),
+                    says("'blocks.1' is listed twice, by 'blocks' and 'blocks.1'"));
   CHECK_THROWS_WITH(fully_shard({net.get(), net.get()}, mesh), says("one module twice"));
   CHECK_THROWS_WITH(fully_shard(*net, mesh, with([](auto& o) { o.max_whole_units = 0; })), says("max_whole_units 0"));
   CHECK_THROWS_WITH(fully_shard(*net, mesh, with([](auto& o) { o.unit_bytes = -5; })), says("unit_bytes -5"));
   CHECK_THROWS_WITH(fully_shard(*net, mesh, with([](auto& o) { o.block = int64_t{1} << 62; })), says("expected 1 to 1073741824"));
   for (const double factor : {0.0, -1.0, std::nan(""), HUGE_VAL}) {
-    CHECK_THROWS_WITH(fully_shard(*net, mesh, with([factor](auto& o) { o.gradient_divide_factor = factor; })), says("expected a number above 0"));
+    CHECK_THROWS_WITH(fully_shard(*net, mesh, with([factor](auto& o) { o.gradient_divide_factor = factor; })),
+                      says("expected a number above 0"));
   }
-  CHECK_THROWS_WITH(fully_shard(*net, mesh, with([](auto& o) { o.param_dtype = at::kLong; })), says("expected a dtype of floating-point numbers"));
+  CHECK_THROWS_WITH(fully_shard(*net, mesh, with([](auto& o) { o.param_dtype = at::kLong; })),
+                    says("expected a dtype of floating-point numbers"));
   CHECK_THROWS_WITH(fully_shard(*net, DeviceMesh(c10::kCPU, {0, 1}, {2}, {"tp"})), says("tp"));
   Net cut;
   redistribute_(cut->head, {shard(0)});

@@ -26,7 +26,8 @@ TEST_CASE("fully shard: float32 is bit for bit data parallelism", "[fsdp]") {
   const auto data_parallel = [&](const LayOut& lay_out, Result& result) {
     CHECK_NOTHROW(on_mesh({3}, [&](const DeviceMesh& mesh) {
       Spmd spmd(mesh);
-      const auto own = train(lay_out, plain_step, [&](const at::Tensor& x) { return distribute_tensor(x, mesh, {shard(0)}).tensor(); }, at::kFloat);
+      const auto own = train(
+          lay_out, plain_step, [&](const at::Tensor& x) { return distribute_tensor(x, mesh, {shard(0)}).tensor(); }, at::kFloat);
       if (mesh.coordinate(0) == 0) result = own;
     }));
   };
@@ -47,7 +48,8 @@ TEST_CASE("fully shard: steps that are not alike", "[fsdp]") {
     TrainStep run;
   };
   const std::vector<Case> steps{
-      {"two forwards before one backward", [](Net& net, int i, const Place& place) { (loss_of(net, place(ids(i))) + loss_of(net, place(ids(i + 5)))).backward(); }},
+      {"two forwards before one backward",
+       [](Net& net, int i, const Place& place) { (loss_of(net, place(ids(i))) + loss_of(net, place(ids(i + 5)))).backward(); }},
       {"two backwards",
        [](Net& net, int i, const Place& place) {
          loss_of(net, place(ids(i))).backward();
@@ -156,11 +158,12 @@ TEST_CASE("fully shard: parameters are views of one buffer and gathered views of
     Spmd spmd(mesh);
     Net net;
     const auto units = fully_shard(*net, mesh).units();
-    require(units.size() == 4 && units[0].name == "blocks.0" && units[3].name == "(rest)", "test", "other units than the blocks and the rest");
+    require(units.size() == 4 && units[0].name == "blocks.0" && units[3].name == "(rest)", "test",
+            "other units than the blocks and the rest");
     const auto check_memory = [&] {
       const char* end = nullptr;
       for (const auto& p : net->blocks[0]->parameters()) {
-        const auto& part = part_of(p);
+        const auto& part = local_shard(p);
         if (part.numel() == 0) continue;
         const auto* memory = static_cast<const char*>(part.data_ptr());
         require(!end || (memory >= end && memory < end + 64), "test", "a parameter does not follow the one before");
@@ -174,7 +177,7 @@ TEST_CASE("fully shard: parameters are views of one buffer and gathered views of
     check_memory();
     const char* end = nullptr;
     for (const auto& p : net->blocks[0]->parameters()) {
-      const auto& part = part_of(p.grad());
+      const auto& part = local_shard(p.grad());
       if (part.numel() == 0) continue;
       const auto* memory = static_cast<const char*>(part.data_ptr());
       require(!end || (memory >= end && memory < end + 64), "test", "a gradient does not follow the one before");
@@ -187,11 +190,11 @@ TEST_CASE("fully shard: parameters are views of one buffer and gathered views of
 int64_t held_bytes(torch::nn::Module& module, torch::optim::AdamW& optimizer) {
   int64_t bytes = 0;
   for (const auto& parameter : module.parameters()) {
-    bytes += part_of(parameter).nbytes() + (parameter.grad().defined() ? part_of(parameter.grad()).nbytes() : 0);
+    bytes += local_shard(parameter).nbytes() + (parameter.grad().defined() ? local_shard(parameter.grad()).nbytes() : 0);
   }
   for (const auto& [key, state] : optimizer.state()) {
     const auto& adamw = static_cast<const torch::optim::AdamWParamState&>(*state);
-    bytes += part_of(adamw.exp_avg()).nbytes() + part_of(adamw.exp_avg_sq()).nbytes();
+    bytes += local_shard(adamw.exp_avg()).nbytes() + local_shard(adamw.exp_avg_sq()).nbytes();
   }
   return bytes;
 }
@@ -222,9 +225,10 @@ TEST_CASE("fully shard: what is communicated and what is whole at once", "[fsdp]
       int64_t largest = 0, pieces = 0;
       for (const auto& unit : units) largest = std::max(largest, unit.piece * mesh.size() * 4), pieces += unit.piece * 4;
       const auto held = held_bytes(*net, optimizer);
-      require(options.reduce_at_read || held <= 4 * pieces, "test", "{} bytes of parameters, gradients and states in pieces of {}", held, pieces);
-      require(!options.reshard_after_forward || sharded.peak_whole_bytes() <= options.max_whole_units * largest, "test", "{} bytes were whole",
-              sharded.peak_whole_bytes());
+      require(options.reduce_at_read || held <= 4 * pieces, "test", "{} bytes of parameters, gradients and states in pieces of {}", held,
+              pieces);
+      require(!options.reshard_after_forward || sharded.peak_whole_bytes() <= options.max_whole_units * largest, "test",
+              "{} bytes were whole", sharded.peak_whole_bytes());
     }));
   }
 }

@@ -17,7 +17,8 @@ TEST_CASE("fully shard: units are gathered where communication is explicit", "[f
     const auto input = distribute_tensor(fractions({6, 12}), mesh, {shard(0)});
     const auto region = explicit_communication();
     net->blocks[0]->as<Block>()->forward(input.tensor()).sum().backward();
-    require(sharded.gathers() > 0 && sharded.reductions() == 1, "test", "{} gathers, {} reductions", sharded.gathers(), sharded.reductions());
+    require(sharded.gathers() > 0 && sharded.reductions() == 1, "test", "{} gathers, {} reductions", sharded.gathers(),
+            sharded.reductions());
   }));
 }
 
@@ -146,7 +147,8 @@ TEST_CASE("fully shard: gradients that can be differentiated again are divided t
     nn::Linear layer(nn::LinearOptions(3, 2).bias(false));
     fully_shard(*layer, mesh, with([](auto& o) { o.gradient_divide_factor = 2; }));
     layer->weight.pow(2).sum().backward({}, c10::nullopt, true);
-    require(full_tensor(layer->weight.grad()).equal(full_tensor(layer->weight.detach())), "test", "{}", full_tensor(layer->weight.grad()).max().item<double>());
+    require(full_tensor(layer->weight.grad()).equal(full_tensor(layer->weight.detach())), "test", "{}",
+            full_tensor(layer->weight.grad()).max().item<double>());
   }));
 }
 

@@ -8,6 +8,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <optional>
 
@@ -113,7 +114,7 @@ void compare(const Case& c, Options options) {
         torch::kDouble, options,
         [&](torch::nn::Module& module) {
           const auto& names = mesh.names();
-          if (std::find(names.begin(), names.end(), "tp") != names.end()) dt::parallelize_module(module, mesh, kTensorParallel);
+          if (std::ranges::find(names, "tp") != names.end()) dt::parallelize_module(module, mesh, kTensorParallel);
         },
         [&](const torch::Tensor& t) { return dt::distribute_tensor(t, mesh, batch_placements(mesh)).tensor(); });
     for (size_t i = 0; i < expected.losses.size(); ++i) {
@@ -196,7 +197,8 @@ std::vector<torch::Tensor> tensors_of(const torch::nn::Module& model) {
 }
 
 // Trains on a mesh [2, ranks / 2] of dp and tp, in the region, with the batch cut over dp.
-void on_dp_and_tp(int ranks, bool shard_fully, const std::function<void(Training&, const std::function<torch::Tensor(torch::Tensor)>&)>& body) {
+void on_dp_and_tp(int ranks, bool shard_fully,
+                  const std::function<void(Training&, const std::function<torch::Tensor(torch::Tensor)>&)>& body) {
   dt::LaunchOptions launch;
   launch.ranks = ranks;
   launch.deadline = std::chrono::seconds(60);

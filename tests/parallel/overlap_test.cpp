@@ -129,8 +129,9 @@ TEST_CASE("overlap: what is frozen or unused gets no gradient", "[overlap]") {
     const auto gated = gather_linear(x, {block->up, block->gate});
     linear_reduce(gated[1], block->down, x).sum().backward();  // gated[0] leads nowhere
     const auto has = [](const at::Tensor& parameter) { return parameter.grad().defined(); };
-    require(!has(block->up->weight) && !has(block->up->bias) && !has(block->gate->weight) && has(block->gate->bias) && has(block->down->weight),
-            "test", "other gradients");
+    require(
+        !has(block->up->weight) && !has(block->up->bias) && !has(block->gate->weight) && has(block->gate->bias) && has(block->down->weight),
+        "test", "other gradients");
     const auto wanted = full_tensor(block->down->weight.detach()).sum(0);
     require(full_tensor(block->gate->bias.grad()).allclose(wanted.mul(8)), "test", "the bias's gradient differs");
   }));

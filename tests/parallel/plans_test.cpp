@@ -3,6 +3,8 @@
 #include "tests/support/op_check.hpp"
 #include "tests/support/stderr_support.hpp"
 
+#include <algorithm>
+
 using namespace dtensor;
 using namespace dtensor::test;
 
@@ -65,7 +67,8 @@ struct Mixtral : Holder {
   Mixtral() {
     register_module("embed", Embedding(23, 12));
     auto attention = register_module("self_attn", std::make_shared<Holder>());
-    attention->linear("q_proj", 12, 16), attention->linear("k_proj", 12, 8), attention->linear("v_proj", 12, 8), attention->linear("o_proj", 16, 12);
+    attention->linear("q_proj", 12, 16), attention->linear("k_proj", 12, 8), attention->linear("v_proj", 12, 8),
+        attention->linear("o_proj", 16, 12);
     auto moe = register_module("moe", std::make_shared<Holder>());
     moe->linear("gate", 12, 2, false);
     for (int i = 0; i < 2; ++i) {
@@ -99,16 +102,20 @@ Plan automatic(const Module& module) { return automatic_plan(module); }
 TEST_CASE("plans: the automatic one of a transformer is the one by hand", "[parallel]") {
   const auto gpt2 = [] { return std::make_shared<Gpt2>(); };
   REQUIRE(cuts_of(gpt2, automatic) == cuts_of(gpt2, [](const Module&) {
-            return tensor_parallel({{"*.c_attn", ColwiseParallel(3)}, {"*.c_fc", ColwiseParallel()}, {"*.c_proj|*.mlp_proj", RowwiseParallel()}});
+            return tensor_parallel(
+                {{"*.c_attn", ColwiseParallel(3)}, {"*.c_fc", ColwiseParallel()}, {"*.c_proj|*.mlp_proj", RowwiseParallel()}});
           }));
   REQUIRE(cuts_of(gpt2, automatic).size() == 2 * 6);
   REQUIRE(cuts_of(gpt2, automatic) == cuts_of(gpt2, [](const Module&) {
-            return tensor_parallel({{R"(re:h\d+\.c_attn)", ColwiseParallel(3)}, {"re:.*c_fc", ColwiseParallel()}, {"re:h[01][.](c|mlp)_proj", RowwiseParallel()}});
+            return tensor_parallel({{R"(re:h\d+\.c_attn)", ColwiseParallel(3)},
+                                    {"re:.*c_fc", ColwiseParallel()},
+                                    {"re:h[01][.](c|mlp)_proj", RowwiseParallel()}});
           }));
   const auto llama = [] { return std::make_shared<Llama>(); };
-  REQUIRE(cuts_of(llama, automatic) == std::vector<std::string>{"attention.wq.weight S(0)", "attention.wk.weight S(0)", "attention.wv.weight S(0)",
-                                                                "attention.wo.weight S(1)", "feed_forward.w1.weight S(0)",
-                                                                "feed_forward.w2.weight S(1)", "feed_forward.w3.weight S(0)"});
+  REQUIRE(cuts_of(llama, automatic) == std::vector<std::string>{"attention.wq.weight S(0)", "attention.wk.weight S(0)",
+                                                                "attention.wv.weight S(0)", "attention.wo.weight S(1)",
+                                                                "feed_forward.w1.weight S(0)", "feed_forward.w2.weight S(1)",
+                                                                "feed_forward.w3.weight S(0)"});
   const auto mixtral = [] { return std::make_shared<Mixtral>(); };
   REQUIRE(cuts_of(mixtral, automatic) == cuts_of(mixtral, [](const Module&) {
             return tensor_parallel({{"*.q_proj|*.k_proj|*.v_proj|*.w1|*.w3", ColwiseParallel()}, {"*.o_proj|*.w2", RowwiseParallel()}});
@@ -116,8 +123,8 @@ TEST_CASE("plans: the automatic one of a transformer is the one by hand", "[para
   REQUIRE(cuts_of(mixtral, automatic).size() == 7 + 2 * 3);
   const auto along_vocabulary = [](const Module& module) { return automatic_plan(module, "tp", true); };
   const auto cuts = cuts_of(gpt2, along_vocabulary);
-  REQUIRE(std::count(cuts.begin(), cuts.end(), "wte.weight S(0)") == 1);
-  REQUIRE(std::count(cuts.begin(), cuts.end(), "lm_head.weight S(0)") == 1);
+  REQUIRE(std::ranges::count(cuts, "wte.weight S(0)") == 1);
+  REQUIRE(std::ranges::count(cuts, "lm_head.weight S(0)") == 1);
 }
 
 TEST_CASE("plans: what has no pair stays whole", "[parallel]") {
@@ -180,7 +187,8 @@ TEST_CASE("plans: a model laid out automatically trains as on one device", "[par
           {2},
           [&](const DeviceMesh& mesh) {
             const Spmd spmd(mesh);
-            const auto losses = train([&](Module& model) { parallelize_module(model, mesh, automatic_plan(model, "dim0", along_vocabulary)); });
+            const auto losses =
+                train([&](Module& model) { parallelize_module(model, mesh, automatic_plan(model, "dim0", along_vocabulary)); });
             for (size_t i = 0; i < losses.size(); ++i) {
               require(std::abs(losses[i] - expected[i]) < 2e-5, "test", "step {}: loss {} is not {}", i, losses[i], expected[i]);
             }

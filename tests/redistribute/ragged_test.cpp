@@ -33,11 +33,13 @@ TEST_CASE("ragged: what each rank holds", "[ragged][layout]") {
 TEST_CASE("ragged: cuts a part of a cut", "[ragged][layout]") {
   CHECK_NOTHROW(on_mesh({2, 3}, [](const DeviceMesh& mesh) {
     const auto whole = torch::arange(40).view({20, 2});
-    for (const auto& placements : {Placements{shard(0), kRagged}, Placements{ragged_shard(0, {1, 3}), kRagged}, Placements{ragged_shard(0, {1, 4}), shard(0)},
-                                   Placements{shard(1), kRagged}, Placements{ragged_shard(0, {0, 1}), ragged_shard(1, {0, 1, 0})}}) {
+    for (const auto& placements :
+         {Placements{shard(0), kRagged}, Placements{ragged_shard(0, {1, 3}), kRagged}, Placements{ragged_shard(0, {1, 4}), shard(0)},
+          Placements{shard(1), kRagged}, Placements{ragged_shard(0, {0, 1}), ragged_shard(1, {0, 1, 0})}}) {
       const auto tensor = distribute_tensor(whole, mesh, placements);
       require(tensor.full_tensor().equal(whole), "test", "{} loses elements", tensor.layout().str());
-      require(tensor.redistribute({replicate(), shard(0)}).full_tensor().equal(whole), "test", "{} is moved wrongly", tensor.layout().str());
+      require(tensor.redistribute({replicate(), shard(0)}).full_tensor().equal(whole), "test", "{} is moved wrongly",
+              tensor.layout().str());
     }
   }));
 }
@@ -46,13 +48,19 @@ TEST_CASE("ragged: views and pointwise operators move nothing", "[ragged]") {
   const auto x = fractions({8, 6}), y = fractions({8, 6}, 1);
   const std::vector<Placements> ragged{{kRagged}};
   check_free({"flatten", {x}, [](const Tensors& in) { return Tensors{in[0].flatten() * 2}; }}, {3}, ragged, {"(Ragged(0, 3:0:1, unit=6))"});
-  check_free({"unflatten", {x}, [](const Tensors& in) { return Tensors{in[0].flatten().view({8, 2, 3})}; }}, {3}, ragged, {"(Ragged(0, 3:0:1))"});
+  check_free({"unflatten",
+              {x},
+              [](const Tensors& in) {
+                return Tensors{in[0].flatten().view({8, 2, 3})};
+              }},
+             {3}, ragged, {"(Ragged(0, 3:0:1))"});
   check_free({"transpose", {x}, [](const Tensors& in) { return Tensors{in[0].t().contiguous()}; }}, {3}, ragged, {"(Ragged(1, 3:0:1))"});
-  check_free({"add", {x, y}, [](const Tensors& in) { return Tensors{in[0] + in[1].tanh()}; }}, {3}, {{kRagged}, {kRagged}}, {"(Ragged(0, 3:0:1))"});
+  check_free({"add", {x, y}, [](const Tensors& in) { return Tensors{in[0] + in[1].tanh()}; }}, {3}, {{kRagged}, {kRagged}},
+             {"(Ragged(0, 3:0:1))"});
   check_free({"sum", {x}, [](const Tensors& in) { return Tensors{in[0].sum(0), in[0].sum(1)}; }, 1e-5}, {3}, ragged,
              {"(P(sum))", "(Ragged(0, 3:0:1))"});
-  check_free({"matmul", {x, fractions({6, 4})}, [](const Tensors& in) { return Tensors{in[0].matmul(in[1])}; }, 1e-5}, {3}, {{kRagged}, {replicate()}},
-             {"(Ragged(0, 3:0:1))"});
+  check_free({"matmul", {x, fractions({6, 4})}, [](const Tensors& in) { return Tensors{in[0].matmul(in[1])}; }, 1e-5}, {3},
+             {{kRagged}, {replicate()}}, {"(Ragged(0, 3:0:1))"});
   check_free({"contraction", {x, fractions({8, 4})}, [](const Tensors& in) { return Tensors{in[0].t().matmul(in[1])}; }, 1e-5}, {3},
              {{kRagged}, {kRagged}}, {"(P(sum))"});
   check_free({"cat", {x, y}, [](const Tensors& in) { return Tensors{torch::cat({in[0], in[1]}, 1)}; }}, {3}, {{kRagged}, {kRagged}},
@@ -69,8 +77,10 @@ TEST_CASE("ragged: random numbers are those of one device", "[ragged][random]") 
           [&](const DeviceMesh& mesh) {
             for (const auto& placement : {ragged_shard(0, {3, 0, 1}), ragged_shard(0, {1, 5, 2}, 2), ragged_shard(-1, {0, 1, 2})}) {
               torch::manual_seed(2);
-              require(rand(sizes, mesh, {placement}).full_tensor().equal(uniform), "test", "other uniform numbers under {}", placement.str());
-              require(randn(sizes, mesh, {placement}).full_tensor().equal(normal), "test", "other normal numbers under {}", placement.str());
+              require(rand(sizes, mesh, {placement}).full_tensor().equal(uniform), "test", "other uniform numbers under {}",
+                      placement.str());
+              require(randn(sizes, mesh, {placement}).full_tensor().equal(normal), "test", "other normal numbers under {}",
+                      placement.str());
               require(torch::rand({3}).equal(after), "test", "the generator went on otherwise under {}", placement.str());
             }
           },

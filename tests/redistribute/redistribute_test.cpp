@@ -12,7 +12,7 @@ using namespace dtensor::test;
 
 namespace {
 
-// Moves this rank's part and compares bitwise; a partial result by moving it on to replicated.
+// Moves this rank's shard and compares bitwise; a partial result by moving it on to replicated.
 void check_move(const at::Tensor& whole, const LayoutPtr& from, const LayoutPtr& to) {
   const auto& mesh = from->mesh();
   const auto local = local_tensor(whole, *from, mesh.coordinate());
@@ -107,9 +107,9 @@ TEST_CASE("every pair of placements on a line of ranks", "[redistribute]") {
 }
 
 TEST_CASE("every pair of placements of a 3-D tensor with its middle dimension cut", "[redistribute]") {
-  REQUIRE_NOTHROW(check_all_pairs(
-      {3}, {{2, 12, 3}, {4, 6, 1}, {3, 12, 0}}, at::kFloat,
-      {replicate(), shard(0), shard(1), shard(2), strided_shard(1, 2), strided_shard(1, 3, 2), partial(), ragged_shard(1, {1, 0, 2}), flat(90, 1)}));
+  REQUIRE_NOTHROW(check_all_pairs({3}, {{2, 12, 3}, {4, 6, 1}, {3, 12, 0}}, at::kFloat,
+                                  {replicate(), shard(0), shard(1), shard(2), strided_shard(1, 2), strided_shard(1, 3, 2), partial(),
+                                   ragged_shard(1, {1, 0, 2}), flat(90, 1)}));
 }
 
 TEST_CASE("every pair of placements on a 2-D mesh", "[redistribute]") {

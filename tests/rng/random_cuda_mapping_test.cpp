@@ -4,7 +4,7 @@
 
 #include "rng/counter_dispatch.hpp"
 #include "rng/cuda/mapping.hpp"
-#include "rng/cuda/part_index.hpp"
+#include "rng/cuda/shard_index.hpp"
 #include "rng/memory_order.hpp"
 
 
@@ -133,16 +133,18 @@ TEST_CASE("random cuda mapping: the place of an element of a part in the whole",
         for (const auto& inner : {replicate(), shard(0), shard(last)}) {
           for (const bool transposed : {false, true}) {
             const auto rows = at::arange(c10::multiply_integers(sizes)).view(sizes);
-            const auto part = distribute_tensor(transposed ? rows.transpose(0, -1).contiguous().transpose(0, -1) : rows, mesh, {outer, inner});
+            const auto part =
+                distribute_tensor(transposed ? rows.transpose(0, -1).contiguous().transpose(0, -1) : rows, mesh, {outer, inner});
             const auto& layout = part.layout();
             const auto order = memory_order(layout.strides());
-            const auto index = cuda::part_index(layout, order.data());
+            const auto index = cuda::shard_index(layout, order.data());
             require(index.has_value(), "test", "no index for {}", layout.str());
             const auto whole = Layout::get(mesh, Placements{replicate(), replicate()}, sizes, layout.strides(), at::kLong);
             const auto numbered = in_place(at::arange(rows.numel()), *whole, order);  // in the order of memory
-            const auto local = own_part(numbered, layout).permute(order).reshape(-1);
+            const auto local = own_shard(numbered, layout).permute(order).reshape(-1);
             for (int64_t i = 0; i < local.numel(); ++i) {
-              require(index->global(i) == local[i].item<int64_t>(), "test", "element {} of {} is not at {}", i, layout.str(), index->global(i));
+              require(index->global(i) == local[i].item<int64_t>(), "test", "element {} of {} is not at {}", i, layout.str(),
+                      index->global(i));
             }
           }
         }
@@ -154,9 +156,9 @@ TEST_CASE("random cuda mapping: the place of an element of a part in the whole",
 TEST_CASE("random cuda mapping: an element of a dt Generator alone", "[random]") {
   // What the kernels compute for each element, against the loops of the CPU.
   const CounterDraw draw{kSeed, 3};
-  const std::vector<CounterNumbers> operators = {{"uniform_", -1, 2},  {"normal_", 0, 1},  {"log_normal_", 0, 1},      {"exponential_", 2},
-                                                 {"geometric_", 0.3},  {"cauchy_", 0, 1},  {"bernoulli_", 0.4},        {"random_", 0, 0, -5, 1000},
-                                                 {"random_", 0, 0, 0, uint64_t{1} << 40}};
+  const std::vector<CounterNumbers> operators = {{"uniform_", -1, 2}, {"normal_", 0, 1},           {"log_normal_", 0, 1},
+                                                 {"exponential_", 2}, {"geometric_", 0.3},         {"cauchy_", 0, 1},
+                                                 {"bernoulli_", 0.4}, {"random_", 0, 0, -5, 1000}, {"random_", 0, 0, 0, uint64_t{1} << 40}};
   const auto check = [&](at::ScalarType dtype, const CounterNumbers& numbers) {
     const auto by_loops = at::empty({1003}, at::TensorOptions(dtype)), alone = at::empty({1003}, at::TensorOptions(dtype));
     const auto all = [](const std::function<void(const Interval&)>& visit) { visit({5, 1008}); };

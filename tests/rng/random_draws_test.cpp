@@ -2,7 +2,7 @@
 #include "tests/support/op_check.hpp"
 
 #include "rng/mt19937.hpp"
-#include "rng/own_part.hpp"
+#include "rng/own_shard.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
 
@@ -162,7 +162,7 @@ TEST_CASE("random: a library that seeds a stream of its own for every call", "[r
     for (const auto& placement : {shard(0), shard(1), replicate()}) {
       auto own = at::make_generator<at::CPUGeneratorImpl>(6);
       const auto layout = Layout::get(mesh, Placements{placement}, expected.sizes(), at::kFloat);
-      const auto part = rng::draw_own_part(*layout, draw, own);
+      const auto part = rng::draw_own_shard(*layout, draw, own);
       require(from_local(part.contiguous(), mesh, {placement}).full_tensor().equal(expected), "test", "{} differs", placement.str());
       require(own.get_state().equal(after), "test", "the generator went on otherwise under {}", placement.str());
     }

@@ -53,7 +53,7 @@ void check_draws(const CudaFill& op, at::ScalarType dtype, const Sizes& sizes, s
       placements[0] = first;
       const auto got = draws(op, [&] { return empty(sizes, mesh, placements, options).tensor(); });
       for (size_t i = 0; i < got.size(); ++i) {
-        const bool same = is_dtensor(got[i]) ? DTensor(got[i]).to_local().equal(own_part(expected[i], DTensor(got[i]).layout()))
+        const bool same = is_dtensor(got[i]) ? DTensor(got[i]).to_local().equal(own_shard(expected[i], DTensor(got[i]).layout()))
                                              : got[i].equal(expected[i]);
         require(same, "test", "{} of {} under {}: draw {} differs", op.name, c10::toString(dtype), str(placements), i);
       }
@@ -102,11 +102,11 @@ TEST_CASE("random gpu: dropout", "[random][gpu]") {
       REQUIRE_NOTHROW(on_gpu({4}, [&](const DeviceMesh& mesh) {
         for (const int64_t dim : {int64_t{0}, static_cast<int64_t>(sizes.size()) - 1}) {
           const auto layout = Layout::get(mesh, Placements{shard(dim)}, sizes, dtype);
-          const auto part = from_local(own_part(input, *layout), mesh, {shard(dim)});
+          const auto part = from_local(own_shard(input, *layout), mesh, {shard(dim)});
           torch::manual_seed(3);
           const auto got = torch::native_dropout(part.tensor(), 0.1, true);
-          require(DTensor(std::get<0>(got)).to_local().equal(own_part(std::get<0>(expected), *layout)), "test", "other values");
-          require(DTensor(std::get<1>(got)).to_local().equal(own_part(std::get<1>(expected), *layout)), "test", "another mask");
+          require(DTensor(std::get<0>(got)).to_local().equal(own_shard(std::get<0>(expected), *layout)), "test", "other values");
+          require(DTensor(std::get<1>(got)).to_local().equal(own_shard(std::get<1>(expected), *layout)), "test", "another mask");
           require(torch::rand({3}, torch::kCUDA).equal(after), "test", "the generator went on differently");
         }
       }));
@@ -127,9 +127,10 @@ TEST_CASE("random gpu: a dt Generator draws what it draws on the CPU", "[random]
           return tensor;
         };
         const auto whole = draw(torch::empty({999, 1001}, dtype));
-        require(draw(torch::empty({999, 1001}, at::TensorOptions(dtype).device(at::kCUDA))).cpu().equal(whole), "test", "the whole differs");
+        require(draw(torch::empty({999, 1001}, at::TensorOptions(dtype).device(at::kCUDA))).cpu().equal(whole), "test",
+                "the whole differs");
         const DTensor part(draw(empty({999, 1001}, mesh, {shard(1)}, at::TensorOptions(dtype).device(at::kCUDA)).tensor()));
-        require(part.to_local().cpu().equal(own_part(whole, part.layout())), "test", "a part differs");
+        require(part.to_local().cpu().equal(own_shard(whole, part.layout())), "test", "a part differs");
       }));
     }
   }

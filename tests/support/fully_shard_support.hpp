@@ -28,7 +28,8 @@ TORCH_MODULE(Block);
 
 // Embedding, three blocks, a head; `tied` to the embedding.
 struct NetImpl : nn::Module {
-  explicit NetImpl(bool tied = false) : tokens(register_module("tokens", nn::Embedding(11, kWidth))), blocks(register_module("blocks", nn::ModuleList())) {
+  explicit NetImpl(bool tied = false)
+      : tokens(register_module("tokens", nn::Embedding(11, kWidth))), blocks(register_module("blocks", nn::ModuleList())) {
     for (int i = 0; i < 3; ++i) blocks->push_back(Block(kWidth));
     unused = register_parameter("unused", torch::ones({5}));
     head = register_parameter("head", tied ? tokens->weight : torch::randn({11, kWidth}) * 0.3);
@@ -83,7 +84,8 @@ inline Result on_one_device(const TrainStep& step = plain_step, at::ScalarType d
   return train([](Net&) {}, step, [](const at::Tensor& x) { return x; }, dtype);
 }
 
-inline void compare(const std::string& what, const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& expected, double tolerance) {
+inline void compare(const std::string& what, const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& expected,
+                    double tolerance) {
   require(got.size() == expected.size(), "test", "{}: {} tensors", what, got.size());
   for (size_t i = 0; i < got.size(); ++i) {
     require(got[i].defined() == expected[i].defined(), "test", "{} {} {} there", what, i, got[i].defined() ? "is" : "is not");
@@ -94,8 +96,9 @@ inline void compare(const std::string& what, const std::vector<at::Tensor>& got,
 }
 
 // Trains on the mesh, the batch cut over its first dimensions, and compares with `expected`.
-inline void check(const Result& expected, std::vector<int64_t> sizes, const std::vector<std::string>& names, Placements batch, const LayOut& lay_out,
-           const TrainStep& step = plain_step, double tolerance = 1e-10, at::ScalarType dtype = at::kDouble, const char* transport = "threads") {
+inline void check(const Result& expected, std::vector<int64_t> sizes, const std::vector<std::string>& names, Placements batch,
+                  const LayOut& lay_out, const TrainStep& step = plain_step, double tolerance = 1e-10, at::ScalarType dtype = at::kDouble,
+                  const char* transport = "threads") {
   CHECK_NOTHROW(on_mesh(
       sizes,
       [&](const DeviceMesh& plain) {

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <numeric>
 
 namespace dtensor::test {
@@ -105,7 +106,7 @@ std::vector<Placements> combinations(const std::vector<Placement>& choices, int6
 }
 
 bool fits(const at::Tensor& input, PlacementsRef placements) {
-  return std::all_of(placements.begin(), placements.end(), [&](const Placement& p) {
+  return std::ranges::all_of(placements, [&](const Placement& p) {
     return (!p.is_shard() || p.dim < input.dim()) && (!p.is_flat() || input.dim() > 0) && (!p.is_partial() || input.is_floating_point());
   });
 }

@@ -35,7 +35,9 @@ struct Problem {
 
   at::Tensor start(size_t i) const { return wave(sizes[i], 0.37 + 0.1 * static_cast<double>(i), dtype); }
   // The gradient at a step: of one element it reads nothing of the others.
-  at::Tensor gradient(size_t i, int step) const { return wave(sizes[i], 1.3 + 0.21 * step + 0.05 * static_cast<double>(i), dtype) * (step + 1); }
+  at::Tensor gradient(size_t i, int step) const {
+    return wave(sizes[i], 1.3 + 0.21 * step + 0.05 * static_cast<double>(i), dtype) * (step + 1);
+  }
 };
 
 inline const Problem kMatrices = {{{6, 10}, {10, 6}, {8, 8}, {5, 3, 2, 2}}, torch::kDouble};
@@ -54,8 +56,8 @@ inline Tensors parameters(const Problem& problem, const std::optional<dt::Device
   return given;
 }
 
-inline void steps(const Problem& problem, torch::optim::Optimizer& optimizer, const Tensors& given, const std::optional<dt::DeviceMesh>& mesh,
-           const Layouts& layouts, int first, int last) {
+inline void steps(const Problem& problem, torch::optim::Optimizer& optimizer, const Tensors& given,
+                  const std::optional<dt::DeviceMesh>& mesh, const Layouts& layouts, int first, int last) {
   for (int step = first; step < last; ++step) {
     for (size_t i = 0; i < given.size(); ++i) given[i].mutable_grad() = laid_out(problem.gradient(i, step), mesh, layouts, i);
     optimizer.step();
@@ -68,7 +70,8 @@ inline Tensors wholes(const Tensors& given) {
   return result;
 }
 
-inline Tensors train(const Problem& problem, const Make& make, const std::optional<dt::DeviceMesh>& mesh = {}, const Layouts& layouts = kWhole) {
+inline Tensors train(const Problem& problem, const Make& make, const std::optional<dt::DeviceMesh>& mesh = {},
+                     const Layouts& layouts = kWhole) {
   const auto given = parameters(problem, mesh, layouts);
   const auto optimizer = make(given);
   steps(problem, *optimizer, given, mesh, layouts, 0, problem.steps);
@@ -87,7 +90,9 @@ inline void check_on_meshes(const Problem& problem, const Make& make, double tol
   const auto expected = train(problem, make);
   const auto r = dt::replicate();
   const auto s0 = dt::shard(0), s1 = dt::shard(1);
-  const auto cut = [&](size_t i, const dt::Placement& p) { return p.dim < static_cast<int64_t>(problem.sizes[i].size()) ? p : dt::shard(0); };
+  const auto cut = [&](size_t i, const dt::Placement& p) {
+    return p.dim < static_cast<int64_t>(problem.sizes[i].size()) ? p : dt::shard(0);
+  };
   const std::vector<std::vector<int64_t>> shares = {{1}, {1, 5}, {4, 1, 0}, {3, 0, 1, 2}};
   for (const int n : {1, 2, 3, 4}) {
     for (const auto* transport : {"threads", "gloo"}) {
@@ -152,7 +157,9 @@ inline void check_saved(const Problem& problem, const Make& make, double toleran
     same(wholes(given), expected, tolerance, "training that went on");
   };
   REQUIRE_NOTHROW(go_on(std::nullopt, kWhole));
-  REQUIRE_NOTHROW(on_ranks(3, [&](dt::World& world) { go_on(line(world), {{dt::shard(1)}, {dt::shard(0)}, {dt::shard(0)}, {dt::replicate()}}); }));
+  REQUIRE_NOTHROW(on_ranks(3, [&](dt::World& world) {
+    go_on(line(world), {{dt::shard(1)}, {dt::shard(0)}, {dt::shard(0)}, {dt::replicate()}});
+  }));
   REQUIRE_NOTHROW(on_ranks(4, [&](dt::World&) {
     go_on(dt::init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"}), {{dt::shard(0), dt::shard(1)}, {dt::replicate(), dt::shard(0)}});
   }));
@@ -160,7 +167,8 @@ inline void check_saved(const Problem& problem, const Make& make, double toleran
 
 // -- References: whole tensors, formulas as they are printed ---------------------------------------------------------------------
 
-inline Tensors reference(const Problem& problem, const std::function<void(at::Tensor& x, const at::Tensor& g, Tensors& state, int t)>& step) {
+inline Tensors reference(const Problem& problem,
+                         const std::function<void(at::Tensor& x, const at::Tensor& g, Tensors& state, int t)>& step) {
   Tensors result;
   for (size_t i = 0; i < problem.sizes.size(); ++i) {
     auto x = problem.start(i);

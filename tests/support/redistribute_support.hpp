@@ -1,4 +1,4 @@
-// Tensors and their local parts, made from the definition of a layout.
+// Tensors and their local shards, made from the definition of a layout.
 #pragma once
 
 #include "tests/support/core_support.hpp"
@@ -104,7 +104,7 @@ inline std::vector<LayoutPtr> layouts(const DeviceMesh& mesh, const std::vector<
     const auto norm_in = [](const Placement& outer, const Placement& inner) {
       return outer.is_partial() && !outer.is_partial(ReduceOp::norm2) && inner.is_partial(ReduceOp::norm2);
     };
-    if (std::adjacent_find(placements.begin(), placements.end(), norm_in) != placements.end()) continue;
+    if (std::ranges::adjacent_find(placements, norm_in) != placements.end()) continue;
     try {
       result.push_back(Layout::get(mesh, placements, whole.sizes(), whole.scalar_type()));
     } catch (const Error&) {  // a split that does not divide

@@ -13,7 +13,8 @@ inline void refuses(const std::string& text, const std::function<void()>& call) 
   try {
     call();
   } catch (const Error& error) {
-    require(std::string(error.what()).find(text) != std::string::npos, "test", "expected '{}' in: {}", text, error.what_without_backtrace());
+    require(std::string(error.what()).find(text) != std::string::npos, "test", "expected '{}' in: {}", text,
+            error.what_without_backtrace());
     return;
   }
   fail("test", "no error with '{}'", text);

@@ -1,4 +1,4 @@
-// Operators of others with rules, functions over local parts, and that rules fit the operators that they are for.
+// Operators of others with rules, functions over local shards, and that rules fit the operators that they are for.
 #include "tests/support/op_check.hpp"
 
 #include <dtensor/base/compat.hpp>

@@ -130,7 +130,8 @@ TEST_CASE("elsewhere: random numbers of several meshes are one stream", "[elsewh
   auto third = torch::empty({40, 3});
   third.uniform_(1, 2);
   const auto odds = torch::arange(90).view({30, 3}) / 100.0;
-  const auto coins = torch::bernoulli(odds), scaled = at::normal(odds, odds + 1), again = torch::bernoulli(odds), shuffled = torch::randperm(9);
+  const auto coins = torch::bernoulli(odds), scaled = at::normal(odds, odds + 1), again = torch::bernoulli(odds),
+             shuffled = torch::randperm(9);
   on_every_transport_of_four([&](World& world) {
     const TwoMeshes meshes;
     torch::manual_seed(3);
@@ -143,9 +144,11 @@ TEST_CASE("elsewhere: random numbers of several meshes are one stream", "[elsewh
     on(meshes.second, [&] { d->uniform_(1, 2); });
     // Of probabilities and means that are cut, then of whole ones.
     const auto cut = distribute_tensor(odds, meshes.first, {shard(0)});
-    const at::Tensor e = on(meshes.first, [&] { return torch::bernoulli(cut); }), f = on(meshes.first, [&] { return at::normal(cut.tensor(), cut.tensor() + 1); });
+    const at::Tensor e = on(meshes.first, [&] { return torch::bernoulli(cut); }),
+                     f = on(meshes.first, [&] { return at::normal(cut.tensor(), cut.tensor() + 1); });
     const auto whole = distribute_tensor(odds, meshes.first, {replicate()});
-    const at::Tensor g = on(meshes.first, [&] { return torch::bernoulli(whole); }), h = on(meshes.second, [] { return torch::randperm(9); });
+    const at::Tensor g = on(meshes.first, [&] { return torch::bernoulli(whole); }),
+                     h = on(meshes.second, [] { return torch::randperm(9); });
     if (world.rank() < 2) same(e, coins, "coins"), same(f, scaled, "scaled numbers"), same(g, again, "coins of whole probabilities");
     if (world.rank() >= 2) same(h, shuffled, "a permutation");
     refuses(world.rank() < 2 ? "" : "hangs on values", [&] {

@@ -53,7 +53,8 @@ TEST_CASE("errors: operators", "[errors]") {
     throws("wrong shapes", {"aten::mm"}, [&] { torch::mm(x, dt::distribute_tensor(torch::ones({3, 4}), mesh, {dt::replicate()})); });
     const auto table = dt::distribute_tensor(torch::ones({4, 2}), mesh, {dt::replicate()});
     const auto index = dt::distribute_tensor(torch::full({4}, 7), mesh, {dt::shard(0)});
-    throws("libtorch's kernel", {"index out of range", "aten::embedding", "(R) [4, 2]", "(S(0)) [4]", "tp=2", fmt::format("rank {}", world.rank())},
+    throws("libtorch's kernel",
+           {"index out of range", "aten::embedding", "(R) [4, 2]", "(S(0)) [4]", "tp=2", fmt::format("rank {}", world.rank())},
            [&] { torch::embedding(table, index); });
     throws("storage", {"distributed tensor", "to_local"}, [&] { x->storage(); });
     throws("save", {"distributed tensor", "full_tensor"}, [&] {

@@ -32,7 +32,8 @@ TEST_CASE("checkpoint: what cannot work says so", "[checkpoint]") {
   REQUIRE_THROWS_WITH(dt::checkpoint(dt::CheckpointOptions{{"aten::exp", "aten::sin"}}, other, x).sum().backward(),
                       says("called aten::sin where it had called aten::exp"));
   const auto overwrites = [](const at::Tensor& t) { return t.sin().add_(1).exp(); };
-  REQUIRE_THROWS_WITH(dt::checkpoint(dt::CheckpointOptions{{"aten::sin"}}, overwrites, x).sum().backward(), says("was written to in place"));
+  REQUIRE_THROWS_WITH(dt::checkpoint(dt::CheckpointOptions{{"aten::sin"}}, overwrites, x).sum().backward(),
+                      says("was written to in place"));
   REQUIRE_NOTHROW(dt::checkpoint(overwrites, x).sum().backward());
   const auto overwrites_saved = [](const at::Tensor& t) {
     auto y = t.exp();

@@ -111,7 +111,8 @@ at::Tensor run(const std::vector<std::shared_ptr<Block>>& blocks, at::Tensor x, 
 }
 
 // Output, gradients of the input and the parameters, and what the stream gives next.
-Tensors train(const std::optional<dt::DeviceMesh>& mesh, const dt::Placements& activations, const dt::Plan& plan, Way way, int* calls = nullptr) {
+Tensors train(const std::optional<dt::DeviceMesh>& mesh, const dt::Placements& activations, const dt::Plan& plan, Way way,
+              int* calls = nullptr) {
   std::optional<dt::Spmd> spmd;
   if (mesh) spmd.emplace(*mesh);
   torch::manual_seed(5);
@@ -189,14 +190,16 @@ TEST_CASE("checkpoint: the same on meshes", "[checkpoint]") {
         all_same(train(mesh, {dt::shard(0)}, {}, way), expected, 1e-12);
         all_same(train(mesh, {dt::replicate()}, parallel, way), expected, 1e-12);
         all_same(train(mesh, {dt::shard(1)}, rows, way), expected, 1e-12);
-        all_same(train(mesh, {dt::shard(0)}, parallel, way), train(mesh, {dt::shard(0)}, parallel, Way::straight), way == Way::nested ? 1e-12 : 0);
+        all_same(train(mesh, {dt::shard(0)}, parallel, way), train(mesh, {dt::shard(0)}, parallel, Way::straight),
+                 way == Way::nested ? 1e-12 : 0);
       }));
     }
     REQUIRE_NOTHROW(on_ranks(4, [&](dt::World&) {
       const auto mesh = dt::init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"});
       all_same(train(mesh, {dt::shard(0), dt::replicate()}, parallel, way), expected, 1e-12);
     }));
-    REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) { all_same(train(line(world), {dt::shard(0)}, parallel, way), expected, 1e-12); }, "gloo"));
+    REQUIRE_NOTHROW(on_ranks(
+        2, [&](dt::World& world) { all_same(train(line(world), {dt::shard(0)}, parallel, way), expected, 1e-12); }, "gloo"));
   }
 }
 
@@ -276,7 +279,8 @@ TEST_CASE("checkpoint: casts of weights are not remembered beyond a backward", "
 TEST_CASE("checkpoint: a kept operator that draws without saying so", "[checkpoint][random]") {
   torch::manual_seed(5);
   const auto x = torch::ones({200}).requires_grad_();
-  const auto y = dt::checkpoint({.save = {"kit_test::noisy"}}, [](const at::Tensor& t) { return torch::dropout(call("kit_test::noisy", t), 0.5, true); }, x);
+  const auto y = dt::checkpoint(
+      {.save = {"kit_test::noisy"}}, [](const at::Tensor& t) { return torch::dropout(call("kit_test::noisy", t), 0.5, true); }, x);
   y.sum().backward();
   REQUIRE(x.grad().ne(0).equal(y.ne(0)));
 }
@@ -311,14 +315,17 @@ TEST_CASE("checkpoint: several inputs and results and inputs of other types", "[
     return std::make_tuple(product.exp(), Tensors{product + list[1], list[1].sin()}, name + "!");
   };
   const auto a = counting({3, 2}).requires_grad_(), b = counting({3, 2}).add(1).requires_grad_(), c = counting({2}).requires_grad_();
-  const auto total = [](const auto& results) { return std::get<0>(results).sum() + std::get<1>(results)[0].sum() + 2 * std::get<1>(results)[1].sum(); };
+  const auto total = [](const auto& results) {
+    return std::get<0>(results).sum() + std::get<1>(results)[0].sum() + 2 * std::get<1>(results)[1].sum();
+  };
   const auto expected = torch::autograd::grad({total(function(a, {b, c}, 0.5, "x"))}, {a, b, c});
   const auto results = dt::checkpoint(function, a, Tensors{b, c}, 0.5, std::string("x"));
   REQUIRE(std::get<2>(results) == "x!");
   all_same(torch::autograd::grad({total(results)}, {a, b, c}), expected, 0);
   // A part of the graph, more than once, and inputs that need no gradient.
   const auto again = dt::checkpoint(function, a, Tensors{b.detach(), c}, 0.5, std::string("y"));
-  for (int i = 0; i < 2; ++i) all_same(torch::autograd::grad({std::get<0>(again).sum()}, {a}, {}, true), {(a * b * 0.5).exp() * b * 0.5}, 1e-14);
+  for (int i = 0; i < 2; ++i)
+    all_same(torch::autograd::grad({std::get<0>(again).sum()}, {a}, {}, true), {(a * b * 0.5).exp() * b * 0.5}, 1e-14);
 }
 
 TEST_CASE("checkpoint: gradients of gradients", "[checkpoint]") {

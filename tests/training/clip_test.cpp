@@ -118,8 +118,8 @@ TEST_CASE("clip: meshes that hold one another reduce at once", "[clip]") {
     agreed(norm, world);
     for (size_t i = 0; i < given.size(); ++i) close(given[i].grad(), expected.gradients[i], "gradient");
 
-    const std::vector<at::Tensor> apart = {laid_out(plain[0], mesh["tp"], {dt::shard(0)}), laid_out(plain[1], mesh["dp"], {dt::shard(1)}), plain[2],
-                                           laid_out(plain[3], mesh["tp"], {dt::replicate()}), plain[4]};
+    const std::vector<at::Tensor> apart = {laid_out(plain[0], mesh["tp"], {dt::shard(0)}), laid_out(plain[1], mesh["dp"], {dt::shard(1)}),
+                                           plain[2], laid_out(plain[3], mesh["tp"], {dt::replicate()}), plain[4]};
     comm.reset();
     close(dt::grad_norm(apart), expected.norm, "the norm over meshes of which none holds the other");
     expect(comm, 2, "a norm over two meshes");
@@ -159,7 +159,8 @@ TEST_CASE("clip: what is not finite and bad arguments", "[clip]") {
   REQUIRE(dt::clip_grad_norm_({torch::ones({2}).requires_grad_()}, 1) == 0);
   REQUIRE_THROWS_WITH(dt::clip_grad_norm_(parameters(), -1), says("[clip_grad_norm_] got max_norm -1"));
   REQUIRE_THROWS_WITH(dt::clip_grad_norm_(parameters(), nan), says("got max_norm nan"));
-  for (const double type : {0.0, -2.0, nan}) REQUIRE_THROWS_WITH(dt::clip_grad_norm_(parameters(), 1, type), says("expected a positive number"));
+  for (const double type : {0.0, -2.0, nan})
+    REQUIRE_THROWS_WITH(dt::clip_grad_norm_(parameters(), 1, type), says("expected a positive number"));
   REQUIRE_THROWS_WITH(dt::clip_grad_norm_({at::Tensor()}, 1), says("undefined"));
   auto elsewhere = torch::zeros({2}, torch::kMeta).requires_grad_();
   elsewhere.mutable_grad() = torch::ones({2}, torch::kMeta);

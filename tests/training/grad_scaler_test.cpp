@@ -58,7 +58,8 @@ TEST_CASE("scaler: scales and skips on meshes as on one device", "[scaler]") {
           for (const auto& placement : {dt::shard(0), dt::shard(1), dt::replicate()}) {
             const auto got = train(line(world), {placement}, bad, n > 1);
             for (size_t i = 0; i < got.size(); ++i) {
-              dt::require(std::abs(got[i] - expected[i]) <= 1e-12 * std::abs(expected[i]), "test", "value {}: {} for {}", i, got[i], expected[i]);
+              dt::require(std::abs(got[i] - expected[i]) <= 1e-12 * std::abs(expected[i]), "test", "value {}: {} for {}", i, got[i],
+                          expected[i]);
             }
           }
         }, transport));

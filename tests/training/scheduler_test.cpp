@@ -37,7 +37,8 @@ TEST_CASE("lr: schedules have the values of their formulas", "[lr]") {
   check(lr::warmup_stable_decay(2, 3, 4, 0.2), {{0, 0.5}, {1, 1}, {4, 1}, {5, 1}, {6, 0.8}, {9, 0.2}, {30, 0.2}});
   check(lr::warmup_stable_decay(0, 1, 4, 0, lr::Decay::one_minus_sqrt), {{0, 1}, {1, 1}, {2, 0.5}, {5, 0}});
   check(lr::warmup_stable_decay(0, 1, 4, 0, lr::Decay::cosine), {{1, 1}, {3, 0.5}, {5, 0}});
-  check(lr::sequence({{lr::linear(0, 1, 2), 2}, {lr::constant(3), 1}, {lr::cosine(2), 0}}), {{0, 0}, {1, 0.5}, {2, 3}, {3, 1}, {4, 0.5}, {5, 0}, {9, 0}});
+  check(lr::sequence({{lr::linear(0, 1, 2), 2}, {lr::constant(3), 1}, {lr::cosine(2), 0}}),
+        {{0, 0}, {1, 0.5}, {2, 3}, {3, 1}, {4, 0.5}, {5, 0}, {9, 0}});
   check(lr::product(lr::warmup(2), lr::constant(0.5)), {{0, 0.25}, {1, 0.5}});
 }
 

@@ -9,6 +9,7 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Logging.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -125,7 +126,7 @@ Ints parse_mesh(const std::string& text) {
   for (size_t begin = 0; begin <= text.size(); begin = std::min(text.find('x', begin), text.size()) + 1) {
     sizes.push_back(std::atoi(text.c_str() + begin));  // 0 where there is no number
   }
-  const bool fits = std::all_of(sizes.begin(), sizes.end(), [](int64_t s) { return s > 0 && s <= Ranks::kMost; }) &&
+  const bool fits = std::ranges::all_of(sizes, [](int64_t s) { return s > 0 && s <= Ranks::kMost; }) &&
                     !sizes.empty() && c10::multiply_integers(sizes) <= Ranks::kMost;
   if (!fits)
     throw CLI::ValidationError("--mesh",

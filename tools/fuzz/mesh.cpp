@@ -34,7 +34,7 @@ at::Tensor part(const at::Tensor& whole, ReduceOp op, int64_t index, int64_t cou
   }
 }
 
-// The leaf's tensor as this rank's part of a distributed one.
+// The leaf's tensor as this rank's shard of a distributed one.
 at::Tensor placed(const Leaf& leaf, const DeviceMesh& mesh) {
   auto data = data_of(leaf);
   auto cut = leaf.placements;

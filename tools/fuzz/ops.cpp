@@ -1,5 +1,7 @@
 #include "sketch.hpp"
 
+#include <algorithm>
+
 namespace dtensor::fuzz {
 
 const std::vector<Op>& operators() {
@@ -90,7 +92,7 @@ bool away_from(T x, double point) {
 
 Tame apart_from(std::vector<double> points) {
   return [=](const Tensors& in, const std::vector<bool>& exact, const Ints&) {
-    return exact[0] || std::all_of(points.begin(), points.end(), [&](double point) { return away_from(in[0], point); });
+    return exact[0] || std::ranges::all_of(points, [&](double point) { return away_from(in[0], point); });
   };
 }
 
@@ -106,7 +108,7 @@ bool distinct_along(const Tensors& in, const std::vector<bool>&, const Ints& arg
 }
 
 bool all_exact(const Tensors&, const std::vector<bool>& exact, const Ints&) {
-  return std::all_of(exact.begin(), exact.end(), [](bool e) { return e; });
+  return std::ranges::all_of(exact, [](bool e) { return e; });
 }
 
 Op unary(std::string name, Effect effect, std::function<at::Tensor(T)> run, Tame tame, Accepts accepts) {

@@ -1,13 +1,15 @@
 // Products of matrices.
 #include "sketch.hpp"
 
+#include <algorithm>
+
 namespace dtensor::fuzz {
 
 namespace {
 
 // Beside an infinity, what rounding leaves of a zero is the whole of the product.
 bool finite_or_exact(const Tensors& in, const std::vector<bool>& exact, const Ints& args) {
-  return all_exact(in, exact, args) || std::all_of(in.begin(), in.end(), [](const auto& x) { return x.isfinite().all().template item<bool>(); });
+  return all_exact(in, exact, args) || std::ranges::all_of(in, [](const auto& x) { return x.isfinite().all().template item<bool>(); });
 }
 
 // An operand with `least` to `most` dims, and others whose sizes follow from its own.

@@ -42,12 +42,16 @@ Op anew(std::string name, Anew run, Tame tame = hardly_jumps) {
 bool with_elements(const at::Tensor& x) { return floating(x) && x.numel() > 0; }
 
 Op by_default(std::string name, std::function<at::Tensor(T)> run, Accepts accepts = floating) {
-  return with_args(std::move(name), rounds, std::move(accepts), seeded, [=](T x, const Ints& a) { return from_default({x}, a, [&] { return run(x); }); },
-                   hardly_jumps);
+  return with_args(
+      std::move(name), rounds, std::move(accepts), seeded, [=](T x, const Ints& a) { return from_default({x}, a, [&] { return run(x); }); },
+      hardly_jumps);
 }
 
 Op into(std::string name, Effect effect, Into run, Accepts accepts = floating) {
-  Op op{std::move(name), effect, one(std::move(accepts), seeded), [=](const Tensors& in, const Ints& a) { run(in[0], generator_of(a)); return Tensors{}; }};
+  Op op{std::move(name), effect, one(std::move(accepts), seeded), [=](const Tensors& in, const Ints& a) {
+          run(in[0], generator_of(a));
+          return Tensors{};
+        }};
   op.in_place = true;
   return op;
 }
@@ -59,7 +63,10 @@ Op of_probabilities(std::string name, std::function<void(at::Tensor x, T p, at::
     step.args = {sketch.random().below(1000)};
     return true;
   };
-  Op op{std::move(name), keeps, draw, [=](const Tensors& in, const Ints& a) { run(in[0], in[1].detach().sigmoid(), generator_of(a)); return Tensors{}; }};
+  Op op{std::move(name), keeps, draw, [=](const Tensors& in, const Ints& a) {
+          run(in[0], in[1].detach().sigmoid(), generator_of(a));
+          return Tensors{};
+        }};
   op.in_place = true;
   return op;
 }

@@ -50,7 +50,7 @@ bool reads_what_it_writes(T written, T read) {
       written.sizes() == read.sizes() && written.strides() == read.strides() && written.storage_offset() == read.storage_offset();
   if (!read.is_alias_of(written) || same) return false;
   const auto a = places(written), b = places(read);
-  return std::any_of(b.begin(), b.end(), [&](int64_t place) { return a.count(place) != 0; });
+  return std::ranges::any_of(b, [&](int64_t place) { return a.count(place) != 0; });
 }
 
 const void* memory(T value) { return value.storage().unsafeGetStorageImpl(); }
@@ -91,7 +91,7 @@ at::Tensor values(const Leaf& leaf) {
 
 at::Tensor data_of(const Leaf& leaf) {
   const auto data = values(leaf).to(leaf.dtype).view(leaf.sizes);
-  const bool partial = std::any_of(leaf.placements.begin(), leaf.placements.end(), [](const auto& p) { return p.is_partial(); });
+  const bool partial = std::ranges::any_of(leaf.placements, [](const auto& p) { return p.is_partial(); });
   if (!leaf.reversed || partial) return data.clone();  // a leaf is nobody's view; from_local makes what is row-major
   Ints dims(leaf.sizes.size());
   std::iota(dims.rbegin(), dims.rend(), 0);
@@ -169,7 +169,7 @@ bool PlainRun::run_call(const Step& step) {
   for (const auto& result : out) {
     if (!result.is_floating_point() && worst != Quality::exact && !op.tame) return false;
     if (result.is_complex() || result.dim() > 7 || result.numel() > 5000) return false;
-    const bool view = std::any_of(in.begin(), in.end(), [&](T operand) { return result.is_alias_of(operand); });
+    const bool view = std::ranges::any_of(in, [&](T operand) { return result.is_alias_of(operand); });
     if (!keep(result, op.effect == Effect::keeps ? worst : std::min(worst, Quality::fine), !view)) return false;
   }
   if (op.in_place) {
@@ -230,7 +230,7 @@ std::optional<Outcome> run_plain(const Program& program, const std::map<int, std
   outcome.refused = refused;
   for (size_t i = 0; i < program.steps.size(); ++i) {
     const auto& step = program.steps[i];
-    const bool ready = std::all_of(step.in.begin(), step.in.end(), [&](int value) { return run.has(value); });
+    const bool ready = std::ranges::all_of(step.in, [&](int value) { return run.has(value); });
     if (!ready && refused.empty()) return std::nullopt;
     if (!ready || refused.count(static_cast<int>(i))) continue;
     if (!run.run(step)) return std::nullopt;

@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 namespace dtensor::fuzz {
 
 namespace {
@@ -67,7 +69,7 @@ std::string print(const Seen& seen) {
 }  // namespace
 
 int Program::operators() const {
-  return static_cast<int>(std::count_if(steps.begin(), steps.end(), [](const Step& s) { return s.kind != Step::Kind::leaf; }));
+  return static_cast<int>(std::ranges::count_if(steps, [](const Step& s) { return s.kind != Step::Kind::leaf; }));
 }
 
 Seen seen(const at::Tensor& value) {
@@ -83,7 +85,8 @@ Seen seen(const at::Tensor& value) {
 }
 
 std::string print(const Program& program, const Outcome* outcome) {
-  auto text = fmt::format("mesh {}{}{}\n", fmt::join(program.mesh, "x"), program.spmd ? ", inside Spmd" : "", program.infinities ? ", infinities" : "");
+  auto text = fmt::format("mesh {}{}{}\n", fmt::join(program.mesh, "x"), program.spmd ? ", inside Spmd" : "",
+                          program.infinities ? ", infinities" : "");
   for (size_t i = 0; i < program.steps.size(); ++i) {
     const auto& step = program.steps[i];
     text += fmt::format("  {}{}{}", numbers(step.out), step.out.empty() ? "" : " = ", print(step));

@@ -18,7 +18,7 @@ Program without(const Program& program, size_t i) {
   std::set<int> gone(program.steps[i].out.begin(), program.steps[i].out.end());
   for (size_t j = 0; j < program.steps.size(); ++j) {
     const auto& step = program.steps[j];
-    const bool needs = std::any_of(step.in.begin(), step.in.end(), [&](int value) { return gone.count(value) != 0; });
+    const bool needs = std::ranges::any_of(step.in, [&](int value) { return gone.count(value) != 0; });
     if (j != i && !needs) result.steps.push_back(step);
     else gone.insert(step.out.begin(), step.out.end());
   }
@@ -36,7 +36,7 @@ std::optional<Program> with_leaves(const Program& program, size_t i, const Outco
     if (found == outcome.values.end()) return std::nullopt;
     const auto& was = found->second;
     const auto is_norm = [](const Placement& p) { return p.is_partial(ReduceOp::norm2); };
-    if (std::any_of(was.placements.begin(), was.placements.end(), is_norm)) return std::nullopt;  // has no signs to hold the data
+    if (std::ranges::any_of(was.placements, is_norm)) return std::nullopt;  // has no signs to hold the data
     Step leaf;
     leaf.out = {value};
     leaf.leaf = {was.sizes, was.dtype,     was.dtype == at::kBool ? Data::mask : data, 1, 0, value, was.requires_grad,
@@ -188,7 +188,7 @@ class Shrinker {
       for (int64_t shorter = 1; shorter < *length; ++shorter) {
         const auto change = [&](Program& p) {
           for_each_leaf(p, [&](Leaf& leaf) {
-            std::replace(leaf.sizes.begin(), leaf.sizes.end(), *length, shorter);
+            std::ranges::replace(leaf.sizes, *length, shorter);
             if (leaf.bound == *length) leaf.bound = shorter;
           });
         };

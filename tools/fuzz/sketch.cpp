@@ -185,7 +185,7 @@ void Sketch::add_roots() {
   for (int i = 0; gradients_ && i < 3; ++i) {
     const int value = find([](T x) { return x.requires_grad() && !x.is_leaf(); });
     const auto used = [&](const Root& root) { return root.value == value; };
-    if (value < 0 || std::any_of(program_.roots.begin(), program_.roots.end(), used)) continue;
+    if (value < 0 || std::ranges::any_of(program_.roots, used)) continue;
     Root root{value, {}};
     root.cotangent.sizes = at(value).sizes().vec();
     root.cotangent.dtype = at(value).scalar_type();

@@ -34,7 +34,7 @@ at::Tensor part_of(const at::Tensor& whole, const Layout& layout, c10::IntArrayR
   return whole.reshape({-1}).index_select(0, elements).view(layout.local_sizes());
 }
 
-// This rank's part of a tensor that is pending where the layout says so: the mesh dimension's last rank has what the others lack.
+// This rank's shard of a tensor that is pending where the layout says so: the mesh dimension's last rank has what the others lack.
 at::Tensor pending_part(const at::Tensor& whole, const Layout& layout) {
   const auto coordinate = layout.mesh().coordinate();
   auto part = part_of(whole, layout, coordinate);
@@ -48,8 +48,8 @@ at::Tensor pending_part(const at::Tensor& whole, const Layout& layout) {
 }
 
 Elements minus(Elements a, Elements b) {
-  std::sort(a.begin(), a.end());
-  std::sort(b.begin(), b.end());
+  std::ranges::sort(a);
+  std::ranges::sort(b);
   Elements rest;
   std::set_difference(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(rest));
   return rest;
@@ -82,7 +82,7 @@ Need need_of(const Pair& pair, int rank) {
   Need need;
   need.takes_part = owned.count(rank) || wanted.count(rank);
   auto mine = owned.count(rank) ? owned.at(rank) : Elements();
-  std::sort(mine.begin(), mine.end());
+  std::ranges::sort(mine);
   int64_t asked = 0, alike = 0;
   for (const auto& [other, elements] : owned) alike += owned.count(rank) && minus(elements, mine).empty() && elements.size() == mine.size();
   for (const auto& [other, elements] : wanted) {
@@ -201,8 +201,8 @@ LayoutPtr random_layout(std::mt19937_64& random, const DeviceMesh& mesh, const s
       if (kind == 6) placements.push_back(ragged_shard(d, shares, 1 + below(2)));
       if (kind == 7) placements.push_back(flat(1 + (numel + below(5)) / mesh.size(m) + below(3), below(4)));
     }
-    const bool sums = std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(ReduceOp::sum); });
-    const bool others = std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(ReduceOp::max); });
+    const bool sums = std::ranges::any_of(placements, [](const Placement& p) { return p.is_partial(ReduceOp::sum); });
+    const bool others = std::ranges::any_of(placements, [](const Placement& p) { return p.is_partial(ReduceOp::max); });
     if (sums && others) continue;  // which parts of one make up the other is not this test's
     try {
       return Layout::get(mesh, placements, sizes, dtype);

@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <mutex>
 #include <sstream>
 
@@ -32,7 +33,7 @@ std::string text(const at::Tensor& tensor) {
   std::ostringstream stream;
   if (tensor.numel() <= 48) stream << tensor;
   auto result = stream.str();
-  std::replace(result.begin(), result.end(), '\n', ' ');
+  std::ranges::replace(result, '\n', ' ');
   return result;
 }
 
@@ -82,7 +83,8 @@ Stack place_all(const Stack& arguments, const std::vector<std::vector<at::Tensor
 }
 
 // `undetermined`: where one device gives what memory held.
-std::string compare(const at::Tensor& got, const at::Tensor& expected, bool values, double least_tolerance, const at::Tensor& undetermined = {}) {
+std::string compare(const at::Tensor& got, const at::Tensor& expected, bool values, double least_tolerance,
+                    const at::Tensor& undetermined = {}) {
   if (got.defined() != expected.defined()) return fmt::format("is {}defined", got.defined() ? "" : "un");
   if (!got.defined()) return "";
   if (got.sizes() != expected.sizes() || got.scalar_type() != expected.scalar_type()) {
@@ -91,7 +93,9 @@ std::string compare(const at::Tensor& got, const at::Tensor& expected, bool valu
   }
   if (!values) return "";
   const auto full = full_tensor(got.detach());
-  const auto settled = [&](const at::Tensor& tensor) { return undetermined.defined() && undetermined.sizes() == tensor.sizes() ? tensor.masked_fill(undetermined, 0) : tensor; };
+  const auto settled = [&](const at::Tensor& tensor) {
+    return undetermined.defined() && undetermined.sizes() == tensor.sizes() ? tensor.masked_fill(undetermined, 0) : tensor;
+  };
   if (close(settled(full), settled(expected), least_tolerance)) return "";
   return fmt::format("{} is {} expected {}", is_dtensor(got) ? dtensor::str(DTensor(got).placements()) : "plain", text(full),
                      text(expected));
@@ -100,13 +104,14 @@ std::string compare(const at::Tensor& got, const at::Tensor& expected, bool valu
 std::string compare_values(const c10::IValue& got, const c10::IValue& expected) {
   if (got.isTensor() || got.isTensorList()) return "";
   if (got.isBool() && got.toBool() != expected.toBool()) return "another truth value";
-  if (got.isDouble() && std::abs(got.toDouble() - expected.toDouble()) > 1e-3 * (1 + std::abs(expected.toDouble()))) return "another number";
+  if (got.isDouble() && std::abs(got.toDouble() - expected.toDouble()) > 1e-3 * (1 + std::abs(expected.toDouble())))
+    return "another number";
   if (got.isInt() && got.toInt() != expected.toInt()) return "another number";
   return "";
 }
 
-// Gradients of random cotangents with respect to the floating operands; empty when the operator has no derivative. `repeated`: cotangents are
-// equal along the first dim.
+// Gradients of random cotangents with respect to the floating operands; empty when the operator has no derivative. `repeated`: cotangents
+// are equal along the first dim.
 std::vector<at::Tensor> gradients(const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& operands, bool repeated = false) {
   std::vector<at::Tensor> roots, seeds, leaves;
   for (const auto& operand : operands) {
@@ -149,7 +154,7 @@ std::vector<at::Tensor> expected_gradients(const Operator& op, const Sample& sam
     FilledMemory memory(byte);
     op.handle.callBoxed(&stack);
     const auto operands = tensors_in(arguments);  // some kernels return an empty operand itself, which is then its own gradient's root
-    const bool own = std::any_of(operands.begin(), operands.end(), [](const auto& operand) { return !operand.is_leaf(); });
+    const bool own = std::ranges::any_of(operands, [](const auto& operand) { return !operand.is_leaf(); });
     return own ? std::vector<at::Tensor>() : gradients(tensors_in(stack), operands, repeated);
   };
   try {
@@ -172,7 +177,7 @@ bool is_refusal(const std::string& message) {
 // Some operators write what their schema does not say.
 bool is_changed(const Sample& sample, size_t argument) {
   const auto before = tensors_in({sample.arguments[argument]}), after = tensors_in({sample.after[argument]});
-  return !std::equal(before.begin(), before.end(), after.begin(), after.end(), [](const auto& a, const auto& b) { return a.equal(b); });
+  return !std::ranges::equal(before, after, [](const auto& a, const auto& b) { return a.equal(b); });
 }
 
 class Runner {
@@ -180,7 +185,7 @@ class Runner {
   Runner(const Operator& op, const Sample& sample) : op_(op), sample_(sample), gradients_(expected_gradients(op, sample)) {
     const auto declared = written_arguments(op.schema());
     for (size_t i = 0; i < sample.arguments.size(); ++i) {
-      if (is_changed(sample, i) || std::find(declared.begin(), declared.end(), i) != declared.end()) changed_.push_back(i);
+      if (is_changed(sample, i) || std::ranges::find(declared, i) != declared.end()) changed_.push_back(i);
     }
   }
 
@@ -249,7 +254,7 @@ class Runner {
     size_t number = 0, first = 0;  // of the argument's first tensor
     for (size_t i = 0; i < arguments.size(); ++i) {
       const auto now = tensors_in({arguments[i]}, true), then = tensors_in({sample_.after[i]}, true);
-      const bool changed = std::find(changed_.begin(), changed_.end(), i) != changed_.end();
+      const bool changed = std::ranges::find(changed_, i) != changed_.end();
       for (size_t k = 0; changed && k < now.size(); ++k, ++number) {
         const auto& free = sample_.undetermined_after[first + k];
         if (const auto m = compare(determined(now[k], number), determined(then[k], number), values, rounding_, free); !m.empty())
@@ -283,7 +288,7 @@ std::string written_unsaid(const Operator& op, const Sample& sample) {
   if (is_out_form(op.schema())) return names;  // which is the functional form and a copy
   const auto& known = dispatch::info_of(op.handle).written;
   for (size_t i = 0; i < sample.arguments.size(); ++i) {
-    const bool said = op.composite || std::find(known.begin(), known.end(), static_cast<int>(i)) != known.end();
+    const bool said = op.composite || std::ranges::find(known, static_cast<int>(i)) != known.end();
     if (!said && is_changed(sample, i)) names += (names.empty() ? "" : " ") + op.schema().arguments()[i].name();
   }
   return names;
@@ -331,7 +336,7 @@ std::vector<Outcome> check(const Operator& op, const Sample& sample, const std::
   options.transport = "threads";
   options.ranks = static_cast<int>(c10::multiply_integers(sizes));
   options.deadline = std::chrono::seconds(20);
-  while (std::find(done.begin(), done.end(), false) != done.end()) {
+  while (std::ranges::find(done, false) != done.end()) {
     Failures failures;
     const auto todo = done;
     try {

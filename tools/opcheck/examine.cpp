@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <regex>
 #include <set>
@@ -15,8 +16,8 @@ using Json = nlohmann::json;
 constexpr at::ScalarType kDtypes[] = {at::kDouble, at::kFloat, at::kBFloat16, at::kLong, at::kBool};
 
 bool is_replicated(const Case& placements) {
-  return std::all_of(placements.begin(), placements.end(), [](const auto& ps) {
-    return std::all_of(ps.begin(), ps.end(), [](const auto& p) { return p.is_replicate(); });
+  return std::ranges::all_of(placements, [](const auto& ps) {
+    return std::ranges::all_of(ps, [](const auto& p) { return p.is_replicate(); });
   });
 }
 
@@ -78,7 +79,7 @@ class Examination {
     for (const auto dtype : kDtypes) {
       const bool first = plan.empty();
       for (auto& sample : samples_of(op_, dtype, attempt)) {
-        if (std::find(texts.begin(), texts.end(), sample.text) == texts.end()) texts.push_back(sample.text);
+        if (std::ranges::find(texts, sample.text) == texts.end()) texts.push_back(sample.text);
         plan.emplace_back(std::move(sample), first ? &Examination::thoroughly : &Examination::briefly);
       }
       if (!plan.empty() && effort_.quick) break;
@@ -121,7 +122,7 @@ class Examination {
 
   static bool has_infinities(const Sample& sample) {
     const auto operands = tensors_in(sample.arguments);
-    return std::any_of(operands.begin(), operands.end(), [](const at::Tensor& operand) {
+    return std::ranges::any_of(operands, [](const at::Tensor& operand) {
       return operand.is_floating_point() && !operand.isfinite().all().item<bool>();
     });
   }

@@ -1,6 +1,7 @@
 // Which missed placements say something new.
 #include "tools/opcheck/examine.hpp"
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -55,8 +56,8 @@ void keep_simplest_misses(std::vector<Json>& results) {
     Json kept = Json::array();
     for (const auto& m : result["missed"]) {
       const auto words = by_operand(m["placements"]);
-      const bool implied = std::any_of(own.begin(), own.end(), [&](const Words& other) { return implies(other, words); });
-      const bool twice = functional != missed.end() && std::count(functional->second.begin(), functional->second.end(), words) > 0;
+      const bool implied = std::ranges::any_of(own, [&](const Words& other) { return implies(other, words); });
+      const bool twice = functional != missed.end() && std::ranges::count(functional->second, words) > 0;
       if (!implied && !twice && seen.insert(words).second) kept.push_back(m);
     }
     result["missed"] = std::move(kept);

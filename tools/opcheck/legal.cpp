@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -51,9 +52,9 @@ at::Tensor combined(const std::vector<at::Tensor>& parts, ReduceOp op) {
 Names placements_of(const std::vector<at::Tensor>& parts, const at::Tensor& expected) {
   Names names;
   const auto n = static_cast<int64_t>(parts.size());
-  if (std::all_of(parts.begin(), parts.end(), [&](const auto& part) { return close(part, expected); })) names.insert("R");
+  if (std::ranges::all_of(parts, [&](const auto& part) { return close(part, expected); })) names.insert("R");
   const auto ndim = expected.dim();
-  if (std::any_of(parts.begin(), parts.end(),
+  if (std::ranges::any_of(parts,
                   [&](const auto& part) { return part.dim() != ndim || part.scalar_type() != expected.scalar_type(); })) {
     return names;
   }

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <set>
@@ -98,7 +99,8 @@ int64_t report_unsampled(const std::vector<Operator>& operators, const std::vect
   for (size_t i = 0; i < results.size(); ++i) {
     if (results[i].value("samples", -1) != 0) continue;
     auto reason = why_unsampled(operators[i]);
-    if (reason.empty() && sampled.count(functional_form(operators[i]))) reason = "libtorch's own out= form does not do what its functional form does";
+    if (reason.empty() && sampled.count(functional_form(operators[i])))
+      reason = "libtorch's own out= form does not do what its functional form does";
     reasons[reason].push_back(operators[i].name);
   }
   int64_t count = 0;
@@ -164,7 +166,8 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("operators", o.names, "operators or overloads to check, with their tables (mm, aten::add.Tensor)");
   app.add_flag("--all", o.all, "every operator that has a rule");
   app.add_flag("--registry", o.registry, "every operator in libtorch's registry that takes a tensor, with a rule or without");
-  app.add_flag("--rehearse", o.rehearsals, "only try operators (all, or those named) on stand-ins, as before a call that communicates: for valgrind");
+  app.add_flag("--rehearse", o.rehearsals,
+               "only try operators (all, or those named) on stand-ins, as before a call that communicates: for valgrind");
   app.add_flag("--list", o.listing, "list the operators that have a rule");
   app.add_flag("--without-rule", o.without, "list the operators that are computed on replicated operands");
   app.add_flag("--missed", o.missed, "print missed placements that have no known reason");
@@ -172,7 +175,8 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--cases", o.effort.cases, "combinations of placements per sample and mesh, at most")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000000));
-  app.add_option("--widen", o.effort.widened, "samples that are made from the table's: operands that broadcast, short lengths, infinities, ...")
+  app.add_option("--widen", o.effort.widened,
+                 "samples that are made from the table's: operands that broadcast, short lengths, infinities, ...")
       ->capture_default_str()
       ->check(CLI::Range(0, 100000));
   app.add_option("--json", o.json_file, "write everything found to this file");
@@ -187,7 +191,7 @@ bool is_named(const Operator& op, const std::string& name) {
 // What is wrong with the choice of operators; empty: nothing.
 std::string fault_of(const Options& o, const std::vector<Operator>& operators) {
   for (const auto& name : o.names) {
-    const bool known = std::any_of(operators.begin(), operators.end(), [&](const auto& op) { return is_named(op, name); });
+    const bool known = std::ranges::any_of(operators, [&](const auto& op) { return is_named(op, name); });
     if (!known) return fmt::format("no such operator: {}; hint: --list and --without-rule name them", name);
   }
   if (!o.names.empty() && (o.all || o.registry || o.listing || o.without))
@@ -198,7 +202,7 @@ std::string fault_of(const Options& o, const std::vector<Operator>& operators) {
 std::vector<Operator> chosen_of(const Options& o, const std::vector<Operator>& operators) {
   std::vector<Operator> chosen;
   for (const auto& op : operators) {
-    const bool named = std::any_of(o.names.begin(), o.names.end(), [&](const auto& name) { return is_named(op, name); });
+    const bool named = std::ranges::any_of(o.names, [&](const auto& name) { return is_named(op, name); });
     const bool of_registry = o.registry && op.name.rfind("aten::", 0) == 0 && !is_of_libtorch_itself(op);
     if (named || (o.rehearsals && o.names.empty()) || (o.all && op.has_rule()) || of_registry) chosen.push_back(op);
   }
@@ -212,13 +216,15 @@ int check_all(const Options& o, const std::vector<Operator>& chosen) {
     json.open(o.json_file, std::ios::app);  // nothing is lost before there is something to write
     if (!json) return fmt::print(stderr, "opcheck: cannot write {}\n", o.json_file), 2;
   }
-  auto results = examine_apart(chosen, o.effort, o.jobs, [&](size_t done, const std::string& name) { show_progress(done, chosen.size(), name); });
+  auto results =
+      examine_apart(chosen, o.effort, o.jobs, [&](size_t done, const std::string& name) { show_progress(done, chosen.size(), name); });
   keep_simplest_misses(results);
   if (o.effort.table) {
     for (const auto& result : results) print_table(result);
   }
   const auto totals = report(results, o.missed || o.effort.table);
-  if (json.is_open()) json.close(), json.open(o.json_file), json << Json{{"libtorch", TORCH_VERSION}, {"operators", results}}.dump(1) << "\n";
+  if (json.is_open())
+    json.close(), json.open(o.json_file), json << Json{{"libtorch", TORCH_VERSION}, {"operators", results}}.dump(1) << "\n";
   report_crashing(results);
   report_left_out(results, o.verbose);
   const auto unexplained = report_unsampled(chosen, results, o.verbose);

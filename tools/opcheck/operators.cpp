@@ -43,7 +43,7 @@ std::vector<Operator> all_operators() {
 
 bool is_random(const Operator& op) {
   const auto& arguments = op.schema().arguments();
-  return std::any_of(arguments.begin(), arguments.end(), [](const auto& a) {
+  return std::ranges::any_of(arguments, [](const auto& a) {
            return a.type()->str().find("Generator") != std::string::npos;
          }) ||
          op.base.find("rand") != std::string::npos || op.base.find("dropout") != std::string::npos;

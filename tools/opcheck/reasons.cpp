@@ -35,7 +35,8 @@ constexpr Reason kReasons[] = {
     {"div|floor_divide", ".*", "linear without a rounding mode, which the decision does not read"},
     {"index_reduce|scatter_reduce|scatter", ".*", "a product is linear in self alone; nobody scatters products into a pending sum"},
     {"binary_cross_entropy.*|.*_loss_backward", ".*", "affine in targets and weights, which are data and not Partial"},
-    {".*conv.*|_?native_.*_norm.*|_batch_norm.*|prelu.*|_addmm_activation", ".*", "linear in a vector of parameters: reducing it first is cheap"},
+    {".*conv.*|_?native_.*_norm.*|_batch_norm.*|prelu.*|_addmm_activation", ".*",
+     "linear in a vector of parameters: reducing it first is cheap"},
     {"index_add|index_put|_index_put_impl|put", "sum",
      "contributions of parts add up to a pending sum; positions that are cut are gathered"},
     {"gather|embedding_dense_backward", ".*", "lines up for these lengths only"},
@@ -46,10 +47,13 @@ constexpr Reason kReasons[] = {
 
 // Linear in one operand, by a factor that may be infinite. What stays pending of that: "(P(sum)), (R)" -> "P(sum)".
 constexpr const char* kMultiplies =
-    "mul|div|true_divide|addcmul|addcdiv|lerp|_foreach_(mul|div|addcmul|addcdiv|lerp)|mm|bmm|mv|dot|vdot|ger|outer|addmm|addmv|addr|baddbmm|addbmm|"
-    "linalg_cross|.*conv.*|.*norm.*_backward|_?prelu.*_backward|glu_backward|logit_backward|rrelu_with_noise_backward|.*_loss(2d)?_backward|"
+    "mul|div|true_divide|addcmul|addcdiv|lerp|_foreach_(mul|div|addcmul|addcdiv|lerp)|mm|bmm|mv|dot|vdot|ger|outer|addmm|addmv|addr|"
+    "baddbmm|addbmm|"
+    "linalg_cross|.*conv.*|.*norm.*_backward|_?prelu.*_backward|glu_backward|logit_backward|rrelu_with_noise_backward|.*_loss(2d)?_"
+    "backward|"
     "binary_cross_entropy_backward|_cdist_backward|grid_sampler_.*_backward|_scaled_dot_product_.*_backward";
-constexpr const char* kFactor = "linear where the factor is finite: infinity times a part that is zero, or has another sign than the sum, is NaN";
+constexpr const char* kFactor =
+    "linear where the factor is finite: infinity times a part that is zero, or has another sign than the sum, is NaN";
 
 // "(P(sum)), (S(0))" -> "sum"
 std::string partials(const std::string& placements) {
@@ -89,18 +93,24 @@ constexpr Unsampled kUnsampled[] = {
     {".*quant.*|fbgemm_.*|int_repr|q_.*|qscheme|_?choose_qparams.*|wrapped_linear_prepack|_wrapped_.*|.*_dq_mm|_weight_int.*|_dyn_quant.*|"
      "_convert_weight_to_int4pack.*|_scaled_.*mm.*|_int_mm|_mixed_dtypes_linear",
      "of quantized tensors and packed weights, which are not distributed"},
-    {".*nested.*|to_padded_tensor|_jagged.*|_padded_dense.*|_nt_.*|_transformer_.*|_native_decoder.*", "of nested tensors, which are not distributed"},
+    {".*nested.*|to_padded_tensor|_jagged.*|_padded_dense.*|_nt_.*|_transformer_.*|_native_decoder.*",
+     "of nested tensors, which are not distributed"},
     {"align_.*|refine_names|rename.*|_?names", "of named dims, which distributed tensors do not have"},
-    {".*mkldnn.*|.*(cudnn|miopen|mps|triton|nnpack|xnnpack|vulkan|metal|xpu|hpu).*|_?pin_memory|is_pinned|record_stream|.*convolution_overrideable|"
-     "convolution_backward_overrideable|_thnn_.*|.*_cell_backward.*|_copy_from.*|.*flash_attention.*|.*efficient_attention.*|.*cudnn_attention.*|"
+    {".*mkldnn.*|.*(cudnn|miopen|mps|triton|nnpack|xnnpack|vulkan|metal|xpu|hpu).*|_?pin_memory|is_pinned|record_stream|.*convolution_"
+     "overrideable|"
+     "convolution_backward_overrideable|_thnn_.*|.*_cell_backward.*|_copy_from.*|.*flash_attention.*|.*efficient_attention.*|.*cudnn_"
+     "attention.*|"
      "_fused_sdp_choice|.*overrideable.*|_fused_dropout|linear_backward|_amp_.*|_fused_(adam.*|sgd)|.*_cuda_.*",
      "of an accelerator, or of a backend that this libtorch does not have"},
-    {"set|set_data|resize.*|_resize_output.*|is_set_to|_has_same_storage_numel|_storage.*|.*storage.*|unsafe_.*_storage|_unsafe_set.*|set_source.*",
+    {"set|set_data|resize.*|_resize_output.*|is_set_to|_has_same_storage_numel|_storage.*|.*storage.*|unsafe_.*_storage|_unsafe_set.*|set_"
+     "source.*",
      "changes or compares storage, which distributed tensors do not have: refused, with a hint"},
-    {"_?backward|data|_version|is_leaf|output_nr|retain_grad|retains_grad|requires_grad|_fw_primal.*|_make_dual.*|_unpack_dual|detach|get_gradients|"
+    {"_?backward|data|_version|is_leaf|output_nr|retain_grad|retains_grad|requires_grad|_fw_primal.*|_make_dual.*|_unpack_dual|detach|get_"
+     "gradients|"
      "_debug_has_internal_overlap|_reshape_copy|_lift.*|_is_zerotensor|_efficientzerotensor",
      "autograd's own state, which lies above the distributed tensor"},
-    {"_reshape_from_tensor|_rowwise_prune", "reads the memory of its operands itself, above every dispatch key: refused, with a hint, unless they are whole"},
+    {"_reshape_from_tensor|_rowwise_prune",
+     "reads the memory of its operands itself, above every dispatch key: refused, with a hint, unless they are whole"},
     {"_compute_linear_combination", "its out= form adds to what `out` holds, which must have the right sizes before"},
     {"from_file|_print|_sobol_engine_.*|chalf|_dimname.*|sym_.*|_assert_.*|_functional_(sym|assert).*|_linalg_check_errors",
      "no value of tensors to compare: files, printing, checks, tables of the Sobol engine, complex numbers of half precision"},
@@ -108,12 +118,14 @@ constexpr Unsampled kUnsampled[] = {
 
 bool names_dims(const c10::FunctionSchema& schema) {
   const auto overload = schema.overload_name();
-  return overload.find("imname") != std::string::npos || overload.find("names") != std::string::npos || overload.find("named_") != std::string::npos;
+  return overload.find("imname") != std::string::npos || overload.find("names") != std::string::npos ||
+         overload.find("named_") != std::string::npos;
 }
 
 bool is_of_cpu(const c10::OperatorHandle& op) {
   constexpr c10::DispatchKey kKeys[] = {c10::DispatchKey::CPU, c10::DispatchKey::CompositeExplicitAutograd,
-                                        c10::DispatchKey::CompositeExplicitAutogradNonFunctional, c10::DispatchKey::CompositeImplicitAutograd};
+                                        c10::DispatchKey::CompositeExplicitAutogradNonFunctional,
+                                        c10::DispatchKey::CompositeImplicitAutograd};
   return std::any_of(std::begin(kKeys), std::end(kKeys), [&](const auto key) { return op.hasKernelForDispatchKey(key); });
 }
 

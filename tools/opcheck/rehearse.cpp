@@ -44,7 +44,7 @@ std::optional<Stack> arguments_of(const Operator& op, const std::string& text, a
 }
 
 bool has_integers(const rules::Call& call) {
-  return std::any_of(call.operands.begin(), call.operands.end(),
+  return std::ranges::any_of(call.operands,
                      [](const auto& operand) { return at::isIntegralType(operand.layout->dtype(), /*includeBool=*/false); });
 }
 

@@ -9,6 +9,8 @@
 
 #include <malloc.h>
 
+#include <algorithm>
+
 namespace dtensor::opcheck {
 
 namespace {
@@ -118,9 +120,9 @@ bool writes_expanded(const Operator& op, const Stack& before, const Stack& after
     if (is_expanded(was[i]) && !was[i].equal(is[i])) return true;
   }
   const auto written = written_arguments(op.schema());
-  return std::any_of(written.begin(), written.end(), [&](int i) {
+  return std::ranges::any_of(written, [&](int i) {
     const auto tensors = tensors_in({before[i]});
-    return std::any_of(tensors.begin(), tensors.end(), is_expanded);
+    return std::ranges::any_of(tensors, is_expanded);
   });
 }
 
@@ -259,7 +261,7 @@ std::vector<Sample> widened_samples(const Operator& op, const std::vector<std::s
     }
   };
   const auto left = [](const auto& some) { return !some.empty(); };
-  while (samples.size() < count && std::any_of(classes.begin(), classes.end(), left)) {
+  while (samples.size() < count && std::ranges::any_of(classes, left)) {
     for (size_t c = 0; c < classes.size() && samples.size() < count; ++c) take_one(classes[c]);
   }
   return samples;

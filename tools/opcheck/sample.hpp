@@ -6,9 +6,9 @@
 // A tensor is its sizes and marks: none - random numbers of the sample's dtype; f - floating whatever that dtype is; + - positive;
 // u - in (0, 1); i - whole numbers; j - of 32 bits; q - counts: whole numbers from 0, in the sample's dtype; y - bytes; h, w, g - half,
 // bfloat16, float; n - with infinities and NaN; e - with infinities; <n - indices below n; ^n - offsets of n elements; /n - lengths that
-// add up to n; <nr - lengths up to n, falling; p - a permutation of indices; v - pivots; ? - truth values; c - complex; d - positive definite matrices; l - lower
-// triangular; m - what max pooling of windows of 2 finds; s - sorted along the last dim; o - ones. In memory: t - the last two dims lie
-// transposed; k - dim 1 lies innermost; x - dim 0 is expanded.
+// add up to n; <nr - lengths up to n, falling; p - a permutation of indices; v - pivots; ? - truth values; c - complex; d - positive
+// definite matrices; l - lower triangular; m - what max pooling of windows of 2 finds; s - sorted along the last dim; o - ones. In memory:
+// t - the last two dims lie transposed; k - dim 1 lies innermost; x - dim 0 is expanded.
 // "-" is no tensor. Lists of tensors stand in braces: {[5,3];[4]}.
 #pragma once
 

@@ -81,7 +81,7 @@ at::Tensor cut_part(const at::Tensor& tensor, const Placement& placement, int64_
 
 // Of the elements in a row.
 at::Tensor flat_piece(const at::Tensor& tensor, const Placement& placement, int64_t index) {
-  const auto part = flat_part(tensor.numel(), placement, index);
+  const auto part = flat_shard(tensor.numel(), placement, index);
   std::vector<int64_t> sizes(tensor.dim(), 1);
   sizes.back() = part.length();
   return tensor.reshape({-1}).slice(0, part.begin, part.end).reshape(sizes).clone();
@@ -104,11 +104,11 @@ std::vector<int64_t> memory_order(const at::Tensor& tensor) {
   std::vector<int64_t> order(tensor.dim());
   std::iota(order.begin(), order.end(), 0);
   if (tensor.is_contiguous()) return order;
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return tensor.stride(a) > tensor.stride(b); });
+  std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return tensor.stride(a) > tensor.stride(b); });
   return order;
 }
 
-bool is_in_order(c10::IntArrayRef order) { return std::is_sorted(order.begin(), order.end()); }
+bool is_in_order(c10::IntArrayRef order) { return std::ranges::is_sorted(order); }
 
 bool fits(const at::Tensor& tensor, PlacementsRef placements, c10::IntArrayRef mesh) {
   auto sizes = tensor.sizes().vec();
@@ -147,7 +147,7 @@ std::vector<Case> cases_1d(const Sample& sample, size_t limit, bool partials) {
   for (int64_t d = 0; d < 5; ++d) {
     Case alike;
     for (const auto& some : choices) {
-      const auto found = std::find(some.begin(), some.end(), shard(d));
+      const auto found = std::ranges::find(some, shard(d));
       alike.push_back({found == some.end() ? replicate() : *found});
     }
     cases.push_back(std::move(alike));
@@ -175,7 +175,7 @@ std::vector<Case> cases_drawn(const Sample& sample, size_t count, bool partials,
 Placements permuted(PlacementsRef placements, c10::IntArrayRef order) {
   Placements result(placements.begin(), placements.end());
   for (auto& p : result) {
-    if (p.is_shard()) p.dim = static_cast<int16_t>(std::find(order.begin(), order.end(), p.dim) - order.begin());
+    if (p.is_shard()) p.dim = static_cast<int16_t>(std::ranges::find(order, p.dim) - order.begin());
   }
   return result;
 }

@@ -83,7 +83,7 @@ Answer answered(const Operator& op, const Stack& arguments) {
 
 // Memory that nobody wrote holds the same in both.
 bool alike(const std::vector<at::Tensor>& some, const std::vector<at::Tensor>& others, double least) {
-  return std::equal(some.begin(), some.end(), others.begin(), others.end(), [&](const at::Tensor& a, const at::Tensor& b) {
+  return std::ranges::equal(some, others, [&](const at::Tensor& a, const at::Tensor& b) {
     return a.defined() == b.defined() && (!a.defined() || close(b, a, least));
   });
 }
@@ -101,7 +101,7 @@ bool counts_offsets(const Operator& op) { return has(op, "storage_offset") || di
 
 bool lie_in_row_major_order(const Stack& arguments) {
   const auto tensors = tensors_in(arguments);
-  return std::all_of(tensors.begin(), tensors.end(), [](const auto& tensor) { return tensor.is_contiguous(); });
+  return std::ranges::all_of(tensors, [](const auto& tensor) { return tensor.is_contiguous(); });
 }
 
 // An out= form writes all of its result.
@@ -136,7 +136,7 @@ Stack repeated(const Operator& op, const Stack& arguments) {
 
 // Whether each of the repeated is what is expected.
 bool repeats(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& expected) {
-  return std::equal(got.begin(), got.end(), expected.begin(), expected.end(), [](const at::Tensor& some, const at::Tensor& one) {
+  return std::ranges::equal(got, expected, [](const at::Tensor& some, const at::Tensor& one) {
     if (!some.defined() || !one.defined()) return some.defined() == one.defined();
     return close(some, some.dim() == one.dim() + 1 ? one.unsqueeze(0).expand(some.sizes()) : one);
   });
@@ -144,7 +144,7 @@ bool repeats(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& 
 
 bool has_limits(const Stack& arguments) {
   const auto operands = tensors_in(arguments);
-  return std::any_of(operands.begin(), operands.end(), [](const at::Tensor& operand) {
+  return std::ranges::any_of(operands, [](const at::Tensor& operand) {
     return (operand.is_floating_point() || operand.is_complex()) && !operand.isfinite().all().item<bool>();
   });
 }
@@ -168,7 +168,7 @@ bool alike_on_vectors(const Operator& op, const Sample& sample,
 bool overflows(const Sample& sample) {
   if (sample.dtype != at::kHalf || has_limits(sample.arguments)) return false;
   const auto results = tensors_in(sample.results, true);
-  return std::any_of(results.begin(), results.end(), [](const at::Tensor& result) {
+  return std::ranges::any_of(results, [](const at::Tensor& result) {
     return result.defined() && result.is_floating_point() && !result.isfinite().all().item<bool>();
   });
 }
@@ -178,7 +178,7 @@ bool reshapes_unsaid(const Operator& op, const Sample& sample) {
   if (dispatch::info_of(op.handle).changes_metadata || dispatch::info_of(op.handle).becomes) return false;
   const auto written = written_arguments(op.schema());
   for (size_t i = 0; i < sample.arguments.size(); ++i) {
-    if (std::find(written.begin(), written.end(), static_cast<int>(i)) != written.end()) continue;
+    if (std::ranges::find(written, static_cast<int>(i)) != written.end()) continue;
     const auto before = tensors_in({sample.arguments[i]}, true), after = tensors_in({sample.after[i]}, true);
     for (size_t k = 0; k < before.size(); ++k) {
       if (before[k].defined() && before[k].sizes() != after[k].sizes()) return true;
@@ -202,7 +202,8 @@ std::string unsound(const Operator& op, const Sample& sample) {
       std::vector<Around> memories;
       if (!answers_alike(op, sample, copied(sample.arguments, between(other, memories)))) return "reads what lies beside its operands";
       const bool may_grow = is_out_form(op.schema());  // into the memory around
-      if (!may_grow && std::any_of(memories.begin(), memories.end(), [](const Around& memory) { return memory.is_written(); })) return "writes beside its operands";
+      if (!may_grow && std::ranges::any_of(memories, [](const Around& memory) { return memory.is_written(); }))
+        return "writes beside its operands";
     }
     if (is_out_form(op.schema()) && !answers_alike(op, sample, with_other_out(op, sample.arguments))) return "leaves of out= what it held";
     const auto again = [&](const Stack& arguments, bool) { return answered(op, arguments).results; };

@@ -112,7 +112,8 @@ at::Tensor laid_out(const at::Tensor& values, const TensorText& text) {
   auto result = values;
   if (text.has('t') && result.dim() >= 2) result = result.transpose(-1, -2).contiguous().transpose(-1, -2);
   if (text.has('k') && result.dim() >= 3) result = result.movedim(1, -1).contiguous().movedim(-1, 1);
-  const bool free = (text.kind == 0 || text.kind == '<') && text.letters.find_first_of("vpmr") == std::string::npos;  // of its other elements
+  const bool free =
+      (text.kind == 0 || text.kind == '<') && text.letters.find_first_of("vpmr") == std::string::npos;  // of its other elements
   if (text.has('x') && free && result.dim() >= 1 && result.size(0) > 1) result = result.narrow(0, 0, 1).clone().expand(result.sizes());
   return result;
 }

@@ -86,7 +86,7 @@ void each_and_all(const std::string& text, const std::vector<Span>& spans, const
 // One operand has fewer dims, or dims of length one.
 void broadcast(const std::string& text, const std::vector<Span>& spans, Texts& into) {
   const auto counts_another = [](const Span& span) { return span.tensor.kind == '^' || span.tensor.kind == '/'; };
-  if (spans.size() < 2 || std::any_of(spans.begin(), spans.end(), counts_another)) return;
+  if (spans.size() < 2 || std::ranges::any_of(spans, counts_another)) return;
   for (size_t i = 0; i < spans.size(); ++i) {
     const auto& sizes = spans[i].tensor.sizes;
     if (sizes.empty() || spans[i].tensor.has('v')) continue;  // pivots are one matrix's, and kernels trust that there are as many
@@ -108,7 +108,8 @@ void broadcast(const std::string& text, const std::vector<Span>& spans, Texts& i
 std::string with_number(const std::string& text, int64_t from, int64_t to) {
   std::string result;
   for (size_t i = 0; i < text.size();) {
-    const bool begins = std::isdigit(static_cast<unsigned char>(text[i])) && (i == 0 || std::string("[,<^/=").find(text[i - 1]) != std::string::npos);
+    const bool begins =
+        std::isdigit(static_cast<unsigned char>(text[i])) && (i == 0 || std::string("[,<^/=").find(text[i - 1]) != std::string::npos);
     size_t used = 0;
     if (begins && std::stoll(text.substr(i), &used) == from && (i + used == text.size() || text[i + used] != '.')) {
       result += std::to_string(to);
@@ -130,7 +131,7 @@ void lengths(const std::string& text, const std::vector<Span>& spans, Texts& int
       if (from == to || from < 2) continue;
       auto tensors = tensors_of(spans);
       for (auto& tensor : tensors) {
-        std::replace(tensor.sizes.begin(), tensor.sizes.end(), from, to);
+        std::ranges::replace(tensor.sizes, from, to);
         if (tensor.kind != 0 && tensor.bound == from) tensor.bound = to;
       }
       into.push_back(with(text, spans, tensors));
@@ -158,8 +159,8 @@ bool multiplies_padding(const std::string& text, const std::vector<Span>& spans,
   const auto name_ends_with = [&](const Span& other, const std::string& name) {
     return other.begin > name.size() && text.compare(other.begin - name.size() - 1, name.size() + 1, name + "=") == 0;
   };
-  const bool weighs = std::any_of(spans.begin(), spans.end(), [&](const Span& other) { return name_ends_with(other, "weight"); });
-  const bool pads = std::any_of(words.begin(), words.end(), is_padding);
+  const bool weighs = std::ranges::any_of(spans, [&](const Span& other) { return name_ends_with(other, "weight"); });
+  const bool pads = std::ranges::any_of(words, is_padding);
   return weighs && pads && (name_ends_with(span, "weight") || name_ends_with(span, "grad_output"));
 }
 
@@ -186,7 +187,7 @@ void dtypes(const std::string& text, const std::vector<Span>& spans, Texts& into
   each_and_all(text, spans, other_integers, into);
   const auto bytes = [](TensorText& tensor) {
     const bool mask = tensor.has('?');
-    std::replace(tensor.letters.begin(), tensor.letters.end(), '?', 'y');
+    std::ranges::replace(tensor.letters, '?', 'y');
     return mask;
   };
   each_and_all(text, spans, bytes, into);

@@ -35,7 +35,7 @@ inline std::vector<size_t> order_of(const std::vector<Message>& messages, int ra
     const auto& m = messages[i];
     return std::make_tuple(std::min(rank, m.peer), std::max(rank, m.peer), m.goes == (rank < m.peer) ? 0 : 1, m.tag);
   };
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return key(a) < key(b); });
+  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return key(a) < key(b); });
   return order;
 }
 
@@ -47,7 +47,7 @@ class AllOf final : public comm::Work {
     for (const auto& work : works_) work->wait();
   }
   bool done() override {
-    return std::all_of(works_.begin(), works_.end(), [](const comm::WorkPtr& work) { return work->done(); });
+    return std::ranges::all_of(works_, [](const comm::WorkPtr& work) { return work->done(); });
   }
 
  private:

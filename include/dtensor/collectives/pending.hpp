@@ -51,7 +51,7 @@ namespace detail {
 using Adjoint = std::function<TensorVector(const TensorVector&)>;
 
 inline bool tracks(at::TensorList inputs) {
-  return c10::GradMode::is_enabled() && std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& t) { return t.requires_grad(); });
+  return c10::GradMode::is_enabled() && std::ranges::any_of(inputs, [](const at::Tensor& t) { return t.requires_grad(); });
 }
 
 // Makes results a linear function of inputs, with this adjoint: from the results' gradients, all defined, to the inputs'.

@@ -80,7 +80,8 @@ class EventRef {
   uint64_t number_ = 0;
 };
 
-// The events of one rank: `world.local<comm::Events>()`. The last kKept collectives and scopes are kept. Copies are the same events. Any thread.
+// The events of one rank: `world.local<comm::Events>()`. The last kKept collectives and scopes are kept. Copies are the same events. Any
+// thread.
 class Events {
  public:
   static constexpr uint64_t kKept = 2048;
@@ -152,8 +153,8 @@ class Cause {
   bool outer_implicit_;
 };
 
-// What the calls of this thread are for while it lives, where neither their sizes nor their Cause tell: ranks that call for different things
-// have diverged. A unit of parameters has its name.
+// What the calls of this thread are for while it lives, where neither their sizes nor their Cause tell: ranks that call for different
+// things have diverged. A unit of parameters has its name.
 class Subject {
  public:
   explicit Subject(std::string_view name);

@@ -1,3 +1,4 @@
+// Tells backward passes apart.
 #pragma once
 
 #include <torch/csrc/autograd/graph_task.h>

@@ -46,12 +46,12 @@ FlatGroup* group_of(const at::Tensor& tensor);
 
 // Makes a DTensor of a local tensor, which has the layout's local sizes and which `work` may still be filling. Runs no operator; the result
 // has no gradient.
-at::Tensor make_part(at::Tensor local, LayoutPtr layout, comm::WorkPtr work = {});
-// The local tensor: part_of() waits until it is finished, part_under_way() does not.
-const at::Tensor& part_of(const at::Tensor& tensor);
-const at::Tensor& part_under_way(const at::Tensor& tensor);
+at::Tensor wrap_local(at::Tensor local, LayoutPtr layout, comm::WorkPtr work = {});
+// The local tensor: local_shard() waits until it is finished, local_shard_under_way() does not.
+const at::Tensor& local_shard(const at::Tensor& tensor);
+const at::Tensor& local_shard_under_way(const at::Tensor& tensor);
 const LayoutPtr& layout_of(const at::Tensor& tensor);
 // Replaces the local tensor by one with the same values in other memory. Does not call the group.
-void move_part(const at::Tensor& tensor, at::Tensor local);
+void replace_local_shard(const at::Tensor& tensor, at::Tensor local);
 
 }  // namespace dtensor

@@ -47,11 +47,13 @@ inline bool in_row_major_order(c10::IntArrayRef sizes, c10::IntArrayRef strides)
 
 inline bool in_row_major_order(const at::Tensor& tensor) { return in_row_major_order(tensor.sizes(), tensor.strides()); }
 
-inline bool in_row_major_order(const Layout& whole) { return whole.strides() == c10::IntArrayRef(dtensor::contiguous_strides(whole.sizes())); }
+inline bool in_row_major_order(const Layout& whole) {
+  return whole.strides() == c10::IntArrayRef(dtensor::contiguous_strides(whole.sizes()));
+}
 
 // The same for the local tensor of a tensor that itself is (`whole`) or is not in row-major order. A pointwise operator gives an empty
 // local tensor any order, and leaves strides of 0 beside others: then the order of the whole counts, as on the other ranks.
-inline bool part_in_row_major_order(const at::Tensor& part, bool whole) {
+inline bool shard_in_row_major_order(const at::Tensor& part, bool whole) {
   if (part.numel() > 0) [[likely]] return in_row_major_order(part);
   const auto zeros = std::count(part.strides().begin(), part.strides().end(), 0);
   return zeros > 0 && zeros < part.dim() ? whole : in_row_major_order(part);
@@ -87,10 +89,13 @@ inline at::Tensor over(const at::Tensor& like, c10::Storage storage, c10::IntArr
 
 // The elements of a flat buffer from `begin` on, as a tensor with a storage of its own, so that it is no view. The storage keeps the
 // buffer alive.
-inline at::Tensor part_of_buffer(const at::Tensor& buffer, int64_t begin, c10::IntArrayRef sizes) {
+inline at::Tensor shard_in_buffer(const at::Tensor& buffer, int64_t begin, c10::IntArrayRef sizes) {
   const auto width = static_cast<int64_t>(buffer.element_size());
   auto* memory = static_cast<char*>(buffer.data_ptr());  // null on the meta device
-  return over(buffer, storage_over(memory ? memory + begin * width : nullptr, c10::multiply_integers(sizes) * width, buffer.device(), at::Tensor(buffer)), sizes);
+  return over(
+      buffer,
+      storage_over(memory ? memory + begin * width : nullptr, c10::multiply_integers(sizes) * width, buffer.device(), at::Tensor(buffer)),
+      sizes);
 }
 
 }  // namespace dtensor::detail

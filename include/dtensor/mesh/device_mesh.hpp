@@ -50,8 +50,8 @@ class DeviceMesh {
   DeviceMesh operator[](std::string_view name) const;
   DeviceMesh operator[](std::initializer_list<std::string_view> names) const;
 
-  // The submesh at `index` along the named dimension, without that dimension: one stage of a pipeline. Every rank gets it, also one that is not
-  // in it. Of a mesh of one dimension: a mesh of one rank, whose dimension keeps its name. Throws for an index out of range.
+  // The submesh at `index` along the named dimension, without that dimension: one stage of a pipeline. Every rank gets it, also one that is
+  // not in it. Of a mesh of one dimension: a mesh of one rank, whose dimension keeps its name. Throws for an index out of range.
   DeviceMesh slice(std::string_view name, int64_t index) const;
 
   // This mesh with the named, adjacent dimensions joined into one called `name`.

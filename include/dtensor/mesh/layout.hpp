@@ -38,7 +38,7 @@ class Layout : public c10::intrusive_ptr_target {
   int64_t flat_dim() const { return flat_dim_; }
   bool is_flat() const { return flat_dim_ >= 0; }
   // The elements that the rank at `coordinate` holds: an interval, in memory order, of what the other placements leave. Flat layouts only.
-  Interval flat_part(c10::IntArrayRef coordinate) const;
+  Interval flat_shard(c10::IntArrayRef coordinate) const;
 
   // Whether the tensor has no values yet (dt::DeferredInit). A deferred layout and its `present()` are equal in all else, and two objects.
   bool is_deferred() const { return deferred_; }
@@ -58,7 +58,7 @@ class Layout : public c10::intrusive_ptr_target {
   LayoutPtr with(const DeviceMesh& mesh, PlacementsRef placements) const;
 
   // The intervals of tensor dim `dim` that the rank at `coordinate` holds. The rank's region is their product over all dims; under a
-  // flat layout it holds flat_part() of that region.
+  // flat layout it holds flat_shard() of that region.
   Intervals intervals(int64_t dim, c10::IntArrayRef coordinate) const;
 
   // The global elements that the rank at `coordinate` holds, as boxes (one interval per dim), in row-major order.

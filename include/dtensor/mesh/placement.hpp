@@ -57,7 +57,8 @@ struct Cut {
 //   StridedShard(d, k)   dim d is seen as (k, n/k) and its inner part is cut (a fused QKV has k = 3)
 //   RaggedShard(d, 3:0:1) dim d is cut in this proportion: of 8 indices the first rank has 6, the second none, the third 2
 //   Partial(op)          the value is `op` over the ranks' local tensors
-//   Flat(n, offset)      the elements, in memory order, lie at `offset` of a buffer cut in pieces of n: rank i has those in [i n, (i + 1) n)
+//   Flat(n, offset)      the elements, in memory order, lie at `offset` of a buffer cut in pieces of n: rank i has those in [i n, (i + 1)
+//   n)
 //
 // A Flat placement applies last: it cuts what the placements of all other mesh dimensions leave. Its local tensors are rows,
 // [1, ..., 1, elements].
@@ -154,6 +155,6 @@ int64_t cut_length(int64_t length, const Placement& placement, int64_t parts, in
 int64_t longest_cut(int64_t length, const Placement& placement, int64_t parts);
 
 // The elements that rank `index` holds of a tensor of `numel` elements under a flat `placement`.
-Interval flat_part(int64_t numel, const Placement& placement, int64_t index);
+Interval flat_shard(int64_t numel, const Placement& placement, int64_t index);
 
 }  // namespace dtensor

@@ -69,7 +69,8 @@ class World {
 
 struct LaunchOptions {
   int ranks = 1;          // threads to start when no launcher set the environment
-  // "threads", "shm", "gloo", "nccl" or "fake"; empty: under a launcher nccl where every rank has a CUDA device, else shm; threads otherwise
+  // "threads", "shm", "gloo", "nccl" or "fake"; empty: under a launcher nccl where every rank has a CUDA device, else shm; threads
+  // otherwise
   std::string transport;
   comm::Milliseconds deadline{300'000};
 };

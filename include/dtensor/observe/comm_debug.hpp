@@ -10,8 +10,8 @@
 
 namespace dtensor {
 
-// Counts the collectives that this rank issues while it lives, whichever of its threads does, autograd's too. The library's own checks are not
-// counted.
+// Counts the collectives that this rank issues while it lives, whichever of its threads does, autograd's too. The library's own checks are
+// not counted.
 class CommDebugMode : public comm::Observer {
  public:
   CommDebugMode();
@@ -34,8 +34,8 @@ class CommDebugMode : public comm::Observer {
   int64_t bytes() const;
   int64_t bytes(comm::Collective kind) const;
   const std::map<Line, Totals>& lines() const { return lines_; }
-  // The same by module and collective. The module is the one whose named parameter an operator reads (see dtensor::name_module), a unit of fully
-  // sharded parameters, or the innermost dt::Scope; empty: none is known.
+  // The same by module and collective. The module is the one whose named parameter an operator reads (see dtensor::name_module), a unit of
+  // fully sharded parameters, or the innermost dt::Scope; empty: none is known.
   const std::map<std::pair<std::string, comm::Collective>, Totals>& modules() const { return modules_; }
   void reset() {
     lines_.clear();

@@ -9,8 +9,8 @@
 
 namespace dtensor {
 
-// From construction to destruction this thread's work is `name`'s: a span in a dt::Trace, and the module of what is communicated where no named
-// parameter tells it. Scopes nest. Nothing is communicated.
+// From construction to destruction this thread's work is `name`'s: a span in a dt::Trace, and the module of what is communicated where no
+// named parameter tells it. Scopes nest. Nothing is communicated.
 //
 //   dt::Scope scope("layers.3");
 class Scope {

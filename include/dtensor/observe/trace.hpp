@@ -12,8 +12,9 @@ struct TraceOptions {
   int64_t most_events = 1'000'000;   // of a rank; later ones are left out, and the file says how many
 };
 
-// Traces this rank from construction to stop(), which writes the operators, collectives and scopes of all ranks to one file, in the JSON that
-// chrome://tracing and https://ui.perfetto.dev open. All ranks of the world make one and stop it, in the same order among their collectives.
+// Traces this rank from construction to stop(), which writes the operators, collectives and scopes of all ranks to one file, in the JSON
+// that chrome://tracing and https://ui.perfetto.dev open. All ranks of the world make one and stop it, in the same order among their
+// collectives.
 //
 //   dt::Trace trace("trace.json");
 class Trace {
@@ -24,8 +25,8 @@ class Trace {
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  // Sends all events to rank 0, which writes the file; its clock counts, and those of other hosts are compared with it by a few messages. What
-  // this communicates is not counted. Throws where rank 0 cannot write the file. Once only; later calls do nothing.
+  // Sends all events to rank 0, which writes the file; its clock counts, and those of other hosts are compared with it by a few messages.
+  // What this communicates is not counted. Throws where rank 0 cannot write the file. Once only; later calls do nothing.
   void stop();
 
  private:

@@ -31,7 +31,8 @@ using Plan = std::vector<PlanEntry>;
 // (naming the closest names), a placement that does not fit a matching tensor, and a plain parameter.
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const Plan& plan);
 
-// Names the module of every distributed parameter and buffer (see name_module): "layers.3.mlp" for "layers.3.mlp.weight". What is above does it too.
+// Names the module of every distributed parameter and buffer (see name_module): "layers.3.mlp" for "layers.3.mlp.weight". What is above
+// does it too.
 void name_modules(torch::nn::Module& module);
 
 }  // namespace dtensor

@@ -58,6 +58,6 @@ CommCost comm_cost(const DeviceMesh& mesh, int64_t dim);
 comm::Async move_local(const at::Tensor& local, const LayoutPtr& from, const LayoutPtr& to);
 
 // The calling rank's shard under `layout` of a plain tensor that every rank has whole. Any dtype. May be a view. Communicates nothing.
-at::Tensor own_part(const at::Tensor& whole, const Layout& layout);
+at::Tensor own_shard(const at::Tensor& whole, const Layout& layout);
 
 }  // namespace dtensor

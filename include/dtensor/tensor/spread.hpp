@@ -27,7 +27,7 @@ enum class Among {
 std::vector<Spread> spread_of(c10::ArrayRef<at::Tensor> tensors, Among among = Among::cut);
 
 // The local tensor, plain and without a gradient.
-at::Tensor part_of(const at::Tensor& tensor);
+at::Tensor plain_local(const at::Tensor& tensor);
 
 // The gradients of `parameters` that have one, each once, Partial ones reduced. Throws, with the caller's `tag`, for undefined
 // parameters, sparse gradients and gradients on several devices.

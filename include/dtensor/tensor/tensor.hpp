@@ -51,10 +51,10 @@ class DTensor {
   DTensor redistribute(PlacementsRef placements) const;
   DTensor redistribute(std::initializer_list<Placement> placements) const;
 
-  // The same values on another mesh of this world, whose ranks may be the same, overlap or be others. Every rank of both meshes calls it (others may):
-  // each receives what it lacks, once, in one all_to_all of them; the result is absent on ranks that are not in `mesh`, as this tensor may be on ranks
-  // that are not in its own. A Partial tensor is reduced on its own mesh first. Differentiable: the gradient moves back. Asynchronous. Throws for
-  // meshes of two worlds or kinds of device, and for placements that do not fit.
+  // The same values on another mesh of this world, whose ranks may be the same, overlap or be others. Every rank of both meshes calls it
+  // (others may): each receives what it lacks, once, in one all_to_all of them; the result is absent on ranks that are not in `mesh`, as
+  // this tensor may be on ranks that are not in its own. A Partial tensor is reduced on its own mesh first. Differentiable: the gradient
+  // moves back. Asynchronous. Throws for meshes of two worlds or kinds of device, and for placements that do not fit.
   DTensor redistribute(const DeviceMesh& mesh, PlacementsRef placements) const;
   DTensor redistribute(const DeviceMesh& mesh, std::initializer_list<Placement> placements) const;
 
@@ -75,8 +75,8 @@ DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, std::i
 // every rank, naming ranks, when shapes or dtypes do not fit together. Differentiable.
 DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRef placements);
 DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, std::initializer_list<Placement> placements);
-// The same without an exchange, when the global sizes are known. Throws if `local` does not have the sizes they imply. On a rank that is not in
-// the mesh the result is absent, and of `local` only the dtype counts.
+// The same without an exchange, when the global sizes are known. Throws if `local` does not have the sizes they imply. On a rank that is
+// not in the mesh the result is absent, and of `local` only the dtype counts.
 DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes);
 
 // `tensor` under other placements. A plain tensor is returned as it is, so a model can mark layouts and still run on one device.
@@ -111,8 +111,8 @@ void redistribute_(const at::Tensor& tensor, PlacementsRef placements);
 void pin(const at::Tensor& tensor, bool pinned = true);
 bool is_pinned(const at::Tensor& tensor);
 
-// Says whose parameter a tensor is ("layers.3.mlp"). What operators communicate that read it, or a view of it, is counted and traced as that
-// module's. parallelize_module and fully_shard name all parameters and buffers. Communicates nothing. Throws for a plain tensor.
+// Says whose parameter a tensor is ("layers.3.mlp"). What operators communicate that read it, or a view of it, is counted and traced as
+// that module's. parallelize_module and fully_shard name all parameters and buffers. Communicates nothing. Throws for a plain tensor.
 void name_module(const at::Tensor& parameter, std::string_view module);
 std::string_view module_name(const at::Tensor& tensor);  // empty: it has no name
 

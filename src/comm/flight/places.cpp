@@ -29,7 +29,8 @@ std::vector<Mapping> parse(const std::string& maps) {
   for (std::string line; std::getline(lines, line);) {
     uint64_t begin = 0, end = 0;
     int path = 0;
-    if (std::sscanf(line.c_str(), "%lx-%lx %*s %*s %*s %*s %n", &begin, &end, &path) == 2 && path > 0) mappings.push_back({begin, end, line.substr(path)});
+    if (std::sscanf(line.c_str(), "%lx-%lx %*s %*s %*s %*s %n", &begin, &end, &path) == 2 && path > 0)
+      mappings.push_back({begin, end, line.substr(path)});
   }
   return mappings;
 }
@@ -47,7 +48,8 @@ uint64_t in_file(uint64_t address, const Mapping& mapping, const std::vector<Map
 
 bool is_of_libraries(std::string_view path) {
   const auto file = path.substr(path.rfind('/') + 1);
-  for (const auto* name : {"libtorch", "libc10", "libdtensor", "libc.", "libm.", "libstdc++", "libgcc", "libgomp", "libpthread", "libgloo", "ld-linux", "["}) {
+  for (const auto* name :
+       {"libtorch", "libc10", "libdtensor", "libc.", "libm.", "libstdc++", "libgcc", "libgomp", "libpthread", "libgloo", "ld-linux", "["}) {
     if (file.starts_with(name)) return true;
   }
   return false;
@@ -64,7 +66,9 @@ std::string output_of(const std::string& command) {
 }
 
 // Of headers, what was inlined into the program is not where it called.
-bool is_of_a_header(std::string_view file) { return file.find("/include/") != file.npos || file.starts_with("include/") || file.find("/bits/") != file.npos; }
+bool is_of_a_header(std::string_view file) {
+  return file.find("/include/") != file.npos || file.starts_with("include/") || file.find("/bits/") != file.npos;
+}
 
 // A line is "0x1f: step at train.cpp:42", or " (inlined by) main at train.cpp:7", which is of the same address.
 std::map<uint64_t, Place> ask_addr2line(const std::string& path, const std::vector<uint64_t>& addresses) {
@@ -93,7 +97,8 @@ std::map<uint64_t, Place> ask_addr2line(const std::string& path, const std::vect
 
 std::string Place::str() const {
   const auto short_name = function.substr(0, function.find('('));
-  return fmt::format("{}:{}{}", file, line, short_name.empty() || short_name.find('{') != short_name.npos ? "" : " (in " + short_name + ")");
+  return fmt::format("{}:{}{}", file, line,
+                     short_name.empty() || short_name.find('{') != short_name.npos ? "" : " (in " + short_name + ")");
 }
 
 std::vector<Place> places_of(const std::vector<uint64_t>& stack, const std::string& maps) {

@@ -36,8 +36,8 @@ bool is_open(const Event& call) { return call.what == Event::What::collective &&
 // What all ranks of a collective must agree on.
 auto agreed(const Event& call) {
   const bool barrier = call.kind == Collective::barrier, sized = reduces(call) || call.kind == Collective::broadcast;
-  return std::tuple(call.kind, reduces(call) ? call.reduce : ReduceOp::sum, call.kind == Collective::broadcast ? call.root : 0, barrier ? 0 : call.dtype,
-                    sized ? call.numel : 0, call.counts, std::string(barrier ? "" : std::string_view(call.op)));
+  return std::tuple(call.kind, reduces(call) ? call.reduce : ReduceOp::sum, call.kind == Collective::broadcast ? call.root : 0,
+                    barrier ? 0 : call.dtype, sized ? call.numel : 0, call.counts, std::string(barrier ? "" : std::string_view(call.op)));
 }
 
 std::string list(const std::vector<int>& ranks) {
@@ -91,7 +91,8 @@ class Examination {
  private:
   void add_calls(int rank, const Recording& recording) {
     for (const auto& event : recording.events) {
-      if (event.what != Event::What::collective || event.group_index < 0 || event.group_index >= static_cast<int>(recording.groups.size())) continue;
+      if (event.what != Event::What::collective || event.group_index < 0 || event.group_index >= static_cast<int>(recording.groups.size()))
+        continue;
       const auto& group = recording.groups[event.group_index];
       if (is_message(event)) {
         messages_.push_back({rank, &group, event});
@@ -147,19 +148,20 @@ class Examination {
       if (!is_open(mine.event) || mine.event.root >= std::min(mine.group->size, RingGroup::kNamed)) continue;
       const int peer = mine.group->ranks[mine.event.root];
       const auto answers = [&](const Message& theirs) {
-        return theirs.rank == peer && theirs.group->key == mine.group->key && theirs.event.kind != mine.event.kind && theirs.event.tag == mine.event.tag &&
-               theirs.event.sequence == mine.event.sequence && theirs.group->ranks[theirs.event.root] == mine.rank;
+        return theirs.rank == peer && theirs.group->key == mine.group->key && theirs.event.kind != mine.event.kind &&
+               theirs.event.tag == mine.event.tag && theirs.event.sequence == mine.event.sequence &&
+               theirs.group->ranks[theirs.event.root] == mine.rank;
       };
       Stuck stuck{nullptr, mine.event.sequence, {mine.rank}, {}, {}, {}, mine.event};
-      if (std::none_of(messages_.begin(), messages_.end(), answers)) (is_known(peer) ? stuck.absent : stuck.unknown).push_back(peer);
+      if (std::ranges::none_of(messages_, answers)) (is_known(peer) ? stuck.absent : stuck.unknown).push_back(peer);
       stuck_.push_back(std::move(stuck));
     }
   }
 
   // Ranks that wait in some call.
   bool waits(int rank) const {
-    return std::any_of(stuck_.begin(), stuck_.end(), [&](const Stuck& stuck) {
-      return std::count(stuck.there.begin(), stuck.there.end(), rank) + std::count(stuck.other.begin(), stuck.other.end(), rank) > 0;
+    return std::ranges::any_of(stuck_, [&](const Stuck& stuck) {
+      return std::ranges::count(stuck.there, rank) + std::ranges::count(stuck.other, rank) > 0;
     });
   }
 
@@ -194,7 +196,7 @@ class Examination {
 
   const Stuck* choose() const {
     const auto first = [&](auto wanted) -> const Stuck* {
-      const auto found = std::find_if(stuck_.begin(), stuck_.end(), wanted);
+      const auto found = std::ranges::find_if(stuck_, wanted);
       return found == stuck_.end() ? nullptr : &*found;
     };
     if (const auto* one = first([](const Stuck& stuck) { return !stuck.other.empty(); })) return one;
@@ -225,8 +227,9 @@ class Examination {
       tell_other(stuck, call, at);
     } else if (auto root = roots(stuck); !root.empty()) {
       report_.behind = root;
-      line(fmt::format("{} {} behind: {} not made {}{}, in which {} {}", list(root), root.size() == 1 ? "is" : "are", root.size() == 1 ? "it has" : "they have",
-                       call, at.empty() ? "" : " at " + at, list(stuck.there), stuck.there.size() == 1 ? "waits" : "wait"));
+      line(fmt::format("{} {} behind: {} not made {}{}, in which {} {}", list(root), root.size() == 1 ? "is" : "are",
+                       root.size() == 1 ? "it has" : "they have", call, at.empty() ? "" : " at " + at, list(stuck.there),
+                       stuck.there.size() == 1 ? "waits" : "wait"));
       for (const int rank : root) line("  " + state_of(rank, false));
     } else if (auto dead = dead_or_stopped(stuck.there); !dead.empty()) {
       report_.behind = dead;
@@ -249,9 +252,10 @@ class Examination {
     const bool even = stuck.other.size() >= stuck.there.size();
     report_.behind = stuck.other;
     if (even) report_.behind.insert(report_.behind.end(), stuck.there.begin(), stuck.there.end());
-    std::sort(report_.behind.begin(), report_.behind.end());
-    line(fmt::format("{} made {}{} where {} made {}{}{}", list(stuck.other), describe(other), where.empty() ? "" : " at " + where, list(stuck.there), call,
-                     at.empty() ? "" : " at " + at, even ? "; as many made the one as the other, so either may be wrong" : ""));
+    std::ranges::sort(report_.behind);
+    line(fmt::format("{} made {}{} where {} made {}{}{}", list(stuck.other), describe(other), where.empty() ? "" : " at " + where,
+                     list(stuck.there), call, at.empty() ? "" : " at " + at,
+                     even ? "; as many made the one as the other, so either may be wrong" : ""));
     line("  a rank skipped a call, made one more, or made it with other sizes, dtype or operation");
   }
 
@@ -285,7 +289,8 @@ class Examination {
     else if (!witness->ending.empty()) text += " " + witness->ending;
     else if (witness->stopped) text += " is stopped (by SIGSTOP or a debugger)";
     else if (witness->recording) text += " runs";
-    if (!witness->recording) text += text.ends_with(std::to_string(rank)) ? " has left no events to read" : " and has left no events to read";
+    if (!witness->recording)
+      text += text.ends_with(std::to_string(rank)) ? " has left no events to read" : " and has left no events to read";
     if (and_nothing_else || !witness->recording) return text;
     if (const auto& place = place_of(rank); !place.empty()) text += ", at " + place;
     if (const auto* last = last_call(*witness->recording)) text += fmt::format("; its last call was {}", describe(*last));

@@ -22,8 +22,9 @@ struct Report {
   std::string text;         // lines, of which the first says it
 };
 
-// Compares the calls of each group by their numbers: `behind` are the ranks that made another call than most, that have not made one in which
-// others wait and wait nowhere themselves, or that are dead or stopped in one. Works with what there is: a rank without events is one that may be behind.
+// Compares the calls of each group by their numbers: `behind` are the ranks that made another call than most, that have not made one in
+// which others wait and wait nowhere themselves, or that are dead or stopped in one. Works with what there is: a rank without events is one
+// that may be behind.
 Report examine(const std::vector<Witness>& witnesses);
 
 // "all_reduce(sum) #7 of float32[12] in group 'dp' by aten::mm for layers.3"

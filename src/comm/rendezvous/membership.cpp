@@ -185,7 +185,7 @@ void Membership::wait_until_empty(Milliseconds patience) {
   if (rank_ == 0) patience = std::max(patience, kSilence);
   std::unique_lock lock(mutex_);
   const auto over = [&] {
-    return failure_ || cut_off_ || std::all_of(members_.begin(), members_.end(), [](const Member& member) { return member.left; });
+    return failure_ || cut_off_ || std::ranges::all_of(members_, [](const Member& member) { return member.left; });
   };
   const auto silent_since = [&] {
     auto since = Clock::now();

@@ -51,8 +51,10 @@ class Taker {
       const auto& parameter = item.value();
       if (!parameter.defined() || !seen_.insert(parameter.unsafeGetTensorImpl()).second) continue;
       const auto name = prefix.empty() ? item.key() : prefix + "." + item.key();
-      require(is_dtensor(parameter), kTag, "'{}' is a plain tensor; hint: build the module inside dt::Spmd, so that its parameters are distributed "
-              "from the start", name);
+      require(is_dtensor(parameter), kTag,
+              "'{}' is a plain tensor; hint: build the module inside dt::Spmd, so that its parameters are distributed "
+              "from the start",
+              name);
       if (auto* group = group_of(parameter)) {
         if (auto* unit = dynamic_cast<fsdp::Unit*>(group)) others_.insert(unit);
         continue;
@@ -85,15 +87,16 @@ std::vector<Wish> by_pattern(const Module& module, const std::vector<std::string
   std::vector<std::string> names;
   std::vector<bool> used(patterns.size());
   std::map<const Module*, std::string> wished;
-  const std::function<void(const Module&, const std::string&, int)> visit = [&](const Module& holder, const std::string& prefix, int outer) {
+  const std::function<void(const Module&, const std::string&, int)> visit = [&](const Module& holder, const std::string& prefix,
+                                                                                int outer) {
     for (const auto& child : holder.named_children()) {
       const auto name = prefix.empty() ? child.key() : prefix + "." + child.key();
       names.push_back(name);
       int by = -1;
       for (int i = 0; i < static_cast<int>(patterns.size()); ++i) {
         if (!detail::matches(patterns[i], name)) continue;
-        require(by < 0 && (outer < 0 || outer == i), kTag, "the module '{}' is listed twice, by '{}' and '{}'", name, patterns[outer < 0 ? by : outer],
-                patterns[i]);
+        require(by < 0 && (outer < 0 || outer == i), kTag, "the module '{}' is listed twice, by '{}' and '{}'", name,
+                patterns[outer < 0 ? by : outer], patterns[i]);
         used[by = i] = true;
       }
       if (by >= 0 && outer < 0) {
@@ -107,7 +110,8 @@ std::vector<Wish> by_pattern(const Module& module, const std::vector<std::string
   visit(module, "", -1);
   for (size_t i = 0; i < patterns.size(); ++i) {
     if (used[i]) continue;
-    fail(kTag, "no module is matched by '{}'; hint: names are fully qualified; the closest are {}", patterns[i], detail::closest(patterns[i], names));
+    fail(kTag, "no module is matched by '{}'; hint: names are fully qualified; the closest are {}", patterns[i],
+         detail::closest(patterns[i], names));
   }
   return wishes;
 }
@@ -167,8 +171,10 @@ struct Dims {
 };
 
 Dims dims_on(const DeviceMesh& mesh, const DeviceMesh& sub, const std::string& name) {
-  require(sub.ndim() == 1 || sub.ndim() == 2, kTag, "expected a mesh of one dimension, or of two, of which the first replicates; got {}; hint: "
-          "mesh[\"dp\"], or mesh[{{\"replicate\", \"shard\"}}]", sub.str());
+  require(sub.ndim() == 1 || sub.ndim() == 2, kTag,
+          "expected a mesh of one dimension, or of two, of which the first replicates; got {}; hint: "
+          "mesh[\"dp\"], or mesh[{{\"replicate\", \"shard\"}}]",
+          sub.str());
   std::vector<int64_t> dims;
   for (int64_t i = 0; i < sub.ndim(); ++i) {
     dims.push_back(mesh.dim(sub.names()[i]));
@@ -189,11 +195,14 @@ void check(const std::vector<Wish>& wishes, const DeviceMesh& sub) {
               DTensor(*first).mesh().str(), name, mesh.str(), why_two(DTensor(*first).mesh(), mesh));
       const auto dims = dims_on(mesh, sub, name);
       for (const auto m : {dims.cuts, dims.replicates}) {
-        require(m < 0 || layout.placements()[m].is_replicate(), kTag, "'{}' is not whole along \"{}\"; got {}; hint: leave this mesh dimension out of "
-                "its plan", name, mesh.names()[m], layout.str());
+        require(m < 0 || layout.placements()[m].is_replicate(), kTag,
+                "'{}' is not whole along \"{}\"; got {}; hint: leave this mesh dimension out of "
+                "its plan",
+                name, mesh.names()[m], layout.str());
       }
       for (const auto& p : layout.placements()) {
-        require(!p.is_partial() && !p.is_flat(), kTag, "'{}' is {}; expected parameters that are whole or cut along other mesh dimensions", name, layout.str());
+        require(!p.is_partial() && !p.is_flat(), kTag, "'{}' is {}; expected parameters that are whole or cut along other mesh dimensions",
+                name, layout.str());
       }
     }
   }
@@ -203,9 +212,10 @@ void check(const std::vector<Wish>& wishes, const DeviceMesh& sub) {
 std::shared_ptr<FullyShard::State> shard_units(std::vector<Wish> wishes, const Taker& taker, const DeviceMesh& sub,
                                                const FullyShardOptions& options) {
   std::erase_if(wishes, [](const Wish& wish) { return wish.parameters.empty(); });
-  require(options.max_whole_units >= 1 && options.unit_bytes >= 0, kTag, "got max_whole_units {}, unit_bytes {}; expected at least 1, and 0 or more",
-          options.max_whole_units, options.unit_bytes);
-  require(options.block >= 1 && options.block <= kLargestBlock, kTag, "got a block of {} elements; expected 1 to {}", options.block, kLargestBlock);
+  require(options.max_whole_units >= 1 && options.unit_bytes >= 0, kTag,
+          "got max_whole_units {}, unit_bytes {}; expected at least 1, and 0 or more", options.max_whole_units, options.unit_bytes);
+  require(options.block >= 1 && options.block <= kLargestBlock, kTag, "got a block of {} elements; expected 1 to {}", options.block,
+          kLargestBlock);
   require(std::isfinite(options.gradient_divide_factor) && options.gradient_divide_factor > 0, kTag,
           "got gradient_divide_factor {}; expected a number above 0", options.gradient_divide_factor);
   for (const auto dtype : {options.param_dtype, options.reduce_dtype}) {
@@ -220,7 +230,8 @@ std::shared_ptr<FullyShard::State> shard_units(std::vector<Wish> wishes, const T
     std::map<c10::ScalarType, Parameters> by_dtype;
     for (auto& entry : wish.parameters) by_dtype[entry.second.scalar_type()].push_back(entry);
     if (by_dtype.size() > 1 && sub.world().rank() == 0) {
-      fmt::print(stderr, "dtensor: fully_shard: the unit '{}' has parameters of {} dtypes, and becomes as many units\n", wish.name, by_dtype.size());
+      fmt::print(stderr, "dtensor: fully_shard: the unit '{}' has parameters of {} dtypes, and becomes as many units\n", wish.name,
+                 by_dtype.size());
     }
     const auto cut = dims_on(DTensor(wish.parameters[0].second).mesh(), sub, wish.name).cuts;
     for (const auto& [dtype, parameters] : by_dtype) {
@@ -232,8 +243,9 @@ std::shared_ptr<FullyShard::State> shard_units(std::vector<Wish> wishes, const T
       units.push_back(fsdp::Unit::make(name, parameters, cut, options, schedule));
       const auto padding = units.back()->describe().padding;
       if (options.block > 1 && padding > 0.1 && sub.world().rank() == 0) {
-        fmt::print(stderr, "dtensor: fully_shard: of the unit '{}' {:.0f} % is padding, since its parameters are cut in blocks of {} elements\n", name,
-                   100 * padding, options.block);
+        fmt::print(stderr,
+                   "dtensor: fully_shard: of the unit '{}' {:.0f} % is padding, since its parameters are cut in blocks of {} elements\n",
+                   name, 100 * padding, options.block);
       }
     }
   }

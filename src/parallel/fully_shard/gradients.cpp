@@ -13,6 +13,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <set>
 
 namespace dtensor::fsdp {
@@ -71,7 +72,7 @@ at::Tensor Unit::with_graph(const Member& member, const at::Tensor& gradient, bo
 }
 
 bool Unit::all_arrived() const {
-  return std::all_of(members_.begin(), members_.end(), [](const Member& member) {
+  return std::ranges::all_of(members_, [](const Member& member) {
     const auto parameter = member.arrived ? c10::intrusive_ptr<c10::TensorImpl>() : member.parameter.lock();
     return !parameter || !parameter->requires_grad();
   });
@@ -81,8 +82,8 @@ bool Unit::all_arrived() const {
 bool Unit::is_own(const at::Tensor& gradient, const Member& member) const {
   if (!gradient.defined() || !is_dtensor(gradient) || !gradient_.defined()) return false;
   if (DTensor(gradient).layout().placements() != member.layout->placements()) return false;
-  const auto* memory = static_cast<const char*>(gradient_.data_ptr()) + member.part * static_cast<int64_t>(gradient_.element_size());
-  return member.part_elements == 0 || gradient.is_meta() || part_under_way(gradient).data_ptr() == memory;
+  const auto* memory = static_cast<const char*>(gradient_.data_ptr()) + member.shard * static_cast<int64_t>(gradient_.element_size());
+  return member.shard_elements == 0 || gradient.is_meta() || local_shard_under_way(gradient).data_ptr() == memory;
 }
 
 void Unit::begin_round() {
@@ -98,7 +99,7 @@ void Unit::begin_round() {
   overwrites_ = own == 0 || kept;
   if (!gradient_.defined() || kept) {
     registered_gradient_.reset();
-    gradient_ = at::empty({piece_}, options_of_parts());
+    gradient_ = at::empty({piece_}, options_of_shards());
     registered_gradient_ = registered(gradient_);
   }
   whole_gradient_ = at::empty({piece_ * mesh_.size(cut_)}, options.dtype(options_.reduce_dtype.value_or(dtype_)));
@@ -107,15 +108,15 @@ void Unit::begin_round() {
 // What will be accumulated in the leaf's grad(), in place of what is there.
 at::Tensor Unit::gradient_of(Member& member, const at::Tensor& leaf) {
   const auto earlier = std::exchange(leaf.mutable_grad(), at::Tensor());
-  auto place = detail::part_of_buffer(gradient_, member.part, member.layout->local_sizes());
+  auto place = detail::shard_in_buffer(gradient_, member.shard, member.layout->local_sizes());
   if (earlier.defined() && !member.landed) {
     member.accumulates = true;
     if (!is_own(earlier, member)) {
-      place.copy_(move_local(part_of(earlier), layout_of(earlier), member.layout).get());
+      place.copy_(move_local(local_shard(earlier), layout_of(earlier), member.layout).get());
       overwrites_ = false;
     }
   }
-  return make_part(std::move(place), member.layout, c10::make_intrusive<Reduction>(c10::intrusive_ptr<Unit>::reclaim_copy(this), round_));
+  return wrap_local(std::move(place), member.layout, c10::make_intrusive<Reduction>(c10::intrusive_ptr<Unit>::reclaim_copy(this), round_));
 }
 
 void Unit::land(Member& member, const at::Tensor& gradient) {
@@ -133,7 +134,7 @@ void Unit::land(Member& member, const at::Tensor& gradient) {
     if (adds_up && !sums && mesh_.coordinate(m) != 0) counts = false;
     if (adds_up && m != cut_ && mesh_.size(m) > 1) pending |= uint64_t{1} << m;
   }
-  const auto source = move_local(part_of(gradient), from, from->with(placements)).get();
+  const auto source = move_local(local_shard(gradient), from, from->with(placements)).get();
   const auto place = from_elements(whole_gradient_.narrow(0, member.offset, member.elements), *member.layout);
   if (member.landed) {
     if (counts) place.add_(source);
@@ -175,9 +176,9 @@ void Unit::finish_reduction() {
   if (reduced.unsafeGetTensorImpl() == gradient_.unsafeGetTensorImpl()) return;
   reduced = reduced.to(gradient_.device());
   for (const auto& member : members_) {
-    if (!member.landed || member.part_elements == 0) continue;
-    auto place = gradient_.narrow(0, member.part, member.part_elements);
-    const auto values = reduced.narrow(0, member.part, member.part_elements);
+    if (!member.landed || member.shard_elements == 0) continue;
+    auto place = gradient_.narrow(0, member.shard, member.shard_elements);
+    const auto values = reduced.narrow(0, member.shard, member.shard_elements);
     member.accumulates ? place.add_(values) : place.copy_(values);
   }
 }
@@ -198,7 +199,7 @@ void Unit::reduce_pending(at::Tensor& reduced) {
     }
     std::vector<at::Tensor> parts;
     for (const auto& member : members_) {
-      if (member.landed && member.pending == pending) parts.push_back(reduced.narrow(0, member.part, member.part_elements));
+      if (member.landed && member.pending == pending) parts.push_back(reduced.narrow(0, member.shard, member.shard_elements));
     }
     const auto together = group.all_reduce(at::cat(parts), ReduceOp::sum).get();
     int64_t begin = 0;

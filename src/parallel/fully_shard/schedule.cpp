@@ -45,7 +45,7 @@ void Schedule::make_room(const Unit& used, const Unit* next) {
     const bool stays = unit->stays_whole() && (c10::GradMode::is_enabled() || current_backward());
     if (unit->is_whole() && unit != &used && unit != next && !stays) others.push_back(unit);
   }
-  std::sort(others.begin(), others.end(), [](const Unit* a, const Unit* b) { return a->last_use > b->last_use; });
+  std::ranges::sort(others, [](const Unit* a, const Unit* b) { return a->last_use > b->last_use; });
   const auto room = static_cast<size_t>(std::max<int64_t>(0, max_whole_ - 1 - (next && next != &used)));
   for (; others.size() > room; others.pop_back()) others.back()->free_whole();
 }

@@ -75,12 +75,12 @@ void Unit::lay_out(const Parameters& parameters) {
     const auto& [name, parameter] = parameters[i];
     lay_out_alone(parameter, cut_, flat(piece_, plan.offsets[i]));
     const auto layout = layout_of(parameter)->present();
-    const auto part = layout->flat_part(mesh_.coordinate());
+    const auto part = layout->flat_shard(mesh_.coordinate());
     Member member{name, c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()), layout};
     member.offset = plan.offsets[i];
     member.elements = c10::multiply_integers(layout->local_sizes_before(mesh_.ndim(), mesh_.coordinate()));
-    member.part_elements = part.length();
-    if (part.length() > 0) member.part = member.offset + part.begin - mesh_.coordinate(cut_) * piece_;
+    member.shard_elements = part.length();
+    if (part.length() > 0) member.shard = member.offset + part.begin - mesh_.coordinate(cut_) * piece_;
     members_.push_back(std::move(member));
     join_group(parameter, c10::intrusive_ptr<FlatGroup>::reclaim_copy(this), static_cast<int64_t>(i));
   }
@@ -98,16 +98,16 @@ void Unit::fill_buffer() {
   LocalMode below;
   for (const auto& member : members_) {
     const auto impl = member.parameter.lock();
-    if (!impl || (member.part_elements == 0 && !device_)) continue;
+    if (!impl || (member.shard_elements == 0 && !device_)) continue;
     const at::Tensor parameter(impl);
-    const auto part = part_of(parameter);
-    if (!buffer_.defined()) buffer_ = at::zeros({piece_}, options_of_parts());
-    const auto place = detail::part_of_buffer(buffer_, member.part, member.layout->local_sizes());
+    const auto part = local_shard(parameter);
+    if (!buffer_.defined()) buffer_ = at::zeros({piece_}, options_of_shards());
+    const auto place = detail::shard_in_buffer(buffer_, member.shard, member.layout->local_sizes());
     if (part.storage().data() == place.storage().data() && !part.is_meta()) continue;
     place.copy_(part);
-    move_part(parameter, place);
+    replace_local_shard(parameter, place);
   }
-  if (!buffer_.defined()) buffer_ = at::zeros({piece_}, options_of_parts());
+  if (!buffer_.defined()) buffer_ = at::zeros({piece_}, options_of_shards());
   if (!registered_buffer_) registered_buffer_ = registered(buffer_);
   fits_ = true;
 }
@@ -126,7 +126,7 @@ at::TensorOptions Unit::options_of_parameters() const {
 }
 
 // In memory that the device reads by itself, where libtorch has such.
-at::TensorOptions Unit::options_of_parts() const {
+at::TensorOptions Unit::options_of_shards() const {
   const auto options = options_of_parameters();
   return device_ == options.device() ? options.device(c10::kCPU).pinned_memory(at::hasCUDA()) : options;
 }
@@ -166,7 +166,7 @@ void Unit::start_gather() {
 }
 
 void Unit::free_whole() {
-  if (const auto gathering = std::exchange(gathering_, {})) gathering->wait();  // the others read this rank's part
+  if (const auto gathering = std::exchange(gathering_, {})) gathering->wait();  // the others read this rank's shard
   whole_.reset();
 }
 

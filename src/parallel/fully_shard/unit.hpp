@@ -23,7 +23,7 @@ struct Member {
   LayoutPtr layout;    // flat
   int64_t offset = 0;  // in the buffer of all ranks
   int64_t elements = 0;  // as the other placements of this rank cut it
-  int64_t part = 0, part_elements = 0;  // this rank's: where they are in its piece
+  int64_t shard = 0, shard_elements = 0;  // this rank's: where they are in its piece
 
   // Its gradient:
   bool landed = false;        // is in the whole buffer
@@ -73,7 +73,7 @@ class Unit final : public FlatGroup {
   void lay_out(const Parameters& parameters);
   void fill_buffer();
   at::TensorOptions options_of_parameters() const;  // on the device
-  at::TensorOptions options_of_parts() const;
+  at::TensorOptions options_of_shards() const;
   c10::Device device_of_mesh() const;
   std::shared_ptr<void> registered(const at::Tensor& memory) const;
 

@@ -157,7 +157,8 @@ class FakeHooks final : public at::CUDAHooksInterface {
   at::Generator generator_ = at::make_generator<at::CPUGeneratorImpl>();  // to be seeded, no more
 };
 
-at::RegistererCUDAHooksRegistry register_hooks("CUDAHooks", at::CUDAHooksRegistry(), at::RegistererCUDAHooksRegistry::DefaultCreator<FakeHooks>);
+at::RegistererCUDAHooksRegistry register_hooks("CUDAHooks", at::CUDAHooksRegistry(),
+                                               at::RegistererCUDAHooksRegistry::DefaultCreator<FakeHooks>);
 
 // Memory is free again for what comes later on the stream that it was made on, as libtorch's allocator has it.
 struct Memory {
@@ -192,7 +193,8 @@ at::Tensor make(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarTyp
   std::memset(memory, 0x5a, bytes);  // what is not written is seen
   auto* held = new Memory{memory, bytes, fake_stream(on.index(), current_streams[on.index()])};
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(memory, held, free_in_order, on), nullptr, false);
-  auto tensor = c10::make_intrusive<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::scalarTypeToTypeMeta(dtype));
+  auto tensor = c10::make_intrusive<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                                     c10::scalarTypeToTypeMeta(dtype));
   tensor->set_sizes_and_strides(sizes, strides);
   return at::Tensor(std::move(tensor));
 }

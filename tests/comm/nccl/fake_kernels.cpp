@@ -48,7 +48,8 @@ class OnHost {
     for (size_t i = begin; i < stack.size(); ++i) stack[i] = change(stack[i], [this](const at::Tensor& tensor) { return to_host(tensor); });
     current_fake_stream().synchronize();
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
-    for (size_t i = begin; i < stack.size(); ++i) stack[i] = change(stack[i], [this](const at::Tensor& tensor) { return to_device(tensor); });
+    for (size_t i = begin; i < stack.size(); ++i)
+      stack[i] = change(stack[i], [this](const at::Tensor& tensor) { return to_device(tensor); });
   }
 
  private:

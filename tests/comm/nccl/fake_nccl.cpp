@@ -1,6 +1,6 @@
 // NCCL's functions among ranks that are threads, on the host memory of fake_cuda.hpp, as non-blocking communicators have them: calls are
-// enqueued on streams, and a collective waits there until every rank has come or its communicator is aborted. Ranks that do not call alike wait
-// for ever, as with the real one.
+// enqueued on streams, and a collective waits there until every rank has come or its communicator is aborted. Ranks that do not call alike
+// wait for ever, as with the real one.
 #include "tests/comm/nccl/fake_nccl.hpp"
 
 #include "src/comm/reduce.hpp"
@@ -175,7 +175,8 @@ bool is_over(Clique& clique, int rank, const Step& step) {
   return true;
 }
 
-void run(const std::shared_ptr<Clique>& clique, int rank, const std::shared_ptr<std::atomic<bool>>& aborted, const std::vector<Step>& steps) {
+void run(const std::shared_ptr<Clique>& clique, int rank, const std::shared_ptr<std::atomic<bool>>& aborted,
+         const std::vector<Step>& steps) {
   std::unique_lock lock(clique->mutex);
   for (const auto& step : steps) {
     if (step.op.kind == Kind::send) clique->sends[{rank, step.op.root}].push_back(step.op);
@@ -275,7 +276,9 @@ ncclResult_t ncclCommDeregister(const ncclComm_t, void*) {
   count("CommDeregister");
   return ncclSuccess;
 }
-const char* ncclGetErrorString(ncclResult_t result) { return result == ncclRemoteError ? "remote process exited" : "an error of the test's"; }
+const char* ncclGetErrorString(ncclResult_t result) {
+  return result == ncclRemoteError ? "remote process exited" : "an error of the test's";
+}
 const char* ncclGetLastError(ncclComm_t) { return ""; }
 
 ncclResult_t ncclGroupStart() {
@@ -298,16 +301,19 @@ ncclResult_t ncclGroupEnd() {
   return ncclInProgress;
 }
 
-ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                           cudaStream_t stream) {
   return enqueue("AllReduce", {Kind::all_reduce, in, out, count, type, op}, comm, stream);
 }
 ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
   return enqueue("AllGather", {Kind::all_gather, in, out, count, type}, comm, stream);
 }
-ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                               cudaStream_t stream) {
   return enqueue("ReduceScatter", {Kind::reduce_scatter, in, out, count, type, op}, comm, stream);
 }
-ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm,
+                        cudaStream_t stream) {
   return enqueue("Reduce", {Kind::reduce, in, out, count, type, op, root}, comm, stream);
 }
 ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {

@@ -21,7 +21,8 @@ std::vector<std::string> run_gpus(int ranks, const std::function<void(World&)>& 
       GlooOptions options;
       options.rank = rank, options.size = ranks, options.port = listener->port(), options.deadline = Milliseconds(deadline_ms);
       try {
-        auto host = ranks == 1 ? std::move(make_threads_transports(1).front()) : make_gloo_transport(options, rank == 0 ? listener : nullptr);
+        auto host =
+            ranks == 1 ? std::move(make_threads_transports(1).front()) : make_gloo_transport(options, rank == 0 ? listener : nullptr);
         host->set_deadline(options.deadline);
         auto transport = make_nccl_transport(std::move(host), rank);
         auto& reach = *transport;

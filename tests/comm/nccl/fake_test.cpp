@@ -1,5 +1,5 @@
-// The nccl transport on devices of host memory and an NCCL of threads (fake_cuda.hpp, fake_nccl.cpp): which calls it makes, in which order of
-// streams and events, and what it says when something goes wrong. Not what NCCL and a GPU make of them.
+// The nccl transport on devices of host memory and an NCCL of threads (fake_cuda.hpp, fake_nccl.cpp): which calls it makes, in which order
+// of streams and events, and what it says when something goes wrong. Not what NCCL and a GPU make of them.
 #include "tests/comm/comm_bodies.hpp"
 #include "tests/comm/nccl/fake_cuda.hpp"
 #include "tests/comm/nccl/fake_nccl.hpp"
@@ -130,8 +130,10 @@ TEST_CASE("nccl stand-in: what NCCL cannot do is refused", "[comm][nccl]") {
     auto all = connect_all(world);
     const auto x = on_gpu(at::ones({4}, at::kShort));
     require(fails_with([&] { all->all_reduce(x, ReduceOp::sum); }, "hint: convert to int32"), "test", "int16");
-    require(fails_with([&] { all->all_reduce(on_gpu(at::ones({4}, at::kLong)), ReduceOp::avg); }, "take the sum"), "test", "average of integers");
-    require(fails_with([&] { all->all_reduce(on_gpu(at::ones({4}, at::kComplexFloat)), ReduceOp::product); }, "complex"), "test", "product");
+    require(fails_with([&] { all->all_reduce(on_gpu(at::ones({4}, at::kLong)), ReduceOp::avg); }, "take the sum"), "test",
+            "average of integers");
+    require(fails_with([&] { all->all_reduce(on_gpu(at::ones({4}, at::kComplexFloat)), ReduceOp::product); }, "complex"), "test",
+            "product");
     require(fails_with([&] { all->send(x, 1 - world.rank(), 3); }, "no tags"), "test", "tags");
     const auto elsewhere = at::empty({4}, at::TensorOptions(at::Device(at::kCUDA, 5)));
     require(fails_with([&] { all->all_reduce(elsewhere, ReduceOp::sum); }, "got one on cuda:5"), "test", "another device");
@@ -141,7 +143,8 @@ TEST_CASE("nccl stand-in: what NCCL cannot do is refused", "[comm][nccl]") {
 
 TEST_CASE("nccl stand-in: threads of one process are refused", "[comm][nccl]") {
   run_ranks("threads", 2, [](World& world) {
-    require(fails_with([&] { connect_all(world)->all_reduce(on_gpu(at::ones({4})), ReduceOp::sum); }, "one process per GPU"), "test", "threads");
+    require(fails_with([&] { connect_all(world)->all_reduce(on_gpu(at::ones({4})), ReduceOp::sum); }, "one process per GPU"), "test",
+            "threads");
   });
   CHECK(fails_with([] { run_ranks("nccl", 2, [](World&) {}); }, "dtensor-run -n 2"));
   auto transports = make_threads_transports(2);
@@ -229,7 +232,8 @@ TEST_CASE("nccl stand-in: ranks that diverge with DTENSOR_CHECK_CALLS", "[.check
     all->all_reduce(on_gpu(at::ones({16 + world.rank()})), ReduceOp::sum);
   });
   for (const auto& error : errors) {
-    CHECK(contains(error, "the ranks diverged: rank 0 called all_reduce(sum) #2 of Float[16] while rank 1 called all_reduce(sum) #2 of Float[17]"));
+    CHECK(contains(
+        error, "the ranks diverged: rank 0 called all_reduce(sum) #2 of Float[16] while rank 1 called all_reduce(sum) #2 of Float[17]"));
   }
 }
 

@@ -1,5 +1,5 @@
-// Training on meshes of CUDA devices, which stand-ins play: what dispatch, FSDP and autograd do where a device is not the host. Not what a GPU's
-// kernels and libtorch's allocator make of it.
+// Training on meshes of CUDA devices, which stand-ins play: what dispatch, FSDP and autograd do where a device is not the host. Not what a
+// GPU's kernels and libtorch's allocator make of it.
 #include "tests/pch/pch.hpp"  // first: libtorch's logging has a CHECK of its own
 
 #include "tests/comm/comm_bodies.hpp"
@@ -50,7 +50,8 @@ std::string train_on(std::vector<int64_t> sizes, const std::vector<std::string>&
     use_counter(world);
     const auto mesh = init_device_mesh(c10::kCUDA, sizes, names);
     Spmd spmd(mesh);
-    const auto got = on_host(train(lay_out, plain_step, [&](const at::Tensor& x) { return distribute_tensor(to_gpu(x), mesh, batch).tensor(); }));
+    const auto got =
+        on_host(train(lay_out, plain_step, [&](const at::Tensor& x) { return distribute_tensor(to_gpu(x), mesh, batch).tensor(); }));
     compare("gradient", got.gradients, wanted.gradients, 1e-10);
     compare("parameter", got.parameters, wanted.parameters, 1e-10);
   }));

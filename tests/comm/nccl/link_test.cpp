@@ -21,7 +21,8 @@ int main() {
   int version = 0, devices = 0;
   ncclGetVersion(&version);
   const auto counted = cudaGetDeviceCount(&devices);
-  std::printf("NCCL %d at run time, %d when compiled; CUDA: %s, %d devices\n", version, NCCL_VERSION_CODE, cudaGetErrorString(counted), devices);
+  std::printf("NCCL %d at run time, %d when compiled; CUDA: %s, %d devices\n", version, NCCL_VERSION_CODE, cudaGetErrorString(counted),
+              devices);
   if (version < NCCL_VERSION(2, 18, 0) || !has_nccl_transport() || can_use_nccl_transport()) return 1;
   try {
     make_nccl_transport(std::move(make_threads_transports(1).front()), 0);

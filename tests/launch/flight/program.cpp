@@ -1,4 +1,5 @@
-// A job that goes wrong in step 3 on one rank, in a way that is known: flight-ranks MODE RANK [--ranks N] [--transport NAME] [--deadline SECONDS].
+// A job that goes wrong in step 3 on one rank, in a way that is known: flight-ranks MODE RANK [--ranks N] [--transport NAME] [--deadline
+// SECONDS].
 #include <dtensor/comm/communicator.hpp>
 #include <dtensor/mesh/device_mesh.hpp>
 #include <dtensor/mesh/world.hpp>

@@ -31,7 +31,7 @@ struct Draw {
 
 at::Tensor elements(const Draw& draw, const Launch& launch, int64_t first, int64_t count) {
   const auto result = at::empty({count}, draw.dtype);
-  const PartIndex part{1, {{count, draw.numel, 0, 1}}, {{0, first}}};
+  const ShardIndex part{1, {{count, draw.numel, 0, 1}}, {{0, first}}};
   REQUIRE(
       dtensor::test::draw_on_host({result.data_ptr(), draw.dtype, count, part, nullptr}, {draw.seed, draw.offset, launch}, draw.numbers));
   return result;

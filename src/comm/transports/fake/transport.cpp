@@ -148,7 +148,8 @@ std::unique_ptr<Transport> make_fake_transport(int rank, int size) {
 namespace {
 
 const RegisterTransport fake({.name = "fake",
-                              .threads = [](const ThreadsJob& job) { return [size = job.ranks](int) { return make_fake_transport(0, size); }; },
+                              .threads =
+                                  [](const ThreadsJob& job) { return [size = job.ranks](int) { return make_fake_transport(0, size); }; },
                               .one_for_all = true});
 
 }  // namespace

@@ -44,8 +44,9 @@ Async GlooCommunicator::do_reduce_scatter(const Call& call, const at::Tensor& in
 }
 
 // Every peer gets its piece of the input, or the whole input when all counts are its size; the pieces for this rank are
-// reduced into `target`, a part of `result`. With `share` all ranks' parts are then gathered.
-Async GlooCommunicator::reduce_pieces(const Call& call, const at::Tensor& input, Counts counts, const at::Tensor& result, Bytes target, bool share) {
+// reduced into `target`, a part of `result`. With `share` all ranks' shards are then gathered.
+Async GlooCommunicator::reduce_pieces(const Call& call, const at::Tensor& input, Counts counts, const at::Tensor& result, Bytes target,
+                                      bool share) {
   const bool whole = call.kind == Collective::all_reduce && !share;
   const int64_t mine = counts[rank()];
   const auto piece = [&](int member) { return part_of(input, whole ? 0 : offset(counts, member), counts[member]); };
@@ -109,6 +110,7 @@ Async GlooCommunicator::do_broadcast(const Call& call, const at::Tensor& input) 
 }
 
 Async GlooCommunicator::do_send(const Call& call, const at::Tensor& input) {
+  require_cpu(call.kind, input, "gloo");
   const bool buffered = static_cast<int64_t>(input.nbytes()) <= kBufferedSendBytes;
   at::Tensor message = input;
   if (buffered) {

@@ -56,7 +56,7 @@ ncclUniqueId make_unique_id() {
   return id;
 }
 
-// NCCL may write to where it was told to put the communicator until that is settled, so it is the channel's from the beginning.
+// NCCL may write to where it was told to put the communicator until that has ended, so it is the channel's from the beginning.
 std::shared_ptr<Channel> Channel::make(const ncclUniqueId& id, int size, int rank, int device, const Check& check) {
   auto channel = std::make_shared<Channel>(rank, device);
   const c10::DeviceGuard on(cuda_device(device));
@@ -83,7 +83,7 @@ std::shared_ptr<Channel> Channel::split(const Check& check) {
 void Channel::finish_setup(ncclResult_t result, const Check& check, const char* what) {
   try {
     if (!comm_) fail("nccl", "cannot {} a communicator: {}", what, describe(result, nullptr));
-    result = settle(result, check);
+    result = finish(result, check);
     if (result != ncclSuccess) fail("nccl", "cannot {} a communicator: {}", what, describe(result, comm_));
   } catch (...) {
     abort();
@@ -115,7 +115,7 @@ Channel::~Channel() {
 }
 
 // The state of a communicator is that of its last call.
-ncclResult_t Channel::settle(ncclResult_t result, const Check& check) {
+ncclResult_t Channel::finish(ncclResult_t result, const Check& check) {
   for (Patience patience; result == ncclInProgress; patience.sleep()) {
     {
       std::lock_guard lock(mutex_);
@@ -136,7 +136,7 @@ ncclResult_t Channel::make_call(const Call& call, const Check& check) {
     const auto result = comm_ ? call(comm_) : ncclInternalError;
     if (has_failed(result)) return result;
   }
-  return settle(ncclInProgress, check);
+  return finish(ncclInProgress, check);
 }
 
 void Channel::run(const Enqueue& enqueue, const Check& check) {

@@ -61,10 +61,10 @@ class Channel {
  private:
   using Call = std::function<ncclResult_t(ncclComm_t)>;
   ncclResult_t make_call(const Call& call, const Check& check);
-  ncclResult_t settle(ncclResult_t result, const Check& check);
+  ncclResult_t finish(ncclResult_t result, const Check& check);
   void finish_setup(ncclResult_t result, const Check& check, const char* what);
 
-  std::mutex calling_;  // held until a call is settled: NCCL refuses another one before
+  std::mutex calling_;  // held until a call has ended: NCCL refuses another one before
   std::mutex mutex_;    // for each function of NCCL, as communicators are for one thread at a time
   ncclComm_t comm_ = nullptr;  // also once aborted
   const int rank_, device_;

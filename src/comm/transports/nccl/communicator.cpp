@@ -193,8 +193,10 @@ void NcclCommunicator::do_barrier(const Call& call) { host_->do_barrier(call); }
 bool NcclCommunicator::goes_over_host(const Call& call, const at::Tensor& tensor) const {
   if (tensor.is_cpu()) return true;
   if (!tensor.is_cuda() || tensor.get_device() != session_->device) {
-    fail(comm::name(call.kind), "the nccl transport of rank {} moves tensors on cuda:{} and on the CPU; got one on {}; hint: each process has one GPU; "
-         "make tensors on the device \"cuda\", without an index", session_->rank, session_->device, tensor.device().str());
+    fail(comm::name(call.kind),
+         "the nccl transport of rank {} moves tensors on cuda:{} and on the CPU; got one on {}; hint: each process has one GPU; "
+         "make tensors on the device \"cuda\", without an index",
+         session_->rank, session_->device, tensor.device().str());
   }
   return false;
 }
@@ -242,7 +244,8 @@ void NcclCommunicator::compare(const CallInfo& mine) {
   for (int member = 0; member < size(); ++member) {
     CallInfo other;
     std::memcpy(&other, static_cast<const char*>(all.data_ptr()) + member * sizeof other, sizeof other);
-    if (!mine.agrees_with(other)) fail(comm::name(mine.kind), "{}", failure(mine, name(), divergence(session_->rank, mine, ranks()[member], other)));
+    if (!mine.agrees_with(other))
+      fail(comm::name(mine.kind), "{}", failure(mine, name(), divergence(session_->rank, mine, ranks()[member], other)));
   }
 }
 

@@ -11,7 +11,8 @@ bool can_use_nccl_transport() { return false; }
 namespace {
 
 constexpr const char* kMissing =
-    "configure with -Dtorch_root= a libtorch with CUDA, where nvcc is in the path and NCCL's nccl.h and libnccl lie next to it (-Dnccl=enabled says "
+    "configure with -Dtorch_root= a libtorch with CUDA, where nvcc is in the path and NCCL's nccl.h and libnccl lie next to it "
+    "(-Dnccl=enabled says "
     "what is missing); or use the transport gloo with CPU tensors";
 
 const RegisterTransport no_nccl({.name = "nccl", .missing = kMissing});

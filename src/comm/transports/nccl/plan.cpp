@@ -42,13 +42,15 @@ ReduceOp op_of_bools(ReduceOp op) { return op == ReduceOp::sum || op == ReduceOp
 Reduction reduction_of(Collective kind, S dtype, ReduceOp op) {
   const auto numbers = numbers_of(dtype);
   if (!numbers) {
-    fail(name(kind), "NCCL does not reduce {}; hint: convert to {}", c10::toString(dtype), dtype == S::Short ? "int32" : "a type that it has");
+    fail(name(kind), "NCCL does not reduce {}; hint: convert to {}", c10::toString(dtype),
+         dtype == S::Short ? "int32" : "a type that it has");
   }
   if (op == ReduceOp::product && c10::isComplexType(dtype)) {
     fail(name(kind), "NCCL has no product of complex numbers; got {}; hint: gather them and multiply", c10::toString(dtype));
   }
   if (op == ReduceOp::avg && c10::isIntegralType(dtype, true)) {
-    fail(name(kind), "NCCL's average of integers is not used, since its versions round differently; got {}; hint: take the sum and divide it",
+    fail(name(kind),
+         "NCCL's average of integers is not used, since its versions round differently; got {}; hint: take the sum and divide it",
          c10::toString(dtype));
   }
   return {numbers->type, dtype == S::Bool ? op_of_bools(op) : op, numbers->width};
@@ -63,7 +65,7 @@ std::vector<Piece> pieces_of(Counts counts) {
   return pieces;
 }
 
-bool are_equal(Counts counts) { return std::all_of(counts.begin(), counts.end(), [&](int64_t count) { return count == counts.front(); }); }
+bool are_equal(Counts counts) { return std::ranges::all_of(counts, [&](int64_t count) { return count == counts.front(); }); }
 
 void check_tag(Collective kind, int tag) {
   if (tag == 0) return;

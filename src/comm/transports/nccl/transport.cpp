@@ -44,13 +44,18 @@ class NcclTransport final : public Transport {
 
   // Once, by all ranks.
   void set_up() {
-    require(control_ || size() == 1, "make_nccl_transport", "got {} ranks over the transport '{}'; expected one between processes, as gloo: NCCL "
-            "has one process per GPU", size(), host_->name());
+    require(control_ || size() == 1, "make_nccl_transport",
+            "got {} ranks over the transport '{}'; expected one between processes, as gloo: NCCL "
+            "has one process per GPU",
+            size(), host_->name());
     const int devices = count_devices(), device = session_->device;
-    require(devices > 0, "make_nccl_transport", "no CUDA device was found; hint: nvidia-smi lists those of this machine, CUDA_VISIBLE_DEVICES may "
+    require(devices > 0, "make_nccl_transport",
+            "no CUDA device was found; hint: nvidia-smi lists those of this machine, CUDA_VISIBLE_DEVICES may "
             "hide them, and CPU tensors go over --transport gloo");
-    require(device >= 0 && device < devices, "make_nccl_transport", "rank {} was given cuda:{}, but there are {} devices; hint: NCCL has one "
-            "process per GPU: start no more than that on each host", rank(), device, devices);
+    require(device >= 0 && device < devices, "make_nccl_transport",
+            "rank {} was given cuda:{}, but there are {} devices; hint: NCCL has one "
+            "process per GPU: start no more than that on each host",
+            rank(), device, devices);
     c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).setDevice({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)});
     if (size() > 1) connect_everyone();
   }
@@ -79,8 +84,10 @@ class NcclTransport final : public Transport {
     const auto end = Clock::now() + deadline();
     const auto check = [&] {
       if (auto why = control_->first_failure(Milliseconds(0))) fail("make_nccl_transport", "the job cannot begin: {}", *why);
-      require(Clock::now() < end, "make_nccl_transport", "NCCL did not connect {} ranks within the deadline; hint: NCCL_DEBUG=INFO shows how far "
-              "it comes, NCCL_SOCKET_IFNAME names the network interface", size());
+      require(Clock::now() < end, "make_nccl_transport",
+              "NCCL did not connect {} ranks within the deadline; hint: NCCL_DEBUG=INFO shows how far "
+              "it comes, NCCL_SOCKET_IFNAME names the network interface",
+              size());
     };
     session_->world = NcclCommunicator::make_channel(*group, session_->device, check);
     session_->watchdog.add(session_->world);
@@ -117,13 +124,16 @@ std::unique_ptr<Transport> make_nccl_transport(std::unique_ptr<Transport> host, 
 namespace {
 
 TransportKind::MakeRank alone(const ThreadsJob& job) {
-  require(job.ranks == 1, "launch", "the nccl transport has one process per GPU; got {} ranks in one process; hint: dtensor-run -n {} ./program "
-          "--transport nccl", job.ranks, job.ranks);
+  require(job.ranks == 1, "launch",
+          "the nccl transport has one process per GPU; got {} ranks in one process; hint: dtensor-run -n {} ./program "
+          "--transport nccl",
+          job.ranks, job.ranks);
   return [](int) { return make_nccl_transport(std::move(make_threads_transports(1).front()), 0); };
 }
 
 std::unique_ptr<Transport> of_process(const ProcessJob& job) {
-  require(job.device.has_value(), "launch", "the environment does not say which GPU is this rank's; hint: set LOCAL_RANK to its number among the "
+  require(job.device.has_value(), "launch",
+          "the environment does not say which GPU is this rank's; hint: set LOCAL_RANK to its number among the "
           "ranks of the host, or start the program with dtensor-run or torchrun");
   return make_nccl_transport(transport_kind("shm").process(job), *job.device);
 }

@@ -19,9 +19,10 @@ constexpr Milliseconds kInterval{5};
 constexpr Milliseconds kExplanationPatience{3000};
 
 std::string lateness(const Pending& work, Milliseconds deadline) {
-  return fmt::format("{} in group '{}' did not complete within {} s, and NCCL does not tell which rank did not call it; hint: a rank is stuck, "
-                     "far behind, or made another call, which DTENSOR_CHECK_CALLS=1 would name; raise --deadline if a rank may take that long",
-                     work.call.str(), work.group, static_cast<double>(deadline.count()) / 1000);
+  return fmt::format(
+      "{} in group '{}' did not complete within {} s, and NCCL does not tell which rank did not call it; hint: a rank is stuck, "
+      "far behind, or made another call, which DTENSOR_CHECK_CALLS=1 would name; raise --deadline if a rank may take that long",
+      work.call.str(), work.group, static_cast<double>(deadline.count()) / 1000);
 }
 
 }  // namespace
@@ -129,7 +130,7 @@ void Watchdog::serve() {
     Works ended;
     std::vector<const Channel*> busy;  // a stream does one thing after the other: only its first work may be done, or late
     for (const auto& work : works) {
-      if (std::find(busy.begin(), busy.end(), work->channel.get()) != busy.end()) continue;
+      if (std::ranges::find(busy, work->channel.get()) != busy.end()) continue;
       if (is_done(work->done)) {
         release(*work);
         if (!broken_) work->call.event.done();

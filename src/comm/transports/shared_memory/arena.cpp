@@ -186,7 +186,7 @@ std::shared_ptr<Arena> Arena::meet(Rendezvous& rendezvous, int rank, int size, b
     arena.reset(new Arena);
     joined = arena->join(here.begin()->second);
   }
-  const bool reads = std::all_of(here.begin(), here.end(), [](const auto& item) {
+  const bool reads = std::ranges::all_of(here, [](const auto& item) {
     const Card& theirs = item.second;
     return can_read(theirs.process, theirs.header, theirs.token.data(), static_cast<int64_t>(theirs.token.size()));
   });
@@ -207,7 +207,7 @@ std::shared_ptr<Arena> Arena::meet(Rendezvous& rendezvous, int rank, int size, b
 }
 
 bool Arena::holds(const std::vector<int>& ranks) const {
-  return std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return positions_.count(rank) > 0; });
+  return std::ranges::all_of(ranks, [&](int rank) { return positions_.count(rank) > 0; });
 }
 
 Bell& Arena::bell(int world_rank) { return header_->bells[positions_.at(world_rank)]; }

@@ -71,7 +71,8 @@ Async SharedMemoryCommunicator::do_broadcast(const Call& call, const at::Tensor&
   at::Tensor result = empty(input.sizes(), input.scalar_type());
   std::vector<Bytes> pieces(static_cast<size_t>(size()));
   pieces[call.root] = all_of(result);
-  return issue(call, make_gather(announce(call, input, "shm"), {input, result}, rank() == call.root ? all_of(input) : Bytes{}, std::move(pieces)),
+  return issue(call,
+               make_gather(announce(call, input, "shm"), {input, result}, rank() == call.root ? all_of(input) : Bytes{}, std::move(pieces)),
                result);
 }
 

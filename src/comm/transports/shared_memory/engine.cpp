@@ -68,7 +68,7 @@ void Engine::issue(const std::shared_ptr<Queue>& queue, const std::shared_ptr<Op
 }
 
 bool Engine::can_move() {
-  return std::any_of(active_.begin(), active_.end(), [](const std::shared_ptr<Queue>& queue) {
+  return std::ranges::any_of(active_, [](const std::shared_ptr<Queue>& queue) {
     return can_read(*queue) || (next_to_write(*queue) && queue->channel->all_made_room(queue->written));
   });
 }
@@ -98,7 +98,7 @@ Operation* Engine::next_to_write(Queue& queue) {
   for (; queue.writing < queue.operations.size(); ++queue.writing) {
     Operation& operation = *queue.operations[queue.writing];
     if (operation.written < operation.rounds()) return operation.can_write() ? &operation : nullptr;
-    if (!operation.settled()) return nullptr;
+    if (!operation.knows_rounds()) return nullptr;
   }
   return nullptr;
 }
@@ -202,7 +202,7 @@ void Engine::give_up(Queue& queue, Operation& operation, Milliseconds deadline) 
   }
   queue.channel->withdraw();
   operation.end(lateness(call, queue.name, deadline, absent));
-  const auto late = std::find_if(queue.operations.begin(), queue.operations.end(), [&](const auto& other) { return other.get() == &operation; });
+  const auto late = std::ranges::find_if(queue.operations, [&](const auto& other) { return other.get() == &operation; });
   const auto kept = *late;
   queue.operations.erase(late);
   fail_all(queue, call.str() + " did not complete in time");

@@ -87,16 +87,21 @@ class Gather final : public Operation {
 class AllToAll final : public Operation {
  public:
   AllToAll(const Communicator::Call& call, std::vector<at::Tensor> keep, std::vector<Bytes> out, std::vector<Bytes> in, bool direct)
-      : Operation(call, std::move(keep)), out_(std::move(out)), in_(std::move(in)), direct_(direct),
-        chunk_(Channel::piece_bytes(static_cast<int64_t>(out_.size()))), longest_(std::max(longest(out_), longest(in_))), sources_(in_.size()) {}
+      : Operation(call, std::move(keep)),
+        out_(std::move(out)),
+        in_(std::move(in)),
+        direct_(direct),
+        chunk_(Channel::piece_bytes(static_cast<int64_t>(out_.size()))),
+        longest_(std::max(longest(out_), longest(in_))),
+        sources_(in_.size()) {}
 
   int64_t rounds() const override {
     if (!direct_ || longest_ <= chunk_) return std::max<int64_t>(1, chunks(longest_, chunk_));
     return 1 + chunks(longest_ - chunk_, kReadBytes) + 1;
   }
-  bool settled() const override { return read_rounds > 0; }
+  bool knows_rounds() const override { return read_rounds > 0; }
   bool can_write() const override {
-    return through_slot(written) || (settled() && (written + 1 < rounds() || read_rounds == written));
+    return through_slot(written) || (knows_rounds() && (written + 1 < rounds() || read_rounds == written));
   }
 
   void write(const Channel& channel, int64_t round, const Slot& slot) override {
@@ -149,8 +154,11 @@ class AllToAll final : public Operation {
 class ReduceScatter : public Operation {
  public:
   ReduceScatter(const Communicator::Call& call, std::vector<at::Tensor> keep, std::vector<Bytes> pieces, Bytes target)
-      : Operation(call, std::move(keep)), pieces_(std::move(pieces)), target_(target),
-        chunk_(Channel::piece_bytes(static_cast<int64_t>(pieces_.size()))), rounds_(std::max<int64_t>(1, chunks(longest(pieces_), chunk_))) {}
+      : Operation(call, std::move(keep)),
+        pieces_(std::move(pieces)),
+        target_(target),
+        chunk_(Channel::piece_bytes(static_cast<int64_t>(pieces_.size()))),
+        rounds_(std::max<int64_t>(1, chunks(longest(pieces_), chunk_))) {}
 
   int64_t rounds() const override { return rounds_; }
   void write(const Channel& channel, int64_t round, const Slot& slot) override { write_chunk(channel, round, slot); }
@@ -158,7 +166,8 @@ class ReduceScatter : public Operation {
 
  protected:
   void write_chunk(const Channel& channel, int64_t index, const Slot& slot) const {
-    for_others(channel, [&](int who) { copy(slot.data + place(channel, channel.self(), who) * chunk_, chunk_of(pieces_[who], index, chunk_)); });
+    for_others(channel,
+               [&](int who) { copy(slot.data + place(channel, channel.self(), who) * chunk_, chunk_of(pieces_[who], index, chunk_)); });
   }
 
   void reduce_chunk(const Channel& channel, int64_t index, uint64_t round) const {
@@ -247,7 +256,8 @@ std::vector<Bytes> parts(const Bytes& bytes, int64_t element, int64_t members) {
 
 }  // namespace
 
-std::shared_ptr<Operation> make_gather(const Communicator::Call& call, std::vector<at::Tensor> keep, Bytes mine, std::vector<Bytes> pieces) {
+std::shared_ptr<Operation> make_gather(const Communicator::Call& call, std::vector<at::Tensor> keep, Bytes mine,
+                                       std::vector<Bytes> pieces) {
   return std::make_shared<Gather>(call, std::move(keep), mine, std::move(pieces));
 }
 
@@ -261,8 +271,8 @@ std::shared_ptr<Operation> make_reduce_scatter(const Communicator::Call& call, s
   return std::make_shared<ReduceScatter>(call, std::move(keep), std::move(pieces), target);
 }
 
-std::shared_ptr<Operation> make_all_reduce(const Communicator::Call& call, std::vector<at::Tensor> keep, Bytes input, Bytes target, int members,
-                                           int self) {
+std::shared_ptr<Operation> make_all_reduce(const Communicator::Call& call, std::vector<at::Tensor> keep, Bytes input, Bytes target,
+                                           int members, int self) {
   if (input.size <= kDirectBytes) return std::make_shared<DirectAllReduce>(call, std::move(keep), input, target);
   const int64_t element = element_size(call);
   return std::make_shared<AllReduce>(call, std::move(keep), parts(input, element, members), parts(target, element, members), self);

@@ -22,14 +22,16 @@ class Operation {
 
   const Communicator::Call& call() const { return call_; }
 
-  // How many rounds it takes, one at least. It may grow until it is settled.
+  // How many rounds it takes, one at least. It may grow until they are known.
   virtual int64_t rounds() const { return 1; }
-  virtual bool settled() const { return true; }
+  virtual bool knows_rounds() const { return true; }
   // Whether the next round can be written with what has been read.
   virtual bool can_write() const { return true; }
   virtual void write([[maybe_unused]] const Channel& channel, [[maybe_unused]] int64_t round, [[maybe_unused]] const Slot& slot) {}
   // Whether `theirs`, of member `who`, goes with this call, beyond what CallInfo says.
-  virtual bool agrees([[maybe_unused]] const Channel& channel, [[maybe_unused]] int who, [[maybe_unused]] const Slot& theirs) { return true; }
+  virtual bool agrees([[maybe_unused]] const Channel& channel, [[maybe_unused]] int who, [[maybe_unused]] const Slot& theirs) {
+    return true;
+  }
   // `base` is the channel's number of the operation's first round.
   virtual void read([[maybe_unused]] const Channel& channel, [[maybe_unused]] int64_t round, [[maybe_unused]] uint64_t base) {}
 
@@ -62,9 +64,10 @@ std::shared_ptr<Operation> make_all_to_all(const Communicator::Call& call, std::
                                            std::vector<Bytes> in, bool direct);
 
 // The members' pieces for this one are reduced into `target`.
-std::shared_ptr<Operation> make_reduce_scatter(const Communicator::Call& call, std::vector<at::Tensor> keep, std::vector<Bytes> pieces, Bytes target);
+std::shared_ptr<Operation> make_reduce_scatter(const Communicator::Call& call, std::vector<at::Tensor> keep, std::vector<Bytes> pieces,
+                                               Bytes target);
 
-std::shared_ptr<Operation> make_all_reduce(const Communicator::Call& call, std::vector<at::Tensor> keep, Bytes input, Bytes target, int members,
-                                           int self);
+std::shared_ptr<Operation> make_all_reduce(const Communicator::Call& call, std::vector<at::Tensor> keep, Bytes input, Bytes target,
+                                           int members, int self);
 
 }  // namespace dtensor::comm::shared_memory

@@ -56,7 +56,9 @@ class GlooTransport final : public Transport, public Control {
   void leave(const std::string& why) override { link_->leave(why); }
 
   void made(uint64_t stream, uint64_t sequence) override { link_->made(stream, sequence); }
-  std::optional<std::string> obstacle(int rank, uint64_t stream, uint64_t sequence) override { return link_->obstacle({rank, stream, sequence}); }
+  std::optional<std::string> obstacle(int rank, uint64_t stream, uint64_t sequence) override {
+    return link_->obstacle({rank, stream, sequence});
+  }
   std::optional<std::string> first_failure(Milliseconds patience) override { return link_->first_failure(patience); }
 
  private:

@@ -24,16 +24,16 @@ struct Held {
 };
 
 // Notes that a write to one of these tensors does not reach the other by itself. `sign` is that of the view relative to the base.
-void part(DTensorImpl& base, DTensorImpl& view, bool place_known, Sign sign);
+void join_copies(DTensorImpl& base, DTensorImpl& view, bool place_known, Sign sign);
 
 Sign sign_of(const at::Tensor& local);
 
 // Whether a write to this local tensor has to be carried over to another one that still exists.
-bool is_parted(const at::Tensor& local);
+bool has_copied_views(const at::Tensor& local);
 // Whether there may be such tensors at all, in this process.
-bool is_any_parted();
+bool any_copied_views();
 
 // The tensors that a write has to be carried over to; the same on every rank.
-std::vector<Held> parted_from(const at::Tensor& local);
+std::vector<Held> copies_of(const at::Tensor& local);
 
 }  // namespace dtensor::dispatch

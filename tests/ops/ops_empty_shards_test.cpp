@@ -17,22 +17,29 @@ constexpr double kSums = 1e-5;
 }  // namespace
 
 // Of 5 rows, the last of 4 ranks has none.
-TEST_CASE("ops: products of empty parts with a term that broadcasts", "[ops][empty]") {
+TEST_CASE("ops: products of empty shards with a term that broadcasts", "[ops][empty]") {
   const auto matrix = f({5, 6}), vector = f({6}, 1);
   for (const auto& added : {f({1}), f({}), f({5}, 2)}) {
     check({"addmv", {added, matrix, vector}, [](const Tensors& t) { return Tensors{at::addmv(t[0], t[1], t[2], 2, 3)}; }, kSums});
   }
-  check({"addmv along an empty part", {f({1}), f({6, 5}), f({5})}, [](const Tensors& t) { return Tensors{at::addmv(t[0], t[1], t[2])}; }, kSums});
+  check({"addmv along an empty shard",
+         {f({1}), f({6, 5}), f({5})},
+         [](const Tensors& t) { return Tensors{at::addmv(t[0], t[1], t[2])}; },
+         kSums});
   for (const auto& added : {f({}), f({1, 1}), f({5, 1}), f({3}), f({1, 3})}) {
     check({"addmm", {added, matrix, f({6, 3}, 1)}, [](const Tensors& t) { return Tensors{at::addmm(t[0], t[1], t[2], 2, 3)}; }, kSums});
     check({"addr", {added, f({5}, 1), f({3}, 2)}, [](const Tensors& t) { return Tensors{at::addr(t[0], t[1], t[2], 2, 3)}; }, kSums});
-    check({"addbmm", {added, f({2, 5, 4}), f({2, 4, 3}, 1)}, [](const Tensors& t) { return Tensors{at::addbmm(t[0], t[1], t[2])}; }, kSums});
-    check({"baddbmm", {added, f({2, 5, 4}), f({2, 4, 3}, 1)}, [](const Tensors& t) { return Tensors{at::baddbmm(t[0], t[1], t[2])}; }, kSums});
+    check(
+        {"addbmm", {added, f({2, 5, 4}), f({2, 4, 3}, 1)}, [](const Tensors& t) { return Tensors{at::addbmm(t[0], t[1], t[2])}; }, kSums});
+    check({"baddbmm",
+           {added, f({2, 5, 4}), f({2, 4, 3}, 1)},
+           [](const Tensors& t) { return Tensors{at::baddbmm(t[0], t[1], t[2])}; },
+           kSums});
   }
   check_over("gloo", {"addmv", {f({1}), f({2, 6}), vector}, [](const Tensors& t) { return Tensors{at::addmv(t[0], t[1], t[2])}; }, kSums});
 }
 
-TEST_CASE("ops: pointwise operators of empty parts with operands that broadcast", "[ops][empty]") {
+TEST_CASE("ops: pointwise operators of empty shards with operands that broadcast", "[ops][empty]") {
   const auto x = f({5, 3});
   for (const auto& y : {f({}, 1), f({1}, 1), f({3}, 1), f({5, 1}, 1)}) {
     check({"lerp", {x, y, f({1, 3}, 2)}, [](const Tensors& t) { return Tensors{at::lerp(t[0], t[1], t[2])}; }, kSums});
@@ -44,7 +51,7 @@ TEST_CASE("ops: pointwise operators of empty parts with operands that broadcast"
   }
 }
 
-TEST_CASE("ops: in place on empty parts with operands that broadcast", "[ops][empty]") {
+TEST_CASE("ops: in place on empty shards with operands that broadcast", "[ops][empty]") {
   const auto x = f({5, 3});
   const auto in_place = [](const char* name, Tensors inputs, auto&& write) {
     const auto run = [write](const Tensors& t) {
@@ -95,7 +102,9 @@ TEST_CASE("ops: what one device takes", "[ops]") {
   check({"repeat_interleave to a known length",
          {f({4, 3}), longs({2, 0, 3, 1})},
          [](const Tensors& t) { return Tensors{at::repeat_interleave(t[0], t[1], 0, 6)}; }});
-  check({"repeat_interleave by one number", {f({5, 3}), longs({2})}, [](const Tensors& t) { return Tensors{at::repeat_interleave(t[0], t[1], 1)}; }});
+  check({"repeat_interleave by one number", {f({5, 3}), longs({2})}, [](const Tensors& t) {
+           return Tensors{at::repeat_interleave(t[0], t[1], 1)};
+         }});
   for (const auto* reduce : {"sum", "mean", "max", "min"}) {
     check({"segment_reduce", {f({6, 3}), longs({2, 1, 3})},
            [reduce](const Tensors& t) { return Tensors{at::segment_reduce(t[0], reduce, t[1])}; }, kSums});
@@ -106,11 +115,21 @@ TEST_CASE("ops: what one device takes", "[ops]") {
 TEST_CASE("ops: matrices that were factored with pivots", "[ops][linalg]") {
   const auto positive = f({4, 4}).mm(f({4, 4}).t()).add(at::eye(4).mul(8)).expand({3, 4, 4}).contiguous();
   const auto [ldl, ldl_pivots] = at::linalg_ldl_factor(positive);
-  check({"linalg_ldl_solve", {ldl, ldl_pivots, f({3, 4, 2})}, [](const Tensors& t) { return Tensors{at::linalg_ldl_solve(t[0], t[1], t[2])}; },
-         1e-4, false, true, false});
+  check({"linalg_ldl_solve",
+         {ldl, ldl_pivots, f({3, 4, 2})},
+         [](const Tensors& t) { return Tensors{at::linalg_ldl_solve(t[0], t[1], t[2])}; },
+         1e-4,
+         false,
+         true,
+         false});
   const auto [lu, pivots] = at::linalg_lu_factor(positive);
-  check({"linalg_lu_solve", {lu, pivots, f({3, 4, 2})}, [](const Tensors& t) { return Tensors{at::linalg_lu_solve(t[0], t[1], t[2])}; }, 1e-4,
-         false, true, false});
+  check({"linalg_lu_solve",
+         {lu, pivots, f({3, 4, 2})},
+         [](const Tensors& t) { return Tensors{at::linalg_lu_solve(t[0], t[1], t[2])}; },
+         1e-4,
+         false,
+         true,
+         false});
   check({"lu_unpack", {lu, pivots},
          [](const Tensors& t) {
            const auto [p, l, u] = at::lu_unpack(t[0], t[1]);
@@ -125,9 +144,13 @@ TEST_CASE("ops: gradients of embedding_bag's own", "[ops][embedding]") {
   for (const int64_t mode : {0, 1}) {
     const auto bag = at::_embedding_bag(weight, positions, offsets, false, mode);
     const auto bags = std::get<1>(bag), sizes = std::get<2>(bag), most = std::get<3>(bag);
-    check({"_embedding_bag_backward", {gradient, positions, offsets, bags, sizes, most},
-           [mode](const Tensors& t) { return Tensors{at::_embedding_bag_backward(t[0], t[1], t[2], t[3], t[4], t[5], 7, false, mode, false, {})}; },
-           kSums, false});
+    check({"_embedding_bag_backward",
+           {gradient, positions, offsets, bags, sizes, most},
+           [mode](const Tensors& t) {
+             return Tensors{at::_embedding_bag_backward(t[0], t[1], t[2], t[3], t[4], t[5], 7, false, mode, false, {})};
+           },
+           kSums,
+           false});
   }
 }
 
@@ -197,8 +220,8 @@ TEST_CASE("ops: strides where an operand of another dtype is expanded", "[ops][v
         };
         const auto got = results({wide(4, {4, 1}), wide(3, {1, 3}), on_mesh(torch::arange(12).view({3, 4})).t()});
         for (size_t i = 0; i < plain.size(); ++i) {
-          require(got[i].strides() == plain[i].strides() && full_tensor(got[i]).equal(plain[i]), "test", "result {} has strides {}, expected {}", i,
-                  fmt::join(got[i].strides(), " "), fmt::join(plain[i].strides(), " "));
+          require(got[i].strides() == plain[i].strides() && full_tensor(got[i]).equal(plain[i]), "test",
+                  "result {} has strides {}, expected {}", i, fmt::join(got[i].strides(), " "), fmt::join(plain[i].strides(), " "));
         }
       }
     }));

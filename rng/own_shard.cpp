@@ -1,4 +1,4 @@
-#include "rng/own_part.hpp"
+#include "rng/own_shard.hpp"
 
 #include "rng/counter_generator.hpp"
 #include "rng/cuda/draw.hpp"
@@ -19,8 +19,8 @@ namespace dtensor::rng {
 
 namespace {
 
-// The elements that a rank holds, with the dims in the given order. The whole tensor is seen as rows: a row is the last sharded dim with all
-// dims after it. Under a flat layout, some elements at both ends belong to other ranks.
+// The elements that a rank holds, with the dims in the given order. The whole tensor is seen as rows: a row is the last sharded dim with
+// all dims after it. Under a flat layout, some elements at both ends belong to other ranks.
 class Rows {
  public:
   // Consecutive rows of which this rank holds the same elements, at least one of each.
@@ -43,7 +43,7 @@ class Rows {
     }
     for (cut_ = layout.ndim() - 1; cut_ > 0 && whole(cut_);) --cut_;
     for (int64_t d = cut_; d < layout.ndim(); ++d) row_ *= lengths_[d];
-    if (layout.is_flat()) own_ = layout.flat_part(layout.mesh().coordinate());
+    if (layout.is_flat()) own_ = layout.flat_shard(layout.mesh().coordinate());
     for (const auto& part : held_[cut_]) {
       const int64_t inner = row_ / std::max<int64_t>(lengths_[cut_], 1);
       in_row_.push_back({part.begin * inner, part.end * inner});
@@ -57,7 +57,7 @@ class Rows {
   bool in_long_runs() const {
     constexpr int64_t kLong = 1024;
     const auto is_long = [](const Interval& run) { return run.length() >= kLong; };
-    return row_ > Stream::kWindow || std::all_of(in_row_.begin(), in_row_.end(), is_long);
+    return row_ > Stream::kWindow || std::ranges::all_of(in_row_, is_long);
   }
 
   // Calls body(Block), ascending.
@@ -83,14 +83,14 @@ class Rows {
         at += rows * own_row_;
       } else {
         const int64_t length = std::min(own_row_ - in_row, end - at);
-        body(Block{first + row, 1, part_of_row({in_row, in_row + length}), length});
+        body(Block{first + row, 1, shard_of_row({in_row, in_row + length}), length});
         at += length;
       }
     }
   }
 
   // `own` is an interval of the elements of a row that the other placements leave to this rank.
-  Intervals part_of_row(Interval own) const {
+  Intervals shard_of_row(Interval own) const {
     Intervals part;
     int64_t before = 0;
     for (const auto& run : in_row_) {
@@ -182,7 +182,7 @@ at::Tensor draw_by_index(const Layout& layout, const Draw& draw, CounterGenerato
   };
   const auto own = at::empty(layout.local_sizes(), draw.options);
   if (c10::multiply_integers(layout.sizes()) == 0) return own;
-  draw_by_counter(draw, generator, own, {runs, [&] { return cuda::part_index(layout, order.data()); }});
+  draw_by_counter(draw, generator, own, {runs, [&] { return cuda::shard_index(layout, order.data()); }});
   if (is_contiguous(layout.sizes(), layout.strides())) return own;
   const auto strides = at::infer_dense_strides(layout.local_sizes(), layout.strides());
   return at::empty_strided(layout.local_sizes(), strides, draw.options).copy_(own);
@@ -191,14 +191,14 @@ at::Tensor draw_by_index(const Layout& layout, const Draw& draw, CounterGenerato
 }  // namespace
 
 // What the tensor's ranks draw, a rank that is not among them skips.
-static at::Tensor absent_part(const Layout& layout, const Draw& draw, const at::Generator& generator) {
+static at::Tensor absent_shard(const Layout& layout, const Draw& draw, const at::Generator& generator) {
   const Draw here{draw.op, draw.arguments, draw.options.device(c10::Device(layout.mesh().device_type()))};
   if (!RankLocalRandom::active()) skip_draw(layout.sizes(), layout.strides(), here, generator);
   return at::empty(layout.local_sizes(), draw.options.device(at::kMeta));
 }
 
-at::Tensor draw_own_part(const Layout& layout, const Draw& draw, at::Generator generator) {
-  if (layout.is_absent()) return absent_part(layout, draw, generator);
+at::Tensor draw_own_shard(const Layout& layout, const Draw& draw, at::Generator generator) {
+  if (layout.is_absent()) return absent_shard(layout, draw, generator);
   if (RankLocalRandom::active()) {
     const auto own = at::empty_strided(layout.local_sizes(), at::infer_dense_strides(layout.local_sizes(), layout.strides()), draw.options);
     draw.fill(own, generator);
@@ -208,7 +208,7 @@ at::Tensor draw_own_part(const Layout& layout, const Draw& draw, at::Generator g
   const int64_t numel = c10::multiply_integers(layout.sizes());
   const bool cut = layout.local_sizes() != layout.sizes();
   if (cut && draw.options.device().is_cuda()) {
-    if (const auto own = cuda::draw_own_part(layout, draw, generator); own.defined()) return own;
+    if (const auto own = cuda::draw_own_shard(layout, draw, generator); own.defined()) return own;
   } else if (cut && in_parts(draw, numel)) {
     Stream stream(generator, draw, numel, is_contiguous(layout.sizes(), layout.strides()));
     if (stream.divisible()) {
@@ -228,7 +228,7 @@ at::Tensor draw_own_part(const Layout& layout, const Draw& draw, at::Generator g
   }
   const auto whole = at::empty_strided(layout.sizes(), layout.strides(), draw.options);
   draw.fill(whole, generator);
-  return own_part(whole, layout);
+  return own_shard(whole, layout);
 }
 
 void skip_draw(c10::IntArrayRef sizes, c10::IntArrayRef strides, const Draw& draw, at::Generator generator) {

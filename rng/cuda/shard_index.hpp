@@ -11,7 +11,7 @@ class Layout;
 
 namespace dtensor::rng::cuda {
 
-struct PartIndex {
+struct ShardIndex {
   static constexpr int kAxes = 8, kPieces = 96;
 
   // A dim, or neighbouring ones of which the inner are whole: its length in the part and in the whole, and its pieces.
@@ -41,10 +41,10 @@ struct PartIndex {
   }
 };
 
-inline PartIndex all_of(int64_t numel) { return {1, {{numel, numel, 0, 1}}, {{0, 0}}}; }
+inline ShardIndex all_of(int64_t numel) { return {1, {{numel, numel, 0, 1}}, {{0, 0}}}; }
 
-// Of the calling rank's part, its elements and those of the whole taken in the order of `order`'s dims, the last of which varies fastest.
+// Of the calling rank's shard, its elements and those of the whole taken in the order of `order`'s dims, the last of which varies fastest.
 // None for a layout of too many pieces.
-std::optional<PartIndex> part_index(const Layout& layout, const int64_t* order);
+std::optional<ShardIndex> shard_index(const Layout& layout, const int64_t* order);
 
 }  // namespace dtensor::rng::cuda

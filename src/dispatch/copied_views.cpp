@@ -1,4 +1,4 @@
-#include "src/dispatch/parted.hpp"
+#include "src/dispatch/copied_views.hpp"
 
 #include <dtensor/mesh/alias.hpp>
 
@@ -55,7 +55,7 @@ class Table {
     size_ = groups_.size();
   }
 
-  bool is_parted(const c10::StorageImpl* storage) {
+  bool has_copied_views(const c10::StorageImpl* storage) {
     if (is_empty()) return false;
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = groups_.find(storage);
@@ -70,7 +70,7 @@ class Table {
     return sign_of_known(storage);
   }
 
-  std::vector<Held> parted_from(const c10::StorageImpl* storage) {
+  std::vector<Held> copies_of(const c10::StorageImpl* storage) {
     std::vector<Held> others;
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = groups_.find(storage);
@@ -135,19 +135,19 @@ const c10::StorageImpl* storage_of(const at::Tensor& local) { return local.stora
 
 }  // namespace
 
-void part(DTensorImpl& base, DTensorImpl& view, bool place_known, Sign sign) {
+void join_copies(DTensorImpl& base, DTensorImpl& view, bool place_known, Sign sign) {
   if (!base.local().has_storage() || !view.local().has_storage()) return;
   table().join({base, true, sign_of(base.local())}, {view, place_known, sign});
 }
 
 Sign sign_of(const at::Tensor& local) { return local.has_storage() ? table().sign_of(storage_of(local)) : Sign(); }
 
-bool is_any_parted() { return !table().is_empty(); }
+bool any_copied_views() { return !table().is_empty(); }
 
-bool is_parted(const at::Tensor& local) { return local.has_storage() && table().is_parted(storage_of(local)); }
+bool has_copied_views(const at::Tensor& local) { return local.has_storage() && table().has_copied_views(storage_of(local)); }
 
-std::vector<Held> parted_from(const at::Tensor& local) {
-  return local.has_storage() ? table().parted_from(storage_of(local)) : std::vector<Held>();
+std::vector<Held> copies_of(const at::Tensor& local) {
+  return local.has_storage() ? table().copies_of(storage_of(local)) : std::vector<Held>();
 }
 
 }  // namespace dtensor::dispatch

@@ -1,4 +1,4 @@
-#include "rng/cuda/part_index.hpp"
+#include "rng/cuda/shard_index.hpp"
 
 #include <dtensor/mesh/layout.hpp>
 
@@ -6,11 +6,11 @@
 
 namespace dtensor::rng::cuda {
 
-std::optional<PartIndex> part_index(const Layout& layout, const int64_t* order) {
-  PartIndex index;
+std::optional<ShardIndex> shard_index(const Layout& layout, const int64_t* order) {
+  ShardIndex index;
   int pieces = 0;
   if (layout.is_flat()) {
-    const auto begin = layout.flat_part(layout.mesh().coordinate()).begin, elements = c10::multiply_integers(layout.sizes());
+    const auto begin = layout.flat_shard(layout.mesh().coordinate()).begin, elements = c10::multiply_integers(layout.sizes());
     const bool alone = c10::multiply_integers(layout.local_sizes_before(layout.mesh().ndim(), layout.mesh().coordinate())) == elements;
     if (!alone) return std::nullopt;
     index.axes = 1;
@@ -28,7 +28,7 @@ std::optional<PartIndex> part_index(const Layout& layout, const int64_t* order) 
       for (int p = outer.begin; p < outer.end; ++p) index.piece[p].local *= local, index.piece[p].global *= global;
       continue;
     }
-    if (index.axes == PartIndex::kAxes || pieces + static_cast<int>(held.size()) > PartIndex::kPieces) return std::nullopt;
+    if (index.axes == ShardIndex::kAxes || pieces + static_cast<int>(held.size()) > ShardIndex::kPieces) return std::nullopt;
     auto& axis = index.axis[index.axes++] = {local, global, pieces, pieces + static_cast<int>(held.size())};
     int64_t begin = 0;
     for (int p = axis.begin; p < axis.end; ++p) {
