@@ -1,11 +1,11 @@
 // Files of modules. The archive is that of torch::nn::Module::save.
 #include "src/checkpoint/archives.hpp"
-#include "src/parallel/patterns.hpp"
 #include "src/parallel/tensors_of.hpp"
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/checkpoint/torch_files.hpp>
 #include <dtensor/deferred/deferred_init.hpp>
+#include <dtensor/parallel/patterns.hpp>
 #include <dtensor/tensor/spmd.hpp>
 #include <dtensor/tensor/tensor.hpp>
 

@@ -1,11 +1,11 @@
 // Files of optimizers. The archive is the one that the optimizer's own save() writes, while the tensors of its states are replaced by whole
 // ones.
 #include "src/checkpoint/archives.hpp"
-#include "src/optim/param_states.hpp"
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/checkpoint/torch_files.hpp>
 #include <dtensor/optim/optimizer.hpp>
+#include <dtensor/optim/param_states.hpp>
 #include <dtensor/tensor/spmd.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
@@ -88,9 +88,9 @@ std::vector<at::Tensor*> tensors_of(OptimizerParamState& state) {
 
 // Calls change(parameter, tensor) for each tensor of the optimizer's states, in the order of the parameters.
 template <class Change>
-void for_each_tensor(const std::vector<at::Tensor>& parameters, optim::States& states, const Change& change) {
+void for_each_tensor(const std::vector<at::Tensor>& parameters, optim::detail::States& states, const Change& change) {
   for (const auto& parameter : parameters) {
-    const auto found = optim::find(states, parameter);
+    const auto found = optim::detail::find(states, parameter);
     if (found == states.end()) continue;
     for (auto* tensor : tensors_of(*found->second)) change(parameter, *tensor);
   }
@@ -104,7 +104,7 @@ bool saves_itself(const torch::optim::Optimizer& optimizer, const std::vector<at
 // Gives the optimizer other states until it ends.
 class WithStates {
  public:
-  WithStates(torch::optim::Optimizer& optimizer, optim::States& states) : optimizer_(optimizer), states_(states) {
+  WithStates(torch::optim::Optimizer& optimizer, optim::detail::States& states) : optimizer_(optimizer), states_(states) {
     std::swap(optimizer_.state(), states_);
   }
   ~WithStates() { std::swap(optimizer_.state(), states_); }
@@ -113,15 +113,15 @@ class WithStates {
 
  private:
   torch::optim::Optimizer& optimizer_;
-  optim::States& states_;
+  optim::detail::States& states_;
 };
 
 // Throws for a tensor that has neither the sizes of its parameter nor, of LBFGS, is a vector over all parameters or a number.
-void check_sizes(const std::vector<at::Tensor>& parameters, optim::States& states, const std::string& path) {
+void check_sizes(const std::vector<at::Tensor>& parameters, optim::detail::States& states, const std::string& path) {
   int64_t elements = 0;
   for (const auto& parameter : parameters) elements += parameter.numel();
   for (size_t i = 0; i < parameters.size(); ++i) {
-    const auto found = optim::find(states, parameters[i]);
+    const auto found = optim::detail::find(states, parameters[i]);
     if (found == states.end()) continue;
     const bool is_flat = dynamic_cast<LBFGSParamState*>(found->second.get());
     for (const auto* tensor : tensors_of(*found->second)) {
@@ -180,7 +180,7 @@ class Undo {
 
  private:
   torch::optim::Optimizer& optimizer_;
-  optim::States states_;
+  optim::detail::States states_;
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_;
   bool kept_ = false;
 };
@@ -205,7 +205,7 @@ void save_optimizer(const torch::optim::Optimizer& optimizer, const std::string&
     return ranks.first_does([&] { write_file(archive, path); });
   }
   Wholes wholes(ranks);
-  optim::States states;
+  optim::detail::States states;
   for (const auto& [key, state] : optimizer.state()) states[key] = state->clone();
   ranks.first_does([&] { for_each_tensor(parameters, states, [](const auto&, auto&) {}); });  // every type is known
   for_each_tensor(parameters, states, [&](const at::Tensor&, at::Tensor& tensor) { tensor = wholes.of(tensor); });

@@ -94,11 +94,11 @@ Pending step_in_float(const at::Tensor& x, ParamState& state, const Adam8bitOpti
   NoSpmd plain;
   Blocks blocks(x, options.block_size());
   const auto gradient = is_dtensor(x) ? redistribute(x.grad(), DTensor(x).placements()) : x.grad();
-  const auto g = detail::plain_local(gradient).to(at::kFloat).reshape({-1});
+  const auto g = dtensor::detail::plain_local(gradient).to(at::kFloat).reshape({-1});
   const auto average = [&](const std::string& name, bool is_signed) {
     auto& largest = state.tensors[name + "_max"];
     if (!largest.defined()) largest = at::zeros({blocks.count()}, g.options());
-    return blocks.decode(detail::plain_local(state.tensors[name]).reshape({-1}), largest, map_for(is_signed, g.device()));
+    return blocks.decode(dtensor::detail::plain_local(state.tensors[name]).reshape({-1}), largest, map_for(is_signed, g.device()));
   };
   const auto [b1, b2] = options.betas();
   auto m = average("exp_avg", true).mul_(b1).add_(g, 1 - b1);
@@ -111,7 +111,7 @@ Pending step_in_float(const at::Tensor& x, ParamState& state, const Adam8bitOpti
 void encode(const Pending& item) {
   NoSpmd plain;
   const auto write = [&](const std::string& name, const at::Tensor& values, const at::Tensor& largest, bool is_signed) {
-    const auto codes = detail::plain_local(item.state->tensors[name]);
+    const auto codes = dtensor::detail::plain_local(item.state->tensors[name]);
     codes.copy_(item.blocks.encode(values, largest, map_for(is_signed, values.device())).view(codes.sizes()));
     item.state->tensors[name + "_max"] = largest;
   };
@@ -124,7 +124,7 @@ void flush(std::vector<Pending>& pending) {
   NoSpmd plain;
   std::vector<at::Tensor> tensors;
   for (const auto& item : pending) tensors.push_back(item.x);
-  for (const auto& spread : detail::spread_of(tensors)) {
+  for (const auto& spread : dtensor::detail::spread_of(tensors)) {
     std::vector<at::Tensor> largest;
     for (const auto i : spread.members) largest.insert(largest.end(), {pending[i].m_largest, pending[i].v_largest});
     const auto agreed = spread.group ? spread.group->all_reduce(at::cat(largest), ReduceOp::max).get() : at::cat(largest);
@@ -234,7 +234,7 @@ at::Tensor Adam8bit::whole(const std::string& name, const at::Tensor& parameter,
   const Blocks blocks(parameter, block_size_of(parameter));
   if (blocks.are_shared()) return tensor;
   auto all = at::zeros({blocks.total()}, tensor.options()).index_copy_(0, blocks.own().to(tensor.device()), tensor);
-  for (const auto& spread : detail::spread_of(parameter)) {
+  for (const auto& spread : dtensor::detail::spread_of(parameter)) {
     if (spread.group) all = spread.group->all_reduce(all, ReduceOp::max).get();
   }
   return all;

@@ -1,6 +1,6 @@
-// Derives the plan of a transformer from its modules.
+// Derives the plan of a transformer from its modules. It is compiled because the headers of torch::nn would more than double the
+// compile time of <dtensor/dtensor.hpp>.
 #include <dtensor/parallel/plans.hpp>
-
 
 #include <dtensor/mesh/world.hpp>
 

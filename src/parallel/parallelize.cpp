@@ -2,9 +2,9 @@
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/dispatch/flat_group.hpp>
+#include <dtensor/parallel/patterns.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
-#include "src/parallel/patterns.hpp"
 #include "src/parallel/tensors_of.hpp"
 
 #include <dtensor/mesh/two_meshes.hpp>

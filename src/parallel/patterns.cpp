@@ -1,94 +1,17 @@
-#include "src/parallel/patterns.hpp"
+#include <dtensor/parallel/patterns.hpp>
 
 #include <dtensor/base/error.hpp>
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <cstdint>
-#include <numeric>
 #include <regex>
-#include <utility>
 
 namespace dtensor::detail {
 
-namespace {
-
-constexpr std::string_view kRegex = "re:";
-
-bool matches_one(std::string_view pattern, std::string_view name) {
-  if (pattern.empty()) return name.empty();
-  if (pattern[0] == '*') {
-    for (size_t skip = 0; skip <= name.size(); ++skip) {
-      if (matches_one(pattern.substr(1), name.substr(skip))) return true;
-    }
-    return false;
+bool matches_regex(std::string_view regex, std::string_view name) {
+  try {
+    return std::regex_match(std::string(name), std::regex(std::string(regex)));
+  } catch (const std::regex_error& error) {
+    fail("pattern", "'{}{}' is no regular expression: {}", kRegex, regex, error.what());
   }
-  return !name.empty() && (pattern[0] == '?' || pattern[0] == name[0]) && matches_one(pattern.substr(1), name.substr(1));
-}
-
-// How many letters to change, add or leave out until the pattern, without '|', matches the name (Levenshtein, 1966; '*' and '?' as in
-// matches).
-size_t distance(std::string_view pattern, std::string_view name) {
-  std::vector<size_t> row(name.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (const char letter : pattern) {
-    const bool any = letter == '*';
-    size_t diagonal = std::exchange(row[0], row[0] + !any);
-    for (size_t j = 0; j < name.size(); ++j) {
-      const size_t changed = diagonal + (!any && letter != '?' && letter != name[j]);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({changed, row[j] + !any, diagonal + !any});
-    }
-  }
-  return row.back();
-}
-
-bool is_regex(std::string_view pattern) { return pattern.substr(0, kRegex.size()) == kRegex; }
-
-// What lies between the bars of "a|b".
-std::vector<std::string_view> sides(std::string_view pattern) {
-  std::vector<std::string_view> result;
-  for (size_t bar; (bar = pattern.find('|')) != std::string_view::npos; pattern.remove_prefix(bar + 1))
-    result.push_back(pattern.substr(0, bar));
-  result.push_back(pattern);
-  return result;
-}
-
-size_t distance_of_any(std::string_view pattern, std::string_view name) {
-  size_t least = SIZE_MAX;
-  for (const auto side : sides(pattern)) least = std::min(least, distance(side, name));
-  return least;
-}
-
-}  // namespace
-
-bool matches(std::string_view pattern, std::string_view name) {
-  if (is_regex(pattern)) {
-    try {
-      return std::regex_match(std::string(name), std::regex(std::string(pattern.substr(kRegex.size()))));
-    } catch (const std::regex_error& error) {
-      fail("pattern", "'{}' is no regular expression: {}", pattern, error.what());
-    }
-  }
-  const auto all = sides(pattern);
-  return std::ranges::any_of(all, [&](std::string_view side) { return matches_one(side, name); });
-}
-
-std::string inside(const std::string& modules, const std::string& name) {
-  if (is_regex(modules)) return fmt::format("{}(?:{})\\.{}", kRegex, modules.substr(kRegex.size()), name);
-  std::string text;
-  for (const auto side : sides(modules)) text += fmt::format("{}{}{}{}", text.empty() ? "" : "|", side, side.empty() ? "" : ".", name);
-  return text;
-}
-
-std::string closest(const std::string& pattern, const std::vector<std::string>& names) {
-  std::vector<std::pair<size_t, std::string>> ranked;
-  for (const auto& name : names) ranked.emplace_back(distance_of_any(pattern, name), name);
-  std::ranges::stable_sort(ranked, [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::string text;
-  for (size_t i = 0; i < std::min<size_t>(ranked.size(), 3); ++i) text += (i ? ", '" : "'") + ranked[i].second + "'";
-  return ranked.empty() ? "(the module has none)" : text;
 }
 
 }  // namespace dtensor::detail

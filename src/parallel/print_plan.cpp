@@ -1,4 +1,5 @@
-// Prints the layouts of a module's parameters as a table.
+// Prints the layouts of a module's parameters as a table. It is compiled because the headers of torch::nn would more than double the
+// compile time of <dtensor/dtensor.hpp>.
 #include <dtensor/parallel/plans.hpp>
 
 #include "src/parallel/tensors_of.hpp"

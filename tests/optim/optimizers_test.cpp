@@ -5,7 +5,7 @@
 #include <dtensor/optim/lamb.hpp>
 #include <dtensor/optim/muon.hpp>
 
-#include "src/optim/whole_by_owner.hpp"
+#include <dtensor/optim/whole_by_owner.hpp>
 
 namespace dt = dtensor;
 namespace optim = dtensor::optim;

@@ -15,7 +15,7 @@ END
 copy=$TMPDIR/tree
 mkdir -p "$copy" && cp -r "$root"/{src,include,ops,rng,tools} "$copy"
 echo '#include <dtensor/tensor/spmd.hpp>' >>"$copy/src/mesh/layout.cpp"
-echo '#include "src/dispatch/decide.hpp"' >>"$copy/src/optim/lamb.cpp"
+echo '#include "src/dispatch/decide.hpp"' >>"$copy/src/optim/adam8bit.cpp"
 echo '#include "src/launch/memory.hpp"' >>"$copy/src/gradients/leaf_gradients.cpp"
 echo '#include "src/comm/transports/shared_memory/arena.hpp"' >>"$copy/src/comm/transports/gloo/link.hpp"
 ! "$copy/tools/layers" >"$TMPDIR/out"

@@ -2,7 +2,9 @@
 // positions.
 #pragma once
 
+#include <dtensor/nn/attention.hpp>
 #include <dtensor/nn/rotary_embedding.hpp>
+#include <dtensor/parallel/overlap.hpp>
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
@@ -32,5 +34,35 @@ class GroupedQueryAttentionImpl : public torch::nn::Module {
   GroupedQueryAttentionOptions options_;
 };
 TORCH_MODULE(GroupedQueryAttention);
+
+// -- How ------------------------------------------------------------------------------------------------------------------
+
+inline GroupedQueryAttentionImpl::GroupedQueryAttentionImpl(const GroupedQueryAttentionOptions& options) : options_(options) {
+  auto& o = options_;
+  TORCH_CHECK(o.heads > 0 && o.kv_heads > 0 && o.heads % o.kv_heads == 0,
+              "grouped-query attention: the heads must be a multiple of those of keys and values; got ", o.heads, " and ", o.kv_heads);
+  TORCH_CHECK(o.head_dim > 0 || o.dim % o.heads == 0, "grouped-query attention: the width must be a multiple of the heads; got ", o.dim,
+              " and ", o.heads);
+  if (o.head_dim == 0) o.head_dim = o.dim / o.heads;
+  const auto linear = [this](const char* name, int64_t in, int64_t out) {
+    return register_module(name, torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(false)));
+  };
+  wq = linear("wq", o.dim, o.heads * o.head_dim);
+  wk = linear("wk", o.dim, o.kv_heads * o.head_dim);
+  wv = linear("wv", o.dim, o.kv_heads * o.head_dim);
+  wo = linear("wo", o.heads * o.head_dim, o.dim);
+}
+
+inline torch::Tensor GroupedQueryAttentionImpl::forward(const torch::Tensor& input, const RotaryTable& table) {
+  const auto projected = gather_linear(input, {wq, wk, wv});
+  const auto batch = input.size(0), length = input.size(1), repeats = options_.heads / options_.kv_heads;
+  const auto split_heads = [&](const torch::Tensor& y, int64_t heads) { return y.reshape({batch, length, heads, options_.head_dim}); };
+  const auto q = apply_rotary(split_heads(projected[0], options_.heads), table);
+  const auto k = repeat_heads(apply_rotary(split_heads(projected[1], options_.kv_heads), table), repeats);
+  const auto v = repeat_heads(split_heads(projected[2], options_.kv_heads), repeats);
+  const AttentionOptions options{/*causal=*/true, is_training() ? options_.dropout : 0};
+  const auto y = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), options);
+  return linear_reduce(y.transpose(1, 2).reshape({batch, length, options_.heads * options_.head_dim}), wo, input);
+}
 
 }  // namespace dtensor::nn

@@ -19,4 +19,11 @@ class PatchEmbeddingImpl : public torch::nn::Module {
 };
 TORCH_MODULE(PatchEmbedding);
 
+// -- How ------------------------------------------------------------------------------------------------------------------
+
+inline PatchEmbeddingImpl::PatchEmbeddingImpl(int64_t channels, int64_t patch, int64_t dim)
+    : proj(register_module("proj", torch::nn::Conv2d(torch::nn::Conv2dOptions(channels, dim, patch).stride(patch)))) {}
+
+inline torch::Tensor PatchEmbeddingImpl::forward(const torch::Tensor& images) { return proj(images).flatten(2).transpose(1, 2); }
+
 }  // namespace dtensor::nn

@@ -21,4 +21,13 @@ class RMSNormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(RMSNorm);
 
+// -- How ------------------------------------------------------------------------------------------------------------------
+
+inline RMSNormImpl::RMSNormImpl(int64_t dim, double eps) : weight(register_parameter("weight", torch::ones({dim}))), eps_(eps) {}
+
+inline torch::Tensor RMSNormImpl::forward(const torch::Tensor& x) {
+  const auto y = x.to(at::promote_types(x.scalar_type(), at::kFloat));
+  return (y * (y.square().mean({-1}, /*keepdim=*/true) + eps_).rsqrt()).to(x.scalar_type()) * weight;
+}
+
 }  // namespace dtensor::nn

@@ -2,9 +2,15 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/promote_types.h>
+#include <ATen/ops/rsub.h>
+#include <ATen/ops/stack.h>
 #include <c10/core/TensorOptions.h>
 
+#include <cmath>
 #include <cstdint>
+#include <numbers>
 #include <optional>
 
 namespace dtensor::nn {
@@ -36,5 +42,36 @@ RotaryTable rotary_table(int64_t length, int64_t dim, const RotaryOptions& optio
 // Turns each pair of neighbours (x[2i], x[2i + 1]) at position p by p * frequency[i], as Meta's checkpoints expect: [batch, length, heads,
 // dim] -> the same, in the dtype of x. Communicates nothing when batch, length and heads are sharded.
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryTable& table);
+
+// -- How ------------------------------------------------------------------------------------------------------------------
+
+inline at::Tensor rotary_frequencies(int64_t dim, const RotaryOptions& options, const at::TensorOptions& device) {
+  TORCH_CHECK(dim > 0 && dim % 2 == 0, "rotary embedding: heads need an even number of elements; got ", dim);
+  const auto exponents = at::arange(0, dim, 2, device.dtype(at::kDouble)).mul(-std::log(options.theta) / static_cast<double>(dim));
+  const auto frequencies = exponents.exp();
+  if (!options.scaling) return frequencies;
+  const auto& s = *options.scaling;
+  const auto waves = frequencies.mul(static_cast<double>(s.original_length) / (2 * std::numbers::pi));  // in the original length
+  const auto kept = waves.sub(s.low_frequency_factor).div(s.high_frequency_factor - s.low_frequency_factor).clamp(0, 1);
+  return frequencies.mul(kept.add(at::rsub(kept, 1).div(s.factor)));  // kept + (1 - kept) / factor
+}
+
+inline RotaryTable rotary_table(int64_t length, int64_t dim, const RotaryOptions& options, const at::Tensor& like) {
+  const auto device = at::TensorOptions().device(like.device());
+  const auto positions = at::arange(length, device.dtype(at::kDouble));
+  const auto angles = positions.unsqueeze(1).mul(rotary_frequencies(dim, options, device));
+  const auto dtype = at::promote_types(like.scalar_type(), at::kFloat);
+  return {angles.cos().to(dtype), angles.sin().to(dtype)};
+}
+
+inline at::Tensor apply_rotary(const at::Tensor& x, const RotaryTable& table) {
+  const auto length = x.size(1), dim = x.size(3);
+  TORCH_CHECK(table.cos.dim() == 2 && table.cos.size(0) == length && table.cos.size(1) * 2 == dim, "rotary embedding: a table of ",
+              table.cos.sizes(), " does not fit x ", x.sizes(), "; expected [", length, ", ", dim / 2, "]");
+  const auto cos = table.cos.unsqueeze(1), sin = table.sin.unsqueeze(1);  // one for all heads
+  const auto pairs = x.reshape({x.size(0), length, x.size(2), dim / 2, 2}).unbind(-1);
+  const auto turned = at::stack({pairs[0].mul(cos).sub(pairs[1].mul(sin)), pairs[0].mul(sin).add(pairs[1].mul(cos))}, -1);
+  return turned.flatten(-2).to(x.scalar_type());
+}
 
 }  // namespace dtensor::nn

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <dtensor/parallel/parallelize.hpp>
+#include <dtensor/parallel/patterns.hpp>
 
 #include <iosfwd>
 
@@ -45,5 +46,22 @@ Plan automatic_plan(const torch::nn::Module& module, const std::string& mesh_dim
 std::string describe_plan(const torch::nn::Module& module);
 void print_plan(const torch::nn::Module& module, std::ostream& out);
 void print_plan(const torch::nn::Module& module);  // to standard output
+
+// -- How -----------------------------------------------------------------------------------------------------------------
+
+inline ParallelStyle ColwiseParallel(int64_t blocks) { return {{"weight", strided_shard(0, blocks)}, {"bias", strided_shard(0, blocks)}}; }
+inline ParallelStyle RowwiseParallel() { return {{"weight", shard(1)}}; }
+inline ParallelStyle VocabParallel() { return {{"weight", shard(0)}, {"bias", shard(0)}}; }
+inline ParallelStyle SequenceParallel() { return {{"weight", replicate()}, {"bias", replicate()}}; }
+
+inline Plan tensor_parallel(const std::vector<std::pair<std::string, ParallelStyle>>& modules, const std::string& mesh_dim) {
+  Plan plan;
+  for (const auto& [pattern, style] : modules) {
+    for (const auto& [parameter, placement] : style) {
+      plan.push_back({detail::inside(pattern, parameter), {{mesh_dim, placement}}, /*may_match_nothing=*/parameter != "weight"});
+    }
+  }
+  return plan;
+}
 
 }  // namespace dtensor

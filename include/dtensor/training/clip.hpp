@@ -1,8 +1,17 @@
 // The norm of all gradients together, in one collective whatever their layouts; and clipping by it.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <dtensor/base/error.hpp>
+#include <dtensor/tensor/spmd.hpp>
+#include <dtensor/tensor/spread.hpp>
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <cmath>
 #include <vector>
 
 namespace dtensor {
@@ -29,5 +38,72 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
 // The same with a norm that is known already. Example: the norm over all stages of a pipeline, of which this rank has one. Communicates
 // nothing.
 void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm);
+
+// -- How -----------------------------------------------------------------------------------------------------------------
+
+namespace detail {
+
+inline constexpr const char* kClip = "clip_grad_norm_";
+
+inline at::Tensor norm_of_part(const at::Tensor& gradient, double p) {
+  const auto part = dtensor::detail::plain_local(gradient);
+  if (part.numel() == 0) return at::zeros({}, part.options().dtype(at::kDouble));
+  c10::optional<at::ScalarType> sum_in;
+  if (part.scalar_type() == at::kHalf || part.scalar_type() == at::kBFloat16) sum_in = at::kFloat;
+  return at::linalg_vector_norm(part, p, {}, false, sum_in).to(at::kDouble);
+}
+
+// The sum of the p-th powers of the members, or the largest: [1], double.
+inline at::Tensor sum_of_powers(const Spread& spread, const std::vector<at::Tensor>& gradients, double p) {
+  std::vector<at::Tensor> powers;
+  for (size_t i = 0; i < spread.members.size(); ++i) {
+    const auto norm = norm_of_part(gradients[spread.members[i]], p);
+    powers.push_back(std::isinf(p) ? norm : norm.pow(p).mul(spread.weights[i]));
+  }
+  const auto all = at::stack(powers);
+  const auto own = (std::isinf(p) ? all.max() : all.sum()).reshape({1});
+  return spread.group ? spread.group->all_reduce(own, std::isinf(p) ? ReduceOp::max : ReduceOp::sum).get() : own;
+}
+
+inline double norm_of(const std::vector<at::Tensor>& gradients, double p) {
+  require(p > 0, kClip, "got a norm of type {}; expected a positive number, or infinity", p);
+  NoSpmd plain;
+  at::NoGradGuard no_grad;
+  double total = 0;
+  for (const auto& spread : spread_of(gradients)) {
+    const auto value = sum_of_powers(spread, gradients, p).item<double>();
+    total = !std::isinf(p) ? total + value : value > total || std::isnan(value) ? value : total;
+  }
+  return std::isinf(p) ? total : std::pow(total, 1 / p);
+}
+
+inline void scale_to_norm(const std::vector<at::Tensor>& gradients, double max_norm, double norm) {
+  require(max_norm >= 0, kClip, "got max_norm {}; expected a number that is not negative", max_norm);
+  const double factor = max_norm / (norm + 1e-6);
+  if (factor >= 1) return;
+  at::NoGradGuard no_grad;
+  for (const auto& gradient : gradients) gradient.mul_(factor);
+}
+
+}  // namespace detail
+
+inline double grad_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
+  return detail::norm_of(detail::gradients_of(detail::kClip, parameters), norm_type);
+}
+
+inline double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type, bool error_if_nonfinite) {
+  require(max_norm >= 0, detail::kClip, "got max_norm {}; expected a number that is not negative", max_norm);
+  const auto gradients = detail::gradients_of(detail::kClip, parameters);
+  const double norm = detail::norm_of(gradients, norm_type);
+  require(!error_if_nonfinite || std::isfinite(norm), detail::kClip,
+          "the norm of the gradients is {}; expected a finite one; hint: with error_if_nonfinite = false they are multiplied all the same",
+          norm);
+  detail::scale_to_norm(gradients, max_norm, norm);
+  return norm;
+}
+
+inline void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm) {
+  detail::scale_to_norm(detail::gradients_of(detail::kClip, parameters), max_norm, norm);
+}
 
 }  // namespace dtensor

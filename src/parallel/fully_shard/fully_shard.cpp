@@ -2,12 +2,12 @@
 #include <dtensor/parallel/fully_shard.hpp>
 
 #include "src/parallel/fully_shard/unit.hpp"
-#include "src/parallel/patterns.hpp"
 
 #include <dtensor/mesh/two_meshes.hpp>
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/mesh/world.hpp>
+#include <dtensor/parallel/patterns.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
 #include <fmt/ranges.h>

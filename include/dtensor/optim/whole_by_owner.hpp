@@ -1,24 +1,47 @@
-#include "src/optim/whole_by_owner.hpp"
-
-#include <dtensor/tensor/spread.hpp>
+// Work that needs whole tensors, for tensors that are sharded: gathers each tensor on one rank of its mesh (its owner), works on it there,
+// and sends the shards of the result back.
+#pragma once
 
 #include <dtensor/tensor/spmd.hpp>
+#include <dtensor/tensor/spread.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <functional>
 #include <numeric>
+#include <vector>
 
 namespace dtensor::optim {
 
-namespace {
+struct OwnedWork {
+  at::Tensor tensor;    // a DTensor, not Partial
+  double cost = 1;      // divides the work among the ranks
+  at::Tensor result{};  // this rank's shard, plain, of the sizes of its shard of `tensor`
+};
+
+// Fills in the results of work on one mesh. function(i, whole) returns a plain tensor of the sizes of `whole`; it runs on one rank for each
+// i. Tensors are sent in `dtype`, and results have it. Communicates two all_to_alls, however many tensors there are; none on a mesh of one
+// rank.
+void work_on_whole(std::vector<OwnedWork>& work, at::ScalarType dtype,
+                   const std::function<at::Tensor(size_t i, const at::Tensor& whole)>& function);
+
+// Which of `ranks` ranks does each piece of work. The most expensive piece is assigned first, each to the rank that has the least work so
+// far. The same on all ranks.
+std::vector<int64_t> share_out(const std::vector<double>& costs, int64_t ranks);
+
+// -- How -----------------------------------------------------------------------------------------------------------------
+
+namespace detail {
 
 using Coordinate = std::vector<int64_t>;
 
-int64_t shard_numel(const Layout& layout, const Coordinate& at) {
+inline int64_t shard_numel(const Layout& layout, const Coordinate& at) {
   if (layout.is_flat()) return layout.flat_shard(at).length();
   int64_t count = 1;
   for (const auto size : layout.local_sizes_before(layout.mesh().ndim(), at)) count *= size;
@@ -26,7 +49,7 @@ int64_t shard_numel(const Layout& layout, const Coordinate& at) {
 }
 
 // The elements of a whole, contiguous tensor that the rank at a coordinate holds, as views, in the order of its part.
-std::vector<at::Tensor> pieces(const at::Tensor& whole, const Layout& layout, const Coordinate& at) {
+inline std::vector<at::Tensor> pieces(const at::Tensor& whole, const Layout& layout, const Coordinate& at) {
   const auto boxes = layout.boxes(at);
   if (boxes.empty()) return {};
   if (boxes.size() == 1) {
@@ -61,7 +84,7 @@ class Exchange {
     for (int64_t owner = 0; owner < mesh_.size(); ++owner) {
       for (size_t i = 0; i < work_.size(); ++i) {
         if (owners_[i] != owner || !sends(i, group_->rank())) continue;
-        to_send.push_back(detail::plain_local(work_[i].tensor).to(dtype_).reshape({-1}));
+        to_send.push_back(dtensor::detail::plain_local(work_[i].tensor).to(dtype_).reshape({-1}));
         send[owner] += to_send.back().numel();
       }
     }
@@ -110,7 +133,8 @@ class Exchange {
   }
 
   at::Tensor joined(const std::vector<at::Tensor>& flat) const {
-    return flat.empty() ? at::empty({0}, at::TensorOptions(dtype_).device(detail::plain_local(work_[0].tensor).device())) : at::cat(flat);
+    return flat.empty() ? at::empty({0}, at::TensorOptions(dtype_).device(dtensor::detail::plain_local(work_[0].tensor).device()))
+                        : at::cat(flat);
   }
 
   std::vector<at::Tensor> assemble(const at::Tensor& received) const {
@@ -139,9 +163,9 @@ class Exchange {
   std::vector<int64_t> owners_;          // of each tensor
 };
 
-}  // namespace
+}  // namespace detail
 
-std::vector<int64_t> share_out(const std::vector<double>& costs, int64_t ranks) {
+inline std::vector<int64_t> share_out(const std::vector<double>& costs, int64_t ranks) {
   std::vector<size_t> order(costs.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::ranges::stable_sort(order, [&](size_t a, size_t b) { return costs[a] > costs[b]; });
@@ -155,17 +179,18 @@ std::vector<int64_t> share_out(const std::vector<double>& costs, int64_t ranks) 
   return owners;
 }
 
-void work_on_whole(std::vector<OwnedWork>& work, at::ScalarType dtype,
-                   const std::function<at::Tensor(size_t, const at::Tensor&)>& function) {
+inline void work_on_whole(std::vector<OwnedWork>& work, at::ScalarType dtype,
+                          const std::function<at::Tensor(size_t, const at::Tensor&)>& function) {
   if (work.empty()) return;
   NoSpmd plain;
   at::NoGradGuard no_grad;
-  const bool shards_are_whole = std::ranges::none_of(work, [](const OwnedWork& item) { return DTensor(item.tensor).layout().is_flat(); });
+  const bool shards_are_whole =
+      std::ranges::none_of(work, [](const OwnedWork& item) { return DTensor(item.tensor).layout().is_flat(); });
   if (DTensor(work[0].tensor).mesh().size() == 1 && shards_are_whole) {
-    for (size_t i = 0; i < work.size(); ++i) work[i].result = function(i, detail::plain_local(work[i].tensor).to(dtype));
+    for (size_t i = 0; i < work.size(); ++i) work[i].result = function(i, dtensor::detail::plain_local(work[i].tensor).to(dtype));
     return;
   }
-  Exchange exchange(work, dtype);
+  detail::Exchange exchange(work, dtype);
   auto whole = exchange.gather();
   for (size_t i = 0; i < work.size(); ++i) {
     if (exchange.is_mine(i)) whole[i] = function(i, whole[i]).contiguous();

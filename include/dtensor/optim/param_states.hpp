@@ -6,8 +6,9 @@
 #include <sstream>
 #include <string>
 #include <type_traits>
+#include <utility>
 
-namespace dtensor::optim {
+namespace dtensor::optim::detail {
 
 // libtorch 1.13 uses the address of the parameter, as text, for the key.
 template <class Key>
@@ -28,4 +29,4 @@ auto find(States& states, const at::Tensor& parameter) {
 
 using States = std::remove_reference_t<decltype(std::declval<torch::optim::Optimizer&>().state())>;
 
-}  // namespace dtensor::optim
+}  // namespace dtensor::optim::detail
