@@ -86,7 +86,7 @@ void on_request(int signal, siginfo_t* info, void*) {
   if (info->si_code != SI_TKILL) copy_maps();
   each_recorded([&](auto& header) {
     if (header.thread == thread) {
-      write_stack(header);
+      if (!header.unwound) write_stack(header);
     } else if (info->si_code != SI_TKILL) {
       syscall(SYS_tgkill, getpid(), header.thread, signal);
     }
@@ -191,6 +191,7 @@ FlightRecorder::~FlightRecorder() {
 
 void FlightRecorder::note_failure() {
   auto& header = ring_->header();
+  header.unwound = 1;
   try {
     throw;
   } catch (const c10::Error& error) {

@@ -36,6 +36,7 @@ struct RingHeader {
   std::atomic<int32_t> answers{0};      // 1: SIGUSR1 has the rank write its stack
   std::atomic<int32_t> stacks{0};       // how often it has
   std::atomic<int32_t> signal{0};       // which ended it
+  std::atomic<int32_t> unwound{0};      // 1: it failed, and its thread has left the place where it did
   std::atomic<int32_t> depth{0};
   uint64_t stack[kMostFrames] = {};     // return addresses, the innermost first
   ShortText<64> host;
