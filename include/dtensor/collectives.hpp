@@ -24,6 +24,8 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // The reduction of every rank's tensors, which have the same sizes on all ranks. Results: as the inputs. One all_reduce for a list, however
@@ -261,3 +263,5 @@ inline at::Tensor receive(const at::Tensor& like, const DeviceMesh& mesh, int fr
 }
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

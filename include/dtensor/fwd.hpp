@@ -1,6 +1,8 @@
 // Forward declarations, for headers and programs that only pass these types along.
 #pragma once
 
+#pragma GCC visibility push(default)
+
 namespace at { class Tensor; }
 
 namespace dtensor {
@@ -16,3 +18,5 @@ class Transport;
 class Work;
 }  // namespace comm
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -251,13 +251,6 @@ void run_one_by_one(const c10::OperatorHandle& op, const OpInfo& info, Stack& st
 
 }  // namespace
 
-// Results that are pending sums are of the module whose operator gave them.
-static void name_results(const Stack& stack, size_t begin, ModuleName module) {
-  for (const auto& [tensor, argument, element] : tensors_in(arguments(stack, begin))) {
-    if (auto* impl = tensor.defined() ? as_dtensor(tensor) : nullptr) impl->module = module;
-  }
-}
-
 bool lacks_values(const Stack& stack, size_t begin) {
   return any_tensor(arguments(stack, begin), [](const at::Tensor& tensor) { return tensor.is_meta(); });
 }
@@ -347,8 +340,6 @@ void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, cons
   if (!decision.moves.empty() || !decision.write_backs.empty()) note_written(info, originals);
   bump_versions(op, info, originals);
   wrap_results(stack, begin, decision, originals);
-  if (info.is_view || decision.casts) inherit(decision, originals[0], stack[begin]);
-  if (decision.gives_pending) name_results(stack, begin, module_of_operands(originals));
 } catch (...) {
   rethrow_failure(decision);
 }

@@ -25,7 +25,7 @@ bool may_cut(const at::Tensor& written);
 // Replaces the arguments (stack[begin..]) by the operator's distributed results.
 void run_general(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision);
 
-// Replaces the local results (stack[begin..]) by distributed ones, or by the operands that the operator returns.
+// Replaces the local results (stack[begin..]) by distributed ones, finished, or by the operands that the operator returns.
 void wrap_results(Stack& stack, size_t begin, const Decision& decision, const std::vector<c10::IValue>& originals);
 
 // Replaces the arguments (stack[begin..], local tensors, some of them on the meta device) by results that have sizes but no values. Views
@@ -60,25 +60,35 @@ void make_on_mesh(const OpInfo& info, Stack& stack, size_t begin, const DeviceMe
 bool is_made_elsewhere(const OpInfo& info, Stack& stack, size_t begin, const DeviceMesh& mesh);
 
 // Views and casts have what DTensorImpl::inherit passes on; a cast of a group's member is one of what the group was then.
-void inherit(const Decision& decision, const c10::IValue& operand, const c10::IValue& results);
+void inherit(const Decision& decision, const DTensorImpl& operand, DTensorImpl& result);
 
 // Runs resize_, set_ and as_strided_ on a tensor whose memory on this rank is as on one device: the operator runs on the local tensor, and
 // the tensor takes over its new metadata. Returns false for other tensors.
 bool change_metadata(const c10::OperatorHandle& op, Stack& stack, size_t begin);
 
 // Notes a view that is a copy, because its operand was moved or the local memory order allows no view.
-void note_copied_view(const Decision& decision, const c10::IValue& base, const at::Tensor& view);
+void note_copied_view(const Decision& decision, DTensorImpl& base, DTensorImpl& view);
 
-// The offset of a base in the memory of one device, in bytes, since its view may have another dtype.
-inline int64_t offset_in_bytes(const c10::TensorImpl& base) {
-  return base.storage_offset() * static_cast<int64_t>(base.dtype().itemsize());
+// Gives a view (output `index`) its place in the memory that its base, which may have another dtype, would have on one device.
+inline void set_view_offset(const Decision& decision, size_t index, const c10::TensorImpl& base, c10::TensorImpl& view) {
+  auto offset = decision.offsets.empty() ? 0 : decision.offsets[index];
+  if (!decision.from_memory) offset += base.storage_offset() * static_cast<int64_t>(base.itemsize()) / static_cast<int64_t>(view.itemsize());
+  if (offset != 0) view.set_storage_offset(offset);
 }
 
-// Gives a view (output `index`) its place in the memory that its base would have on one device.
-inline void set_view_offset(const Decision& decision, size_t index, int64_t base_offset, const at::Tensor& view) {
-  const auto offset =
-      decision.from_memory ? decision.offsets[index] : base_offset + (decision.offsets.empty() ? 0 : decision.offsets[index]);
-  if (offset != 0) view.unsafeGetTensorImpl()->set_storage_offset(offset);
+// Gives result `index` what it has beside values and layout: as a view or cast of `base` (the first operand; null: no tensor) its place in
+// memory and what it inherits; as a pending sum the name of its module.
+inline void finish_result(const Decision& decision, size_t index, c10::TensorImpl* base, ModuleName module, const at::Tensor& result) {
+  auto& impl = static_cast<DTensorImpl&>(*result.unsafeGetTensorImpl());
+  if ((decision.info->is_view || decision.casts) && base) {
+    auto* operand = is_dtensor_impl(base) ? static_cast<DTensorImpl*>(base) : nullptr;
+    if (decision.info->is_view) {
+      set_view_offset(decision, index, *base, impl);
+      if (operand && (decision.lowering || !decision.simple || !decision.moves.empty())) note_copied_view(decision, *operand, impl);
+    }
+    if (operand) inherit(decision, *operand, impl);
+  }
+  if (decision.gives_pending) [[unlikely]] impl.module = module;
 }
 
 }  // namespace dtensor::dispatch

@@ -85,12 +85,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     auto local = std::move(stack[begin + i]).toTensor();
     if (decision.reorders()) local = in_reported_order(std::move(local), *decision.outputs[i]->layout());
     auto result = wrap(std::move(local), *decision.outputs[i]);
-    if (info.is_view && base.isTensor()) {
-      set_view_offset(decision, i, offset_in_bytes(*base.unsafeToTensorImpl()) / static_cast<int64_t>(result.dtype().itemsize()), result);
-      if (decision.lowering) note_copied_view(decision, base, result);
-    }
-    if (info.is_view || decision.casts) inherit(decision, base, result);
-    if (decision.gives_pending) [[unlikely]] as_dtensor(result)->module = module;
+    finish_result(decision, i, base.isTensor() ? base.unsafeToTensorImpl() : nullptr, module, result);
     stack[begin + i] = std::move(result);
   }
 } catch (...) {

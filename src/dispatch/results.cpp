@@ -2,6 +2,7 @@
 #include "src/dispatch/execute.hpp"
 
 #include "src/dispatch/dtensor_impl.hpp"
+#include "src/dispatch/operator_event.hpp"
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/dispatch/local_mode.hpp>
@@ -41,41 +42,26 @@ LayoutPtr output_layout(const Decision& decision, size_t index, const at::Tensor
   return Layout::get(decision.mesh, layout->placements(), layout->sizes(), layout->strides(), local.scalar_type());
 }
 
-c10::IValue distributed(const Decision& decision, const c10::IValue& value, size_t& index) {
-  if (value.isTensor()) {
-    const auto local = value.toTensor();
-    const auto i = index++;
-    if (!local.defined()) return local;
-    auto layout = output_layout(decision, i, local);
-    auto part = decision.reorders() ? in_reported_order(local, *layout) : local;
-    return wrap(std::move(part), std::move(layout));
-  }
-  return with_tensors(value, [&](const at::Tensor& local) { return wrap(local, output_layout(decision, index++, local)); });
-}
-
-void note_copied_views(const Decision& decision, const c10::IValue& base, const c10::IValue& value, size_t first) {
-  if (!base.isTensor()) return;
-  for (const auto& [view, argument, element] : tensors_in(value)) {
-    set_view_offset(decision, first++, offset_in_bytes(*base.unsafeToTensorImpl()) / static_cast<int64_t>(view.dtype().itemsize()), view);
-    note_copied_view(decision, base, view);
-  }
-}
-
 }  // namespace
 
 void wrap_results(Stack& stack, size_t begin, const Decision& decision, const std::vector<c10::IValue>& originals) {
   const auto& info = *decision.info;
+  auto* base = !originals.empty() && originals[0].isTensor() ? originals[0].toTensor().unsafeGetTensorImpl() : nullptr;
+  const auto module = decision.gives_pending ? module_of_operands(originals) : nullptr;
   size_t index = 0;
+  const auto distributed = [&](const at::Tensor& local) {
+    const auto i = index++;
+    if (!local.defined()) return local;
+    auto layout = output_layout(decision, i, local);
+    auto shard = decision.reorders() ? in_reported_order(local, *layout) : local;
+    auto result = wrap(std::move(shard), std::move(layout));
+    finish_result(decision, i, base, module, result);
+    return result;
+  };
   for (size_t r = 0; begin + r < stack.size(); ++r) {
     auto& value = stack[begin + r];
     const int source = r < info.returns_argument.size() ? info.returns_argument[r] : -1;
-    if (source >= 0) {
-      value = originals[source];
-    } else {
-      const size_t first = index;
-      value = distributed(decision, value, index);
-      if (info.is_view) note_copied_views(decision, originals[0], value, first);
-    }
+    value = source >= 0 ? originals[source] : with_tensors(value, [&](const at::Tensor& local, int) { return distributed(local); });
   }
 }
 
@@ -85,37 +71,27 @@ at::Tensor in_reported_order(at::Tensor local, const Layout& layout) {
   return local.clone(at::MemoryFormat::Contiguous);
 }
 
-void inherit(const Decision& decision, const c10::IValue& operand, const c10::IValue& results) {
-  const auto* impl = operand.isTensor() ? as_dtensor(operand.toTensor()) : nullptr;
-  if (!impl || (!impl->member() && !impl->pinned && !impl->laid_out && !impl->module && !c10::InferenceMode::is_enabled())) [[likely]]
+void inherit(const Decision& decision, const DTensorImpl& operand, DTensorImpl& result) {
+  const auto& member = operand.member();
+  if (!member && !operand.pinned && !operand.laid_out && !operand.module && !c10::InferenceMode::is_enabled()) [[likely]]
     return;
-  const auto& member = impl->member();
-  if (decision.casts) {
-    auto& cast = *as_dtensor(results.toTensor());
-    cast.pinned = impl->pinned;
-    cast.module = impl->module;
-    if (!member || !impl->layout()->is_flat() || !cast.layout()->is_flat()) return;
-    const auto made = member->generation < 0 ? member->group->generation() : member->generation;
-    cast.set_member(c10::make_intrusive<FlatMember>(member->group, member->index, made));
-  } else if (results.isTensor()) {
-    as_dtensor(results.toTensor())->inherit(*impl);
-  } else if (results.isTensorList()) {
-    for (const auto& element : results.toListRef()) as_dtensor(element.toTensor())->inherit(*impl);
-  }
+  if (!decision.casts) return result.inherit(operand);
+  result.pinned = operand.pinned;
+  result.module = operand.module;
+  if (!member || !operand.layout()->is_flat() || !result.layout()->is_flat()) return;
+  const auto made = member->generation < 0 ? member->group->generation() : member->generation;
+  result.set_member(c10::make_intrusive<FlatMember>(member->group, member->index, made));
 }
 
-void note_copied_view(const Decision& decision, const c10::IValue& base, const at::Tensor& view) {
-  auto* source = base.isTensor() ? as_dtensor(base.toTensor()) : nullptr;
-  auto* result = as_dtensor(view);
-  if (!source || !result) return;
-  if (result->local().is_alias_of(source->local())) {
-    const bool moved = !decision.moves.empty() && source->layout() != decision.moves[0].to;
+void note_copied_view(const Decision& decision, DTensorImpl& base, DTensorImpl& view) {
+  if (view.local().is_alias_of(base.local())) {
+    const bool moved = !decision.moves.empty() && base.layout() != decision.moves[0].to;
     if (!moved) return;
     LocalMode local;  // the chunk of a whole tensor is one of its views, but a write to it would not reach the other ranks by itself
-    result->set_local(result->local().clone(), result->layout());
+    view.set_local(view.local().clone(), view.layout());
   }
   const auto& name = decision.info->schema->name();
-  join_copies(*source, *result, decision.outputs_known, {name == "aten::_conj", name == "aten::_neg_view"});
+  join_copies(base, view, decision.outputs_known, {name == "aten::_conj", name == "aten::_neg_view"});
 }
 
 }  // namespace dtensor::dispatch

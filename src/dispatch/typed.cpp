@@ -150,7 +150,6 @@ struct Typed<Op, Result(Args...)> {
     if (in_place && (overlaps(impl, args) || ...)) [[unlikely]] return boxed(args...);
     OperatorSpan span;
     if (operators_are_observed()) [[unlikely]] span.begin(decision.mesh, decision.info->name, module_of_operands(args...));
-    const auto base_offset = impl->storage_offset();
     if constexpr (in_place) {
       begin_write(*impl);
       call_local(decision, args...);
@@ -158,11 +157,7 @@ struct Typed<Op, Result(Args...)> {
       return self;
     } else {
       auto result = wrap(call_local(decision, args...), *decision.outputs[0]);
-      if (decision.info->is_view) {
-        set_view_offset(decision, 0, base_offset, result);
-        as_dtensor(result)->inherit(*impl);
-      }
-      if (decision.gives_pending) [[unlikely]] as_dtensor(result)->module = module_of_operands(args...);
+      finish_result(decision, 0, impl, decision.gives_pending ? module_of_operands(args...) : nullptr, result);
       return result;
     }
   }
@@ -232,8 +227,7 @@ at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef sizes) {
   const auto* reshaped = decision && decision->moves.empty() ? decision->lowering.target<rules::Reshaped>() : nullptr;
   if (!reshaped || impl->is_meta() || !reshaped->is_alias(impl->local())) return View::boxed(self, sizes);
   auto result = wrap(reshaped->alias(impl->local()), *decision->outputs[0]);
-  set_view_offset(*decision, 0, impl->storage_offset(), result);
-  as_dtensor(result)->inherit(*impl);
+  finish_result(*decision, 0, impl, nullptr, result);
   return result;
 }
 

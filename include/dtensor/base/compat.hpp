@@ -4,6 +4,8 @@
 #include <c10/core/DispatchKeySet.h>
 #include <torch/version.h>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // Sits below autograd and above every backend. libtorch 2.x also uses it for its C++ FakeTensor mode, which therefore cannot be
@@ -14,3 +16,5 @@ inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::Fake;
 
 #define DTENSOR_TORCH_AT_LEAST(major, minor) \
   (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
+
+#pragma GCC visibility pop

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <utility>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 class Error : public c10::Error {
@@ -35,3 +37,5 @@ void require(bool ok, std::string_view tag, fmt::format_string<Args...> text, Ar
 }
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -6,6 +6,8 @@
 #include <exception>
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::detail {
 
 // Never empty: that is how a rank leaves that did not fail.
@@ -24,3 +26,5 @@ inline std::string text_of(const std::exception_ptr& error) {
 }
 
 }  // namespace dtensor::detail
+
+#pragma GCC visibility pop

@@ -8,6 +8,8 @@
 #include <mutex>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // One object of each type that is asked for, made on first use and destroyed in the opposite order. Threads may ask at once.
@@ -39,3 +41,5 @@ class Slots {
 };
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

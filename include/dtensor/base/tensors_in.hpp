@@ -12,6 +12,8 @@
 #include <iterator>
 #include <type_traits>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // A tensor, which may be undefined, and where it is: argument `argument` itself (element -1), or one of its list.
@@ -131,3 +133,5 @@ c10::IValue with_tensors(const c10::IValue& value, Change&& change) {
 }
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -9,6 +9,8 @@
 #include <type_traits>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace torch::nn {
 class Module;
 }
@@ -109,3 +111,5 @@ void load(Value& value, const std::string& path) {
 }
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

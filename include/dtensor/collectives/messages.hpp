@@ -11,6 +11,8 @@
 #include <memory>
 #include <tuple>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // A message of a batch, made by outgoing() or incoming().
@@ -124,3 +126,5 @@ inline TensorVector exchange_messages(const std::vector<Message>& messages, cons
 }
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 using TensorVector = std::vector<at::Tensor>;
@@ -98,3 +100,5 @@ inline PendingTensors start(const TensorVector& inputs, const std::function<comm
 }  // namespace detail
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

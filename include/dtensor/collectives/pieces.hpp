@@ -10,6 +10,8 @@
 
 #include <numeric>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 using Lengths = std::vector<int64_t>;  // one per rank of the group
@@ -116,3 +118,5 @@ inline PendingTensor only(PendingTensors list) {
 }  // namespace detail
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::comm {
 
 // A call as one rank made it. Trivially copyable, so that a transport can send it as it is.
@@ -32,3 +34,5 @@ struct CallInfo {
 };
 
 }  // namespace dtensor::comm
+
+#pragma GCC visibility pop

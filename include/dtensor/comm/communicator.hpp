@@ -17,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::comm {
 
 class FailedOperators;
@@ -106,3 +108,5 @@ class Communicator {
 };
 
 }  // namespace dtensor::comm
+
+#pragma GCC visibility pop

@@ -10,6 +10,8 @@
 #include <type_traits>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::comm {
 
 enum class Collective : uint8_t { all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv, barrier };
@@ -184,3 +186,5 @@ class EventScope {
 };
 
 }  // namespace dtensor::comm
+
+#pragma GCC visibility pop

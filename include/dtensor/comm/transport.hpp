@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::comm {
 
 using Milliseconds = std::chrono::milliseconds;
@@ -81,3 +83,5 @@ bool can_use_nccl_transport();
 std::unique_ptr<Transport> make_fake_transport(int rank, int size);
 
 }  // namespace dtensor::comm
+
+#pragma GCC visibility pop

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::comm {
 
 class Listener;
@@ -51,3 +53,5 @@ const TransportKind& transport_kind(std::string_view name);
 std::vector<const TransportKind*> transport_kinds();
 
 }  // namespace dtensor::comm
+
+#pragma GCC visibility pop

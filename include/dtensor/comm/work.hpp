@@ -6,6 +6,8 @@
 
 #include <utility>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::comm {
 
 class Work : public c10::intrusive_ptr_target {
@@ -32,3 +34,5 @@ struct Async {
 };
 
 }  // namespace dtensor::comm
+
+#pragma GCC visibility pop

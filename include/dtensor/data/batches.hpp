@@ -13,6 +13,8 @@
 #include <type_traits>
 #include <utility>
 
+#pragma GCC visibility push(default)
+
 namespace torch::data {
 
 template <class Data, class Target>
@@ -182,3 +184,5 @@ Batches<Loader> batches(Loader& loader, const DeviceMesh& mesh, std::initializer
 }
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

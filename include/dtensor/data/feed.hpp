@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::data {
 
 // One pass over a data loader, on every rank of a mesh.
@@ -55,3 +57,5 @@ class LayOut final : public PartVisitor {
 };
 
 }  // namespace dtensor::data
+
+#pragma GCC visibility pop

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::data {
 
 // Visits the tensors, numbers and texts of a batch one after the other, always in the same order, and may change them. For a struct of your
@@ -86,3 +88,5 @@ void PartVisitor::operator()(Parts&... parts) {
 }
 
 }  // namespace dtensor::data
+
+#pragma GCC visibility pop

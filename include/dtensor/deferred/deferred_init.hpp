@@ -8,6 +8,8 @@
 
 #include <memory>
 
+#pragma GCC visibility push(default)
+
 namespace torch::nn {
 class Module;
 }
@@ -65,3 +67,5 @@ MetaMemory meta_memory();
 void reset_meta_memory_peak();
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -1,6 +1,8 @@
 // Implicit communication as an error.
 #pragma once
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // While it lives, an operator of this thread that would have to move an operand throws instead. The error names the operator, the operand,
@@ -15,3 +17,5 @@ class ExplicitCommunication {
 inline ExplicitCommunication explicit_communication() { return ExplicitCommunication(); }
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

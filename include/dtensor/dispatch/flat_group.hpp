@@ -10,6 +10,8 @@
 #include <c10/util/Optional.h>
 #include <c10/util/intrusive_ptr.h>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // Members are flat tensors, usually leaves, known by their index. The group is called when an operator needs a member whole, and when the
@@ -55,3 +57,5 @@ const LayoutPtr& layout_of(const at::Tensor& tensor);
 void replace_local_shard(const at::Tensor& tensor, at::Tensor local);
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

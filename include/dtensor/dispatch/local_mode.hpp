@@ -5,6 +5,8 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 class LocalMode {
@@ -16,3 +18,5 @@ class LocalMode {
 };
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // A combination of placements on one mesh dimension, given the choices for the mesh dimensions before it.
@@ -20,3 +22,5 @@ struct PlacementOption {
 };
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

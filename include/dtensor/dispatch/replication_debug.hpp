@@ -5,6 +5,8 @@
 #include <map>
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // While it lives, counts the operators of this thread that ran whole on every rank of a mesh dimension although an operand was sharded
@@ -51,3 +53,5 @@ void set_replication_warnings(bool on);
 bool replication_warnings();
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -6,6 +6,8 @@
 #include <functional>
 #include <memory>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // Runs `hook` each time that a backward pass brings `leaf` a gradient, before that is added to leaf.grad(): after all that register_hook
@@ -20,3 +22,5 @@ void add_gradient_hook(const at::Tensor& leaf, std::function<at::Tensor(const at
 [[nodiscard]] std::shared_ptr<void> after_gradient(const at::Tensor& leaf, std::function<void(const at::Tensor& leaf)> hook);
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

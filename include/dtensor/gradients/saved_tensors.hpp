@@ -6,6 +6,8 @@
 
 #include <memory>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // Gives the hooks, one for each tensor that is saved: its call_pack_hook(tensor) runs when the tensor is saved, call_unpack_hook() when the
@@ -32,3 +34,5 @@ class SaveWith {
 };
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -9,6 +9,8 @@
 
 #include <algorithm>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::detail {
 
 inline at::Tensor alias(c10::Storage memory, c10::DispatchKeySet keys, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,
@@ -99,3 +101,5 @@ inline at::Tensor shard_in_buffer(const at::Tensor& buffer, int64_t begin, c10::
 }
 
 }  // namespace dtensor::detail
+
+#pragma GCC visibility pop

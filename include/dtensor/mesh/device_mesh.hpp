@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 class World;
@@ -87,3 +89,5 @@ DeviceMesh init_device_mesh(c10::DeviceType device, std::vector<int64_t> sizes, 
 std::ostream& operator<<(std::ostream& out, const DeviceMesh& mesh);
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -7,6 +7,8 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/intrusive_ptr.h>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 using Sizes = c10::SmallVector<int64_t, 5>;
@@ -106,3 +108,5 @@ Sizes contiguous_strides(c10::IntArrayRef sizes);
 Sizes memory_order(c10::IntArrayRef strides);
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 enum class PlacementKind : uint8_t { replicate, shard, partial, flat };
@@ -158,3 +160,5 @@ int64_t longest_cut(int64_t length, const Placement& placement, int64_t parts);
 Interval flat_shard(int64_t numel, const Placement& placement, int64_t index);
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // The end of an error's text: why two meshes are not the same, and what to do about it ("hint: ...").
@@ -15,3 +17,5 @@ std::string why_two(const DeviceMesh& first, const DeviceMesh& second);
 void check_maker(std::string_view op, const DeviceMesh& mesh);
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

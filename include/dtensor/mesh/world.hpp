@@ -9,6 +9,8 @@
 #include <functional>
 #include <memory>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 namespace detail {
@@ -87,3 +89,5 @@ int launch(int argc, char** argv, const std::function<void(World&)>& body);
 void launch(const LaunchOptions& options, const std::function<void(World&)>& body);
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -14,6 +14,8 @@
 #include <cstdint>
 #include <limits>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::nn {
 
 struct AttentionOptions {
@@ -51,3 +53,5 @@ inline at::Tensor repeat_heads(const at::Tensor& x, int64_t times) {
 }
 
 }  // namespace dtensor::nn
+
+#pragma GCC visibility pop

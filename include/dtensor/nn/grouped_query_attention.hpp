@@ -10,6 +10,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::nn {
 
 struct GroupedQueryAttentionOptions {
@@ -66,3 +68,5 @@ inline torch::Tensor GroupedQueryAttentionImpl::forward(const torch::Tensor& inp
 }
 
 }  // namespace dtensor::nn
+
+#pragma GCC visibility pop

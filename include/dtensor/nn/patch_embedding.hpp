@@ -5,6 +5,8 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/pimpl.h>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::nn {
 
 class PatchEmbeddingImpl : public torch::nn::Module {
@@ -27,3 +29,5 @@ inline PatchEmbeddingImpl::PatchEmbeddingImpl(int64_t channels, int64_t patch, i
 inline torch::Tensor PatchEmbeddingImpl::forward(const torch::Tensor& images) { return proj(images).flatten(2).transpose(1, 2); }
 
 }  // namespace dtensor::nn
+
+#pragma GCC visibility pop

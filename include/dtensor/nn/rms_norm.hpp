@@ -4,6 +4,8 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::nn {
 
 class RMSNormImpl : public torch::nn::Module {
@@ -31,3 +33,5 @@ inline torch::Tensor RMSNormImpl::forward(const torch::Tensor& x) {
 }
 
 }  // namespace dtensor::nn
+
+#pragma GCC visibility pop

@@ -13,6 +13,8 @@
 #include <numbers>
 #include <optional>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::nn {
 
 // Stretches long waves, for contexts longer than `original_length`, the length of the first training. Waves shorter than original_length /
@@ -75,3 +77,5 @@ inline at::Tensor apply_rotary(const at::Tensor& x, const RotaryTable& table) {
 }
 
 }  // namespace dtensor::nn
+
+#pragma GCC visibility pop

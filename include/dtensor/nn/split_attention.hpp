@@ -8,6 +8,8 @@
 
 #include <algorithm>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::nn {
 
 struct SplitAttentionOptions {
@@ -61,3 +63,5 @@ inline torch::Tensor SplitAttentionImpl::forward(torch::Tensor x) {
 }
 
 }  // namespace dtensor::nn
+
+#pragma GCC visibility pop

@@ -7,6 +7,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::nn {
 
 class SwiGLUImpl : public torch::nn::Module {
@@ -37,3 +39,5 @@ inline torch::Tensor SwiGLUImpl::forward(const torch::Tensor& input) {
 }
 
 }  // namespace dtensor::nn
+
+#pragma GCC visibility pop

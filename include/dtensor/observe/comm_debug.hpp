@@ -8,6 +8,8 @@
 #include <string_view>
 #include <utility>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // Counts the collectives that this rank issues while it lives, whichever of its threads does, autograd's too. The library's own checks are
@@ -54,3 +56,5 @@ class CommDebugMode : public comm::Observer {
 };
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

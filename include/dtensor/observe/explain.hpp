@@ -13,6 +13,8 @@
 #include <type_traits>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 struct Explanation {
@@ -65,3 +67,5 @@ Explanation explain(std::string_view op, const Args&... args) {
 }
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // From construction to destruction this thread's work is `name`'s: a span in a dt::Trace, and the module of what is communicated where no
@@ -22,3 +24,5 @@ class Scope {
 };
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

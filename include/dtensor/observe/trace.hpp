@@ -5,6 +5,8 @@
 #include <memory>
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 struct TraceOptions {
@@ -35,3 +37,5 @@ class Trace {
 };
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

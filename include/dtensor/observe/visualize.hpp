@@ -5,6 +5,8 @@
 
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace at { class Tensor; }
 
 namespace dtensor {
@@ -21,3 +23,5 @@ void visualize_svg(const at::Tensor& tensor, const std::string& path);
 void visualize_svg(const Layout& layout, const std::string& path);
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -8,6 +8,8 @@
 #include <tuple>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::optim {
 
 struct Adam8bitOptions : torch::optim::OptimizerCloneableOptions<Adam8bitOptions> {
@@ -64,3 +66,5 @@ class Adam8bit : public Optimizer {
 };
 
 }  // namespace dtensor::optim
+
+#pragma GCC visibility pop

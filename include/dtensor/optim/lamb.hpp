@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::optim {
 
 struct LambOptions : torch::optim::OptimizerCloneableOptions<LambOptions> {
@@ -183,3 +185,5 @@ inline void Lans::update() {
 }
 
 }  // namespace dtensor::optim
+
+#pragma GCC visibility pop

@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::optim {
 
 // The factor of the learning rate, for a matrix of r rows and c columns.
@@ -213,3 +215,5 @@ inline void Muon::update() {
 }
 
 }  // namespace dtensor::optim
+
+#pragma GCC visibility pop

@@ -12,6 +12,8 @@
 
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::optim {
 
 // One norm for each tensor. Communicates 8 bytes for each, all in one all_reduce (where their meshes hold one another). Communicates
@@ -51,3 +53,5 @@ inline std::vector<double> norms_of(const std::vector<at::Tensor>& tensors) {
 }
 
 }  // namespace dtensor::optim
+
+#pragma GCC visibility pop

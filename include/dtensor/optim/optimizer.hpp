@@ -17,6 +17,8 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::optim {
 
 // What an optimizer remembers of a parameter: how many steps it has made, and named tensors. These are laid out as the parameter, unless
@@ -183,3 +185,5 @@ inline void Optimizer::load(torch::serialize::InputArchive& archive) {
 }
 
 }  // namespace dtensor::optim
+
+#pragma GCC visibility pop

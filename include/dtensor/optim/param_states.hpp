@@ -8,6 +8,8 @@
 #include <type_traits>
 #include <utility>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::optim::detail {
 
 // libtorch 1.13 uses the address of the parameter, as text, for the key.
@@ -30,3 +32,5 @@ auto find(States& states, const at::Tensor& parameter) {
 using States = std::remove_reference_t<decltype(std::declval<torch::optim::Optimizer&>().state())>;
 
 }  // namespace dtensor::optim::detail
+
+#pragma GCC visibility pop

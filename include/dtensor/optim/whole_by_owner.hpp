@@ -17,6 +17,8 @@
 #include <numeric>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::optim {
 
 struct OwnedWork {
@@ -199,3 +201,5 @@ inline void work_on_whole(std::vector<OwnedWork>& work, at::ScalarType dtype,
 }
 
 }  // namespace dtensor::optim
+
+#pragma GCC visibility pop

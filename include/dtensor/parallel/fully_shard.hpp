@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace torch::nn {
 class Module;
 }
@@ -94,3 +96,5 @@ FullyShard fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const 
 FullyShard fully_shard(const std::vector<torch::nn::Module*>& unit, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -12,6 +12,8 @@
 #include <algorithm>
 #include <string_view>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // Prepares the input `x` [..., in] of several linear layers that a plan shards alike (queries, keys and values; gate and up). `weight`
@@ -83,3 +85,5 @@ inline at::Tensor lay_out_like(const at::Tensor& x, const at::Tensor& like) {
 }
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

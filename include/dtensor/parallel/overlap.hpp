@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // The weight [out, in] of a layer, and its bias [out] if it has one. A torch::nn::Linear converts to it.
@@ -51,3 +53,5 @@ class OverlapLinear {
 };
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace torch::nn {
 class Module;
 }
@@ -36,3 +38,5 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
 void name_modules(torch::nn::Module& module);
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::detail {
 
 // Whether `name` matches. `*` matches any run of characters, `?` one, and `a|b` either side; "re:" begins a regular expression
@@ -99,3 +101,5 @@ inline std::string closest(const std::string& pattern, const std::vector<std::st
 }
 
 }  // namespace dtensor::detail
+
+#pragma GCC visibility pop

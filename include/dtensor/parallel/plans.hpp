@@ -6,6 +6,8 @@
 
 #include <iosfwd>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // The placements of a module's parameters, by their names in the module ("weight").
@@ -65,3 +67,5 @@ inline Plan tensor_parallel(const std::vector<std::pair<std::string, ParallelSty
 }
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

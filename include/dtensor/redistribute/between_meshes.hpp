@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // Elements that one rank gives another, or itself: a box of global indices, one interval per dim.
@@ -41,3 +43,5 @@ MeshMovePlan plan_move_between(const LayoutPtr& from, const LayoutPtr& to);
 comm::Async move_local_between(const at::Tensor& local, const LayoutPtr& from, const LayoutPtr& to);
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // One transition along one mesh dimension, or along several that make the same transition at once.
@@ -61,3 +63,5 @@ comm::Async move_local(const at::Tensor& local, const LayoutPtr& from, const Lay
 at::Tensor own_shard(const at::Tensor& whole, const Layout& layout);
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

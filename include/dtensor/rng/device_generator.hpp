@@ -3,6 +3,8 @@
 
 #include <ATen/core/Generator.h>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 class World;
 }
@@ -15,3 +17,5 @@ namespace dtensor::rng {
 at::Generator generator_for(World& world, c10::Device device);
 
 }  // namespace dtensor::rng
+
+#pragma GCC visibility pop

@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::rng {
 
 // A stream for threads that are not ranks. A thread that was lent it draws from it wherever it gives no generator, and finds it behind
@@ -41,3 +43,5 @@ LentStream* lent_to_this_thread();
 void move_far(at::Generator& generator);
 
 }  // namespace dtensor::rng
+
+#pragma GCC visibility pop

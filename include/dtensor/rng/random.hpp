@@ -8,6 +8,8 @@
 
 #include <memory>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // A counter-based generator (Philox 4x32-10): each number is a function of the seed, of how many draws there were, and of the element's
@@ -60,3 +62,5 @@ class [[nodiscard]] RankLocalRandom {
 inline RankLocalRandom rank_local_random() { return {}; }
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -15,6 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace c10 { class OperatorHandle; }
 
 namespace dtensor::rules {
@@ -170,3 +172,5 @@ struct Options {
 RulePtr einsum(std::string_view notation, Options options = {});
 
 }  // namespace dtensor::rules
+
+#pragma GCC visibility pop

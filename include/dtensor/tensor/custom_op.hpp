@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // Gives an operator its sharding rule, as an index structure: register_rule("my::op", "mk,kn->mn"). The notation has one term per
@@ -80,3 +82,5 @@ auto local_map(Fn fn, DeviceMesh mesh, std::vector<Placements> in, std::vector<P
 }
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

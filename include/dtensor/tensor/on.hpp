@@ -6,6 +6,8 @@
 #include <memory>
 #include <utility>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 namespace detail {
@@ -42,3 +44,5 @@ decltype(auto) on(const DeviceMesh& mesh, F&& f) {
 }
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

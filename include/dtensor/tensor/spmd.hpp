@@ -5,6 +5,8 @@
 
 #include <memory>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 namespace detail {
@@ -49,3 +51,5 @@ void set_replication_check(bool on);
 bool replication_check();
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

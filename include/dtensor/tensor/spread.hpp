@@ -7,6 +7,8 @@
 
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::detail {
 
 // Tensors that are reduced over one group of ranks.
@@ -34,3 +36,5 @@ at::Tensor plain_local(const at::Tensor& tensor);
 std::vector<at::Tensor> gradients_of(std::string_view tag, c10::ArrayRef<at::Tensor> parameters);
 
 }  // namespace dtensor::detail
+
+#pragma GCC visibility pop

@@ -10,6 +10,8 @@
 #include <iosfwd>
 #include <string_view>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // Whether a tensor is distributed.
@@ -131,3 +133,5 @@ inline NoSync no_sync() { return NoSync(); }
 void sync_gradients(c10::ArrayRef<at::Tensor> parameters);
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 struct CheckpointOptions {
@@ -107,3 +109,5 @@ auto checkpoint(Function function, const Inputs&... inputs) {
 }
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -14,6 +14,8 @@
 #include <cmath>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor {
 
 // The norm of the gradients of `parameters` as if they were one vector: (sum |g|^p)^(1/p), or the largest |g| for an infinite `norm_type`.
@@ -107,3 +109,5 @@ inline void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters, dou
 }
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

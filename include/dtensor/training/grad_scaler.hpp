@@ -17,6 +17,8 @@
 #include <map>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace torch::serialize {
 class InputArchive;
 class OutputArchive;
@@ -184,3 +186,5 @@ inline void GradScaler::update(double new_scale) {
 }
 
 }  // namespace dtensor
+
+#pragma GCC visibility pop

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace torch::serialize {
 class InputArchive;
 class OutputArchive;
@@ -228,3 +230,5 @@ inline std::vector<double> Scheduler::rates() const {
 }
 
 }  // namespace dtensor::lr
+
+#pragma GCC visibility pop
