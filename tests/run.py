@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the tests of a build folder and counts them: tests/run.py BUILD [PATTERN]. See tools/test --help.
+"""Runs the tests of a build folder and counts them: tests/run.py [--sanitized] BUILD [PATTERN]. See tools/test --help.
 
 A test is a test case of dtensor-tests, a public header, a consumer of the installed library or a script. Test cases run
 in groups, a process each; one that crashes or hangs fails alone, and the rest of its group runs in another process.
@@ -18,6 +18,7 @@ import time
 
 CASES_PER_PROCESS = 12
 CASE_SECONDS, SLOW_CASE_SECONDS, SCRIPT_SECONDS = 180, 600, 1800
+SANITIZED_SECONDS = 1800  # of a case
 SKIPPED = 77
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -78,13 +79,14 @@ def read_events(path):
 
 def wait_for_cases(process, events_file):
     """Waits for the process; a case that takes too long ends it. Returns what to say of the case that was running."""
-    seen, since, limit = 0, time.monotonic(), CASE_SECONDS
+    usual, slow = (SANITIZED_SECONDS,) * 2 if "--sanitized" in sys.argv else (CASE_SECONDS, SLOW_CASE_SECONDS)
+    seen, since, limit = 0, time.monotonic(), usual
     while process.poll() is None:
         time.sleep(0.05)
         events = read_events(events_file)
         if len(events) > seen:
             seen, since = len(events), time.monotonic()
-            limit = SLOW_CASE_SECONDS if "[slow]" in events[-1][2] else CASE_SECONDS
+            limit = slow if "[slow]" in events[-1][2] else usual
         elif time.monotonic() - since > limit:
             kill_group(process)
             return f"no end after {limit} s"
@@ -180,7 +182,9 @@ def stage(build):
 
 
 def main():
-    build, pattern = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2] if len(sys.argv) > 2 else ""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--sanitized"]
+    sanitized = len(arguments) < len(sys.argv) - 1
+    build, pattern = pathlib.Path(arguments[0]).resolve(), arguments[1] if len(arguments) > 1 else ""
     wanted = re.compile(".*".join(re.escape(part) for part in pattern.split("*")), re.I)
     program = build / "tests/dtensor-tests"
 
@@ -191,10 +195,10 @@ def main():
     cases = [line.split("\t")[0] for line in listed if wanted.search(line)]
     include = ROOT / "include"
     headers = [str(path.relative_to(include)) for path in sorted(include.rglob("*.hpp"))]
-    headers = [header for header in headers if wanted.search(f"header {header}")]
+    headers = [header for header in headers if wanted.search(f"header {header}") and not sanitized]
     scripts = [(path, f"consumer {path.stem}") for path in sorted((ROOT / "tests/consumers").glob("*.sh"))]
     scripts += [(path, f"script {path.stem}") for path in sorted((ROOT / "tests").glob("*/*.sh")) if path.parent.name != "consumers"]
-    scripts = [(path, name) for path, name in scripts if wanted.search(name)]
+    scripts = [(path, name) for path, name in scripts if wanted.search(name) and not sanitized]
 
     tally = Tally(len(cases) + len(headers) + len(scripts))
     print(f"-- {len(cases)} test cases, {len(headers)} headers, {len(scripts)} scripts", flush=True)
