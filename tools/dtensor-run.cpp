@@ -1,5 +1,7 @@
 // dtensor-run -n N PROGRAM ARGS...: starts N processes of a program as the ranks of one job, forwards signals to them, and
 // ends them all when one fails.
+#include <dtensor/version.hpp>
+
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
@@ -51,6 +53,7 @@ int main(int argc, char** argv) {
   std::string folder;
   auto* report = app.add_option("--report", folder, "Print the report from what a job left in DIR, or leaves there now");
   app.add_option("--grace", job.grace_seconds, "Seconds between SIGTERM and SIGKILL (default 5)")->check(CLI::Range(0.0, 3600.0));
+  app.set_version_flag("--version", DTENSOR_VERSION_TEXT);
   app.prefix_command();
   CLI11_PARSE(app, argc, argv);
 

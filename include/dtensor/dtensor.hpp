@@ -32,3 +32,4 @@
 #include <dtensor/training/clip.hpp>
 #include <dtensor/training/grad_scaler.hpp>
 #include <dtensor/training/lr.hpp>
+#include <dtensor/version.hpp>
