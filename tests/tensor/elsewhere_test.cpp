@@ -161,6 +161,8 @@ TEST_CASE("elsewhere: random numbers of several meshes are one stream", "[elsewh
 }
 
 TEST_CASE("elsewhere: a model on two meshes trains as on one device", "[elsewhere]") {
+  const bool sharded = GENERATE(false, true);
+  INFO((sharded ? "fully sharded" : "whole parameters"));
   struct Losses {
     std::vector<double> values;
     std::vector<at::Tensor> parameters;
@@ -191,6 +193,12 @@ TEST_CASE("elsewhere: a model on two meshes trains as on one device", "[elsewher
       auto decoder = on(second, [] { return torch::nn::Linear(16, 3); });
       on(first, [&] { encoder->to(torch::kDouble); });
       on(second, [&] { decoder->to(torch::kDouble); });
+      if (sharded) {
+        const auto units = fully_shard(*encoder, first).units();
+        fully_shard(*decoder, second);
+        require(units.size() == 1 && units[0].parameters == std::vector<std::string>{"weight", "bias"}, "test", "its unit");
+        require(DTensor(encoder->weight).placements()[0].is_flat(), "test", "{}", DTensor(encoder->weight).layout().str());
+      }
       torch::optim::SGD one(encoder->parameters(), 0.1), two(decoder->parameters(), 0.1);
       for (int step = 0; step < 4; ++step) {
         const auto x = distribute_tensor(data, first, {shard(0)});

@@ -88,6 +88,9 @@ class FullyShard {
 // Frozen, tied and unused parameters, several forwards before a backward, and another order of use each step give the results of one
 // device.
 //
+// On ranks that are not in the parameters' mesh (see dt::on), parameters are absent. There they only get the same layouts, and nothing is
+// gathered.
+//
 // Communicates nothing itself. Throws, before it changes anything, for plain parameters, parameters on two meshes, a mesh dimension that
 // shards one already, a pattern that matches no module, a module in two units, and a module with nothing left to shard.
 FullyShard fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});

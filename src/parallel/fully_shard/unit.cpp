@@ -75,13 +75,14 @@ void Unit::lay_out(const Parameters& parameters) {
     const auto& [name, parameter] = parameters[i];
     lay_out_alone(parameter, cut_, flat(piece_, plan.offsets[i]));
     const auto layout = layout_of(parameter)->present();
-    const auto part = layout->flat_shard(mesh_.coordinate());
-    Member member{name, c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()), layout};
+    members_.push_back({name, c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()), layout});
+    if (!mesh_.contains_this_rank()) continue;  // the parameter is absent: only its layout counts here
+    const auto shard = layout->flat_shard(mesh_.coordinate());
+    auto& member = members_.back();
     member.offset = plan.offsets[i];
     member.elements = c10::multiply_integers(layout->local_sizes_before(mesh_.ndim(), mesh_.coordinate()));
-    member.shard_elements = part.length();
-    if (part.length() > 0) member.shard = member.offset + part.begin - mesh_.coordinate(cut_) * piece_;
-    members_.push_back(std::move(member));
+    member.shard_elements = shard.length();
+    if (shard.length() > 0) member.shard = member.offset + shard.begin - mesh_.coordinate(cut_) * piece_;
     join_group(parameter, c10::intrusive_ptr<FlatGroup>::reclaim_copy(this), static_cast<int64_t>(i));
   }
   registered_buffer_.reset();
@@ -89,7 +90,7 @@ void Unit::lay_out(const Parameters& parameters) {
   buffer_.reset();
   gradient_.reset();
   fits_ = false;
-  if (!DTensor(parameters[0].second).layout().is_deferred()) fill_buffer();
+  if (mesh_.contains_this_rank() && !DTensor(parameters[0].second).layout().is_deferred()) fill_buffer();
 }
 
 // What was laid out before it had values, or was laid out anew, has other memory.
