@@ -1,5 +1,6 @@
 // What errors say beside what happened: the rank, once; ranges that are empty; on request the place.
 #include "tests/support/dispatch_support.hpp"
+#include "tests/support/words_of.hpp"
 
 #include "ops/family.hpp"
 
@@ -9,16 +10,6 @@ namespace dt = dtensor;
 using namespace dtensor::test;
 
 namespace {
-
-template <class Call>
-std::string text_thrown_by(Call&& call) {
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "nothing was thrown";
-}
 
 int occurrences(const std::string& text, const std::string& part) {
   int n = 0;
@@ -47,15 +38,15 @@ TEST_CASE("error texts: a rank is named once also where an error quotes another"
         const auto once = [&](const std::string& text) {
           dt::require(occurrences(text, name) == 1 && text.ends_with(name), "test", "not once, at the end: {}!", text);
         };
-        const auto inner = text_thrown_by([] { dt::fail("inner", "no"); });
+        const auto inner = words_of([] { dt::fail("inner", "no"); });
         once(inner);
-        once(text_thrown_by([&] { dt::fail("outer", "{}; got {}", inner, 3); }));
-        once(text_thrown_by([&] { dt::fail("outermost", "'{}'", text_thrown_by([&] { dt::fail("outer", "{}", inner); })); }));
+        once(words_of([&] { dt::fail("outer", "{}; got {}", inner, 3); }));
+        once(words_of([&] { dt::fail("outermost", "'{}'", words_of([&] { dt::fail("outer", "{}", inner); })); }));
         dt::Spmd spmd(mesh);
         torch::nn::Linear linear(4, 4);
-        once(text_thrown_by([&] { dt::parallelize_module(*linear, mesh, {{"*", {{"tp", dt::shard(1)}}}}); }));
+        once(words_of([&] { dt::parallelize_module(*linear, mesh, {{"*", {{"tp", dt::shard(1)}}}}); }));
         const auto other = world.rank() == 0 ? "rank 1 failed: no (rank 1)" : "rank 0 failed: no (rank 0)";
-        dt::require(text_thrown_by([&] { dt::fail("outer", "{}", other); }).find(other) != std::string::npos, "test",
+        dt::require(words_of([&] { dt::fail("outer", "{}", other); }).find(other) != std::string::npos, "test",
                     "another rank was taken out");
       }, transport));
     }
@@ -68,12 +59,12 @@ TEST_CASE("error texts: an empty range is said to be empty", "[errors]") {
     const auto says_so = [](const std::string& text, const std::string& words) {
       dt::require(text.find("-1") == std::string::npos && text.find(words) != std::string::npos, "test", "no '{}' in: {}", words, text);
     };
-    says_so(text_thrown_by([&] { dt::distribute_tensor(torch::ones({}), mesh, {dt::shard(0)}); }), "no dims to cut");
-    says_so(text_thrown_by([&] { dt::rules::check_positions("aten::gather", torch::zeros({2}, torch::kLong), 0); }), "is empty");
+    says_so(words_of([&] { dt::distribute_tensor(torch::ones({}), mesh, {dt::shard(0)}); }), "no dims to cut");
+    says_so(words_of([&] { dt::rules::check_positions("aten::gather", torch::zeros({2}, torch::kLong), 0); }), "is empty");
   }));
   on_ranks(1, [](dt::World& world) {
     const auto alone = world.transport().connect("alone", {0});
-    const auto text = text_thrown_by([&] { alone->send(torch::ones({1}), 0); });
+    const auto text = words_of([&] { alone->send(torch::ones({1}), 0); });
     CHECK(text.find("has one rank, and so no peers") != std::string::npos);
   });
 }
@@ -82,7 +73,7 @@ TEST_CASE("error texts: on request an error says where in the program it was thr
   for (const auto* transport : {"threads", "gloo"}) {
     for (const int ranks : {1, 2}) {
       const auto text_of = [&](void (*call)()) {
-        return text_thrown_by([&] {
+        return words_of([&] {
           on_ranks(ranks, [&](dt::World& world) {
             if (world.rank() + 1 == world.size()) call();
           }, transport);

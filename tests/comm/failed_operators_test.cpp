@@ -1,6 +1,7 @@
 // An operator that fails on one rank only leaves the ranks out of step: their next calls throw and say so, whatever those calls are. One
 // that fails on all ranks alike is over when it is caught.
 #include "tests/support/dispatch_support.hpp"
+#include "tests/support/words_of.hpp"
 
 #include "src/comm/describe.hpp"
 
@@ -12,17 +13,6 @@ using namespace dtensor;
 using namespace dtensor::test;
 
 namespace {
-
-std::string words_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return {};
-}
 
 void says_all(const std::string& text, const std::vector<std::string>& parts, const char* what) {
   for (const auto& part : parts) require(text.find(part) != std::string::npos, "test", "{}: no '{}' in '{}'", what, part, text);
@@ -78,7 +68,7 @@ TEST_CASE("an operator that fails on one rank ends the calls of all who are told
     const auto first = sum_of(mesh, 1), second = sum_of(mesh, 2);
     meeting.wait();
     // The rank makes a call less: what comes next has equal kinds and sizes, and would be mixed.
-    const auto failed = words_of([&] {
+    const auto failed = words_of<std::exception>([&] {
       bad();
       const auto sum = first.full_tensor();
       require(!sum.eq(1 * world.size()).all().item<bool>(), "test", "a rank that did not fail got a sum without the one that did");
@@ -87,7 +77,7 @@ TEST_CASE("an operator that fails on one rank ends the calls of all who are told
     if (world.rank() != odd)
       says_all(failed, {"all_reduce(sum)", "rank " + std::to_string(odd) + " failed: aten::index_select"}, "the first call");
     for (int i = 0; i < 3; ++i) {
-      const auto text = words_of([&] { second.full_tensor(); });
+      const auto text = words_of<std::exception>([&] { second.full_tensor(); });
       says_all(text, {"all_reduce(sum)", "rank " + std::to_string(odd), "aten::index_select failed", "out of range"}, "later calls");
     }
   });
@@ -99,8 +89,8 @@ TEST_CASE("an operator that fails on one rank before a call of another kind", "[
     const auto bad = rows_of(mesh, {0});
     const auto sum = sum_of(mesh, 1);
     meeting.wait();
-    words_of(bad);
-    const auto text = words_of([&] {
+    words_of<std::exception>(bad);
+    const auto text = words_of<std::exception>([&] {
       if (world.rank() == 0) torch::relu(sum);
       else sum_of(mesh, 2);  // an all_gather
     });
@@ -132,7 +122,7 @@ TEST_CASE("an operator that fails on all ranks alike is over when it is caught",
     };
     for (int again = 0; again < 2; ++again) {
       for (const auto& call : calls) {
-        require(!words_of(call).empty(), "test", "nothing was thrown");
+        require(!words_of<std::exception>(call).empty(), "test", "nothing was thrown");
         same(sum_of(mesh, 1.5), torch::full({4}, 1.5 * world.size()), "a sum after an operator that failed on all");
       }
     }
@@ -145,7 +135,7 @@ TEST_CASE("an operator that fails on all ranks of a smaller mesh does not concer
     const auto some = DeviceMesh(torch::kCPU, {0, 1}, {2}, {"pair"});
     if (world.rank() < 2) {
       const auto singular = distribute_tensor(torch::zeros({3, 3}), some, {replicate()});
-      require(!words_of([&] { torch::linalg_inv(singular); }).empty(), "test", "nothing was thrown");
+      require(!words_of<std::exception>([&] { torch::linalg_inv(singular); }).empty(), "test", "nothing was thrown");
       same(sum_of(some, 1.5), torch::full({4}, 3.0), "a sum on the smaller mesh");
     }
     same(sum_of(all, 1.5), torch::full({4}, 1.5 * world.size()), "a sum on the larger mesh");
@@ -159,10 +149,10 @@ TEST_CASE("an operator that fails in one row of a mesh ends what goes over the r
     indices[3] = 99;  // in the second row's part
     const auto table = distribute_tensor(counting({4, 3}), mesh, {replicate(), replicate()});
     const auto cut = distribute_tensor(indices, mesh, {shard(0), replicate()});
-    const bool failed = !words_of([&] { torch::index_select(table, 0, cut); }).empty();
+    const bool failed = !words_of<std::exception>([&] { torch::index_select(table, 0, cut); }).empty();
     require(failed == (mesh.coordinate(0) == 1), "test", "which row failed");
     const auto along = [&](const Placements& placements) {
-      return words_of([&] {
+      return words_of<std::exception>([&] {
         const auto sum = from_local(torch::ones({4}), mesh, placements, {4}).full_tensor();
         require(sum.eq(2).all().item<bool>(), "test", "the sum in a row");
       });

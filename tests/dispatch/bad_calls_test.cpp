@@ -1,5 +1,6 @@
 // Calls that one device refuses are refused on every rank, in the same words, before anything is communicated.
 #include "tests/support/op_check.hpp"
+#include "tests/support/words_of.hpp"
 
 using namespace dtensor;
 using namespace dtensor::test;
@@ -11,17 +12,6 @@ struct BadCall {
   Tensors inputs;
   std::function<void(const Tensors&)> run;
 };
-
-std::string words_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return {};
-}
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
@@ -35,10 +25,10 @@ void check_refused(const BadCall& bad, const DeviceMesh& mesh, const Placement& 
     plain.push_back(input.clone());
     distributed.push_back(placed(input, mesh, lies(input)));
   }
-  const auto expected = first_line(words_of([&] { bad.run(plain); }));
+  const auto expected = first_line(words_of<std::exception>([&] { bad.run(plain); }));
   require(!expected.empty(), "test", "{}: one device takes it", bad.name);
   CommDebugMode comm;
-  const auto got = words_of([&] { bad.run(distributed); });
+  const auto got = words_of<std::exception>([&] { bad.run(distributed); });
   require(got.find(expected) != std::string::npos, "test", "{} with {}: got '{}'; expected '{}'", bad.name, placement.str(), got, expected);
   require(comm.count() == 0, "test", "{} with {} communicated before it was refused:\n{}", bad.name, placement.str(), comm.str());
   for (size_t i = 0; i < bad.inputs.size(); ++i) {
@@ -46,10 +36,21 @@ void check_refused(const BadCall& bad, const DeviceMesh& mesh, const Placement& 
   }
 }
 
+void check_all_refused(const std::vector<BadCall>& calls) {
+  for (const auto& bad : calls) {
+    INFO(bad.name);
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{{2}, {2, 2}}) {
+      for (const auto& placement : {replicate(), shard(0), shard(1), partial()}) {
+        CHECK_NOTHROW(on_mesh(sizes, [&](const DeviceMesh& mesh) { check_refused(bad, mesh, placement); }));
+      }
+    }
+  }
+}
+
 at::Tensor f(at::IntArrayRef sizes) { return fractions(sizes); }
 at::Tensor i(at::IntArrayRef sizes) { return indices(sizes, 2); }
 
-std::vector<BadCall> bad_calls() {
+std::vector<BadCall> bad_products() {
   return {
       {"mm of wrong sizes", {f({4, 3}), f({4, 3})}, [](const Tensors& t) { t[0].mm(t[1]); }},
       {"mm of a vector", {f({4, 3}), f({3})}, [](const Tensors& t) { t[0].mm(t[1]); }},
@@ -60,6 +61,14 @@ std::vector<BadCall> bad_calls() {
       {"dot of two lengths", {f({4}), f({6})}, [](const Tensors& t) { t[0].dot(t[1]); }},
       {"matmul", {f({2, 4, 3}), f({2, 4, 3})}, [](const Tensors& t) { t[0].matmul(t[1]); }},
       {"linear", {f({4, 3}), f({6, 4})}, [](const Tensors& t) { at::linear(t[0], t[1]); }},
+      {"mm of two dtypes, on more ranks than rows", {f({6, 6}), f({6, 6}).to(torch::kDouble)}, [](const Tensors& t) { t[0].mm(t[1]); }},
+      {"cholesky of no square", {f({4, 3})}, [](const Tensors& t) { at::linalg_cholesky(t[0]); }},
+      {"tril of a vector", {f({4})}, [](const Tensors& t) { t[0].tril(); }},
+  };
+}
+
+std::vector<BadCall> bad_pointwise() {
+  return {
       {"add", {f({4, 3}), f({4, 2})}, [](const Tensors& t) { t[0].add(t[1]); }},
       {"add_ to a smaller one", {f({4}), f({4, 4})}, [](const Tensors& t) { t[0].add_(t[1]); }},
       {"mul_ of unlike sizes", {f({4, 3}), f({4, 2})}, [](const Tensors& t) { t[0].mul_(t[1]); }},
@@ -70,6 +79,12 @@ std::vector<BadCall> bad_calls() {
       {"addcmul_", {f({4}), f({4}), f({3})}, [](const Tensors& t) { t[0].addcmul_(t[1], t[2]); }},
       {"copy_", {f({4}), f({3})}, [](const Tensors& t) { t[0].copy_(t[1]); }},
       {"masked_fill_", {f({4}), i({3}).to(torch::kBool)}, [](const Tensors& t) { t[0].masked_fill_(t[1], 1); }},
+      {"relu_ of a bool", {i({4}).to(torch::kBool)}, [](const Tensors& t) { t[0].relu_(); }},
+  };
+}
+
+std::vector<BadCall> bad_views_and_joins() {
+  return {
       {"cat of unlike sizes",
        {f({4, 3}), f({4, 2})},
        [](const Tensors& t) {
@@ -105,8 +120,6 @@ std::vector<BadCall> bad_calls() {
        [](const Tensors& t) {
          t[0].permute({0, 0});
        }},
-      {"mm of two dtypes, on more ranks than rows", {f({6, 6}), f({6, 6}).to(torch::kDouble)}, [](const Tensors& t) { t[0].mm(t[1]); }},
-      {"softmax of ints, on more ranks than rows", {i({3, 4})}, [](const Tensors& t) { at::_softmax(t[0], 1, false); }},
       {"roll of a large one", {f({100, 100})}, [](const Tensors& t) { t[0].roll({1}, {7}); }},
       {"flip of a large one", {f({100, 100})}, [](const Tensors& t) { t[0].flip({-3}); }},
       {"transpose", {f({4, 3})}, [](const Tensors& t) { t[0].transpose(0, 2); }},
@@ -118,6 +131,12 @@ std::vector<BadCall> bad_calls() {
        [](const Tensors& t) {
          t[0].split_with_sizes({1, 2});
        }},
+  };
+}
+
+std::vector<BadCall> bad_reductions() {
+  return {
+      {"softmax of ints, on more ranks than rows", {i({3, 4})}, [](const Tensors& t) { at::_softmax(t[0], 1, false); }},
       {"sum over no dim", {f({4, 3})}, [](const Tensors& t) { t[0].sum(2); }},
       {"sum over a dim twice",
        {f({4, 3})},
@@ -131,6 +150,11 @@ std::vector<BadCall> bad_calls() {
       {"cumsum over no dim", {f({4, 3})}, [](const Tensors& t) { t[0].cumsum(5); }},
       {"topk of too many", {f({4, 3})}, [](const Tensors& t) { t[0].topk(4, 1); }},
       {"sort over no dim", {f({4, 3})}, [](const Tensors& t) { t[0].sort(3); }},
+  };
+}
+
+std::vector<BadCall> bad_indexing() {
+  return {
       {"index_select of two dims", {f({4, 3}), i({2, 2})}, [](const Tensors& t) { t[0].index_select(0, t[1]); }},
       {"index_select by floats", {f({4, 3}), f({2})}, [](const Tensors& t) { t[0].index_select(0, t[1]); }},
       {"gather by another ndim", {f({4, 3}), i({4})}, [](const Tensors& t) { t[0].gather(1, t[1]); }},
@@ -145,30 +169,33 @@ std::vector<BadCall> bad_calls() {
       {"masked_select of another length", {f({4, 3}), i({5}).to(torch::kBool)}, [](const Tensors& t) { t[0].masked_select(t[1]); }},
       {"index by a mask of another length", {f({4, 3}), i({5}).to(torch::kBool)}, [](const Tensors& t) { t[0].index({t[1]}); }},
       {"embedding by floats", {f({4, 3}), f({2})}, [](const Tensors& t) { at::embedding(t[0], t[1]); }},
+  };
+}
+
+std::vector<BadCall> bad_losses_and_layers() {
+  return {
       {"layer_norm", {f({4, 3}), f({4})}, [](const Tensors& t) { at::layer_norm(t[0], {4}, t[1]); }},
       {"nll_loss of unlike batches", {f({4, 3}), i({5})}, [](const Tensors& t) { at::nll_loss(t[0], t[1]); }},
       {"nll_loss of unlike weights", {f({4, 3}), i({4}), f({4})}, [](const Tensors& t) { at::nll_loss(t[0], t[1], t[2]); }},
       {"nll_loss of float targets", {f({4, 3}), f({4})}, [](const Tensors& t) { at::nll_loss(t[0], t[1]); }},
       {"mse_loss", {f({4, 3}), f({4, 2})}, [](const Tensors& t) { at::mse_loss(t[0], t[1]); }},
       {"conv2d of other channels", {f({2, 3, 6, 6}), f({4, 2, 3, 3})}, [](const Tensors& t) { at::conv2d(t[0], t[1]); }},
-      {"cholesky of no square", {f({4, 3})}, [](const Tensors& t) { at::linalg_cholesky(t[0]); }},
-      {"tril of a vector", {f({4})}, [](const Tensors& t) { t[0].tril(); }},
-      {"relu_ of a bool", {i({4}).to(torch::kBool)}, [](const Tensors& t) { t[0].relu_(); }},
   };
 }
 
 }  // namespace
 
-TEST_CASE("bad calls: the words of one device before communication", "[errors]") {
-  for (const auto& bad : bad_calls()) {
-    INFO(bad.name);
-    for (const auto& sizes : std::vector<std::vector<int64_t>>{{2}, {2, 2}}) {
-      for (const auto& placement : {replicate(), shard(0), shard(1), partial()}) {
-        CHECK_NOTHROW(on_mesh(sizes, [&](const DeviceMesh& mesh) { check_refused(bad, mesh, placement); }));
-      }
-    }
-  }
-}
+TEST_CASE("bad calls: products in the words of one device", "[errors]") { check_all_refused(bad_products()); }
+
+TEST_CASE("bad calls: pointwise in the words of one device", "[errors]") { check_all_refused(bad_pointwise()); }
+
+TEST_CASE("bad calls: views and joins in the words of one device", "[errors]") { check_all_refused(bad_views_and_joins()); }
+
+TEST_CASE("bad calls: reductions in the words of one device", "[errors]") { check_all_refused(bad_reductions()); }
+
+TEST_CASE("bad calls: indexing in the words of one device", "[errors]") { check_all_refused(bad_indexing()); }
+
+TEST_CASE("bad calls: losses and layers in the words of one device", "[errors]") { check_all_refused(bad_losses_and_layers()); }
 
 TEST_CASE("bad calls: values that are out of range", "[errors]") {
   const std::vector<BadCall> calls{
@@ -201,7 +228,7 @@ TEST_CASE("bad calls: what would resize a tensor in place is refused", "[errors]
         for (const auto& placement : {replicate(), partial()}) {
           for (const auto& cut : {replicate(), shard(1)}) {
             const auto self = placed(f(sizes), mesh, {placement}), left = placed(f({5, 6, 4}), mesh, {cut});
-            const auto words = words_of([&] { self.clone().addbmm_(left, placed(f({5, 4, 3}), mesh, {replicate()})); });
+            const auto words = words_of<std::exception>([&] { self.clone().addbmm_(left, placed(f({5, 4, 3}), mesh, {replicate()})); });
             require(words.find("would resize a distributed tensor in place to [6, 3]") != std::string::npos, "test", "got '{}'", words);
           }
         }

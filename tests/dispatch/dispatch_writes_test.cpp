@@ -1,6 +1,7 @@
 // Writes to DTensors, what autograd sees of them, and what ranks remember of calls.
 #include "tests/support/dispatch_support.hpp"
 #include "tests/support/op_check.hpp"
+#include "tests/support/words_of.hpp"
 
 #include <sstream>
 #include <thread>
@@ -81,12 +82,7 @@ TEST_CASE("dispatch: out= forms refuse and convert dtypes as on one device", "[d
     const auto mesh = line(world);
     const auto rows = dt::distribute_tensor(x, mesh, {dt::shard(0)}).tensor();
     auto wrong = dt::zeros({4, 4}, mesh, {dt::replicate()}, torch::kFloat).tensor();
-    std::string words;
-    try {
-      torch::mm_out(wrong, rows, rows);
-    } catch (const c10::Error& error) {
-      words = error.what_without_backtrace();
-    }
+    const auto words = words_of([&] { torch::mm_out(wrong, rows, rows); });
     dt::require(words.find("Expected out tensor to have dtype double, but got float instead") != std::string::npos, "test", "says {}",
                 words);
     auto whole = dt::zeros({4}, mesh, {dt::replicate()}, torch::kLong).tensor();
@@ -123,12 +119,7 @@ TEST_CASE("dispatch: what is written in place is brought back", "[dispatch]") {
       const std::string words = "communication must be explicit";
       for (const auto& call :
            std::vector<std::function<void()>>{[&] { whole.mul_(part(y)); }, [&] { rows.cumsum_(0); }, [&] { pending.tanh_(); }}) {
-        std::string error;
-        try {
-          call();
-        } catch (const c10::Error& e) {
-          error = e.what_without_backtrace();
-        }
+        const auto error = words_of(call);
         dt::require(error.find(words) != std::string::npos, "test", "it was not refused: {}", error);
       }
     }, transport));
@@ -201,12 +192,8 @@ TEST_CASE("dispatch: outside of Spmd a backward makes tensors of its own", "[dis
         for (size_t i = 0; i < got.size(); ++i) {
           dt::require(dt::full_tensor(got[i]).allclose(expected[i]), "test", "gradient {} of {}", i, str(placement));
         }
-        std::string error;
-        try {
-          torch::cat({got[0], torch::ones({4, 3}, torch::kDouble)});  // as decided on in a backward, perhaps
-        } catch (const dt::Error& e) {
-          error = e.what_without_backtrace();
-        }
+        const auto plain = torch::ones({4, 3}, torch::kDouble);
+        const auto error = words_of<dt::Error>([&] { torch::cat({got[0], plain}); });  // as decided on in a backward, perhaps
         dt::require(error.find("a plain tensor meets distributed ones") != std::string::npos, "test", "got {}", error);
       }
     }, transport));

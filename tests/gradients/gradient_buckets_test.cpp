@@ -1,5 +1,6 @@
 // Gradients that are reduced while others are computed: small ones together, and added when they are there.
 #include "tests/support/dispatch_support.hpp"
+#include "tests/support/words_of.hpp"
 
 #include <optional>
 
@@ -107,14 +108,7 @@ TEST_CASE("gradient buckets: several backward passes add up", "[gradients]") {
 TEST_CASE("gradient buckets: a backward pass that fails", "[gradients]") {
   std::vector<at::Tensor> left(2);
   std::vector<std::string> first(2), again(2);
-  const auto error_of = [](const at::Tensor& gradient) -> std::string {
-    try {
-      dt::DTensor(gradient).to_local();
-    } catch (const c10::Error& error) {
-      return error.what_without_backtrace();
-    }
-    return "";
-  };
+  const auto error_of = [](const at::Tensor& gradient) { return words_of([&] { dt::DTensor(gradient).to_local(); }); };
   CHECK_THROWS_WITH(on_ranks(2, [&](dt::World& world) {
     const auto mesh = line(world);
     dt::Spmd spmd(mesh);

@@ -1,5 +1,6 @@
 // Explanations and pictures, without running or communicating.
 #include "tests/support/op_check.hpp"
+#include "tests/support/words_of.hpp"
 
 #include <unistd.h>
 
@@ -13,15 +14,6 @@ using namespace dtensor::test;
 namespace {
 
 bool says(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return {};
-}
 
 // A mesh that this thread is rank 0 of, with nobody else.
 struct Fake {
@@ -75,11 +67,11 @@ TEST_CASE("explain: choices and moves are those of the call", "[explain]") {
 TEST_CASE("explain: what it refuses", "[explain]") {
   Fake fake({4});
   const auto a = zeros({8, 6}, fake.mesh, {shard(0)}).tensor();
-  CHECK(says(message_of([&] { explain("aten::nothing", a); }), "no operator"));
-  CHECK(says(message_of([&] { explain("aten::matmul", a, a); }), "composes"));
-  CHECK(says(message_of([&] { explain("aten::mm", a, a); }), "mat1 and mat2 shapes cannot be multiplied"));
-  CHECK(says(message_of([&] { explain("aten::relu", at::ones({2})); }), "no argument is distributed"));
-  CHECK(!message_of([&] { explain("aten::mm", a); }).empty());
+  CHECK(says(words_of([&] { explain("aten::nothing", a); }), "no operator"));
+  CHECK(says(words_of([&] { explain("aten::matmul", a, a); }), "composes"));
+  CHECK(says(words_of([&] { explain("aten::mm", a, a); }), "mat1 and mat2 shapes cannot be multiplied"));
+  CHECK(says(words_of([&] { explain("aten::relu", at::ones({2})); }), "no argument is distributed"));
+  CHECK(!words_of([&] { explain("aten::mm", a); }).empty());
 }
 
 TEST_CASE("explain: a write to a piece of a cut dim", "[explain]") {
@@ -92,12 +84,7 @@ TEST_CASE("explain: a write to a piece of a cut dim", "[explain]") {
     CommDebugMode comm;
     row.zero_();
     require(comm.bytes() == explanation.carried[0].bytes, "test", "explained {}; got {}", explanation.str(), comm.str());
-    std::string error;
-    try {
-      explain("aten::add.Tensor", x);
-    } catch (const Error& e) {
-      error = e.what_without_backtrace();
-    }
+    const auto error = words_of<Error>([&] { explain("aten::add.Tensor", x); });
     require(error.find("aten::add.Tensor") != std::string::npos && error.find("hint:") != std::string::npos, "test", "got {}", error);
   }));
 }

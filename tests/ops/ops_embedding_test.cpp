@@ -31,7 +31,7 @@ TEST_CASE("ops: embedding", "[ops][embedding]") {
   }));
 }
 
-TEST_CASE("ops: indexing", "[ops][indexing]") {
+TEST_CASE("ops: indexing that reads", "[ops][indexing]") {
   const auto x = whole_numbers({5, 3, 4});
   check(
       {"index_select", {x, indices({4}, 3)}, [](const Tensors& in) { return Tensors{in[0].index_select(1, in[1])}; }});
@@ -39,18 +39,6 @@ TEST_CASE("ops: indexing", "[ops][indexing]") {
   check({"gather of fewer", {x, indices({4, 3, 4}, 5)}, [](const Tensors& in) {
            return Tensors{in[0].gather(0, in[1])};
          }});
-  check({"scatter",
-         {x, indices({5, 3, 4}, 1), whole_numbers({5, 3, 4}, 1)},
-         [](const Tensors& in) { return Tensors{in[0].scatter(1, in[1], in[2])}; },
-         0,
-         false});
-  check({"scatter_add", {x, indices({5, 3, 2}, 4), whole_numbers({5, 3, 2}, 1)}, [](const Tensors& in) {
-           return Tensors{in[0].scatter_add(2, in[1], in[2])};
-         }});
-  check({"index_add", {x, indices({2}, 3), whole_numbers({5, 2, 4}, 1)}, [](const Tensors& in) {
-           return Tensors{in[0].index_add(1, in[1], in[2])};
-         }});
-  check({"index_fill", {x, indices({2}, 3)}, [](const Tensors& in) { return Tensors{in[0].index_fill(1, in[1], 2)}; }});
   // A mask first: what the shape of one result hangs on must not be taken for what all do.
   check({"index by a mask and by positions",
          {x, x.select(2, 0).select(1, 0) > 0, x.permute({2, 1, 0}), indices({2}, 3)},
@@ -66,6 +54,25 @@ TEST_CASE("ops: indexing", "[ops][indexing]") {
            return Tensors{in[0].index({in[1], torch::indexing::Slice(), in[2]})};
          }});
   check({"index by a mask", {x, x > 2}, [](const Tensors& in) { return Tensors{in[0].index({in[1]})}; }});
+  check({"masked_select", {x, x > 2}, [](const Tensors& in) { return Tensors{in[0].masked_select(in[1])}; }});
+  check({"one_hot", {indices({5}, 3)}, [](const Tensors& in) { return Tensors{torch::one_hot(in[0], 3)}; }});
+  check({"take", {x, indices({4}, 60)}, [](const Tensors& in) { return Tensors{in[0].take(in[1])}; }, 0, false});
+}
+
+TEST_CASE("ops: indexing that writes into a copy", "[ops][indexing]") {
+  const auto x = whole_numbers({5, 3, 4});
+  check({"scatter",
+         {x, indices({5, 3, 4}, 1), whole_numbers({5, 3, 4}, 1)},
+         [](const Tensors& in) { return Tensors{in[0].scatter(1, in[1], in[2])}; },
+         0,
+         false});
+  check({"scatter_add", {x, indices({5, 3, 2}, 4), whole_numbers({5, 3, 2}, 1)}, [](const Tensors& in) {
+           return Tensors{in[0].scatter_add(2, in[1], in[2])};
+         }});
+  check({"index_add", {x, indices({2}, 3), whole_numbers({5, 2, 4}, 1)}, [](const Tensors& in) {
+           return Tensors{in[0].index_add(1, in[1], in[2])};
+         }});
+  check({"index_fill", {x, indices({2}, 3)}, [](const Tensors& in) { return Tensors{in[0].index_fill(1, in[1], 2)}; }});
   check({"index_put",
          {x, indices({2}, 3), whole_numbers({4}, 1)},
          [](const Tensors& in) {
@@ -79,7 +86,6 @@ TEST_CASE("ops: indexing", "[ops][indexing]") {
          0,
          false,
          false});
-  check({"masked_select", {x, x > 2}, [](const Tensors& in) { return Tensors{in[0].masked_select(in[1])}; }});
   check({"masked_scatter",
          {x, x > 2, whole_numbers({60}, 1)},
          [](const Tensors& in) { return Tensors{in[0].masked_scatter(in[1], in[2])}; },
@@ -92,8 +98,6 @@ TEST_CASE("ops: indexing", "[ops][indexing]") {
          },
          0,
          false});
-  check({"one_hot", {indices({5}, 3)}, [](const Tensors& in) { return Tensors{torch::one_hot(in[0], 3)}; }});
-  check({"take", {x, indices({4}, 60)}, [](const Tensors& in) { return Tensors{in[0].take(in[1])}; }, 0, false});
 }
 
 TEST_CASE("ops: writing by index", "[ops][indexing]") {

@@ -52,8 +52,8 @@ struct Case {
 
 using T = const at::Tensor&;
 
-const std::vector<Case>& cases() {
-  static const std::vector<Case> all{
+std::vector<Case> reshaping_views() {
+  return {
       {"view flatten", {4, 6, 2}, viewed([](T x) {
          return x.view({24, 2});
        })},
@@ -87,6 +87,21 @@ const std::vector<Case>& cases() {
       {"squeeze long dim", {4, 2}, viewed([](T x) { return x.squeeze(-1); })},
       {"unsqueeze", {4, 3}, viewed([](T x) { return x.unsqueeze(1); })},
       {"unsqueeze end", {4, 3}, viewed([](T x) { return x.unsqueeze(-1); })},
+      {"squeeze and unsqueeze in place", {4, 1, 3}, viewed([](T x) {
+         auto y = x.clone();
+         return y.squeeze_(1).unsqueeze_(0).mul_(2);
+       })},
+      {"expand", {4, 1, 3}, viewed([](T x) {
+         return x.expand({2, 4, 5, 3});
+       })},
+      {"expand -1", {4, 1, 3}, viewed([](T x) {
+         return x.expand({-1, 5, -1});
+       })},
+  };
+}
+
+std::vector<Case> reordering_views() {
+  return {
       {"permute", {2, 4, 6}, viewed([](T x) {
          return x.permute({2, 0, -2});
        })},
@@ -96,26 +111,22 @@ const std::vector<Case>& cases() {
          auto y = x.clone();
          return y.transpose_(0, 1).swapaxes_(0, 1).swapdims_(0, 1) * 2;
        })},
-      {"fill the diagonal", {5, 4}, viewed([](T x) {
-         auto y = x.clone();
-         return y.fill_diagonal_(3) * 2;
-       })},
       {"t in place", {4, 6}, viewed([](T x) {
          auto y = x.clone();
          y.t_();
          return y * 2;
        })},
-      {"squeeze and unsqueeze in place", {4, 1, 3}, viewed([](T x) {
-         auto y = x.clone();
-         return y.squeeze_(1).unsqueeze_(0).mul_(2);
-       })},
       {"t of a vector", {4}, viewed([](T x) { return x.t(); })},
       {"movedim", {2, 4, 6}, viewed([](T x) { return x.movedim(0, 2); })},
-      {"expand", {4, 1, 3}, viewed([](T x) {
-         return x.expand({2, 4, 5, 3});
-       })},
-      {"expand -1", {4, 1, 3}, viewed([](T x) {
-         return x.expand({-1, 5, -1});
+      {"flip", {4, 6}, viewed([](T x) { return x.flip({1}); })},
+  };
+}
+
+std::vector<Case> views_of_parts() {
+  return {
+      {"fill the diagonal", {5, 4}, viewed([](T x) {
+         auto y = x.clone();
+         return y.fill_diagonal_(3) * 2;
        })},
       {"select", {4, 3, 6}, viewed([](T x) { return x.select(1, -1); })},
       {"select first", {4, 3, 6}, viewed([](T x) { return x[1]; })},
@@ -138,8 +149,19 @@ const std::vector<Case>& cases() {
       {"unbind", {3, 4, 2}, [](T x) { return x.unbind(0); }},
       {"diagonal", {4, 3, 4}, viewed([](T x) { return x.diagonal(1, 0, 2); })},
       {"unfold", {6, 4}, viewed([](T x) { return x.unfold(0, 3, 1); })},
+      {"fused qkv",
+       {2, 3, 24},
+       [](T x) {
+         Tensors heads;
+         for (const auto& part : x.chunk(3, -1)) heads.push_back(part.reshape({2, 3, 4, 2}).transpose(1, 2));
+         return heads;
+       }},
+  };
+}
+
+std::vector<Case> copies_and_other_readings() {
+  return {
       {"alias", {4, 3}, viewed([](T x) { return at::alias(x); })},
-      {"flip", {4, 6}, viewed([](T x) { return x.flip({1}); })},
       {"view_as_complex and back", {4, 3, 2}, viewed([](T x) { return at::view_as_real(at::view_as_complex(x)); })},
       {"conj", {4, 3, 2}, viewed([](T x) { return at::view_as_real(at::view_as_complex(x).conj().resolve_conj()); })},
       {"as_strided to nothing", {1, 2}, viewed([](T x) { return x.detach().as_strided({0}, {1}, 5); })},
@@ -159,14 +181,17 @@ const std::vector<Case>& cases() {
       {"cat", {4, 6}, viewed([](T x) {
          return at::cat({x, x.slice(1, 0, 3)}, 1);
        })},
-      {"fused qkv",
-       {2, 3, 24},
-       [](T x) {
-         Tensors heads;
-         for (const auto& part : x.chunk(3, -1)) heads.push_back(part.reshape({2, 3, 4, 2}).transpose(1, 2));
-         return heads;
-       }},
   };
+}
+
+const std::vector<Case>& cases() {
+  static const auto all = [] {
+    std::vector<Case> result;
+    for (auto&& some : {reshaping_views(), reordering_views(), views_of_parts(), copies_and_other_readings()}) {
+      result.insert(result.end(), some.begin(), some.end());
+    }
+    return result;
+  }();
   return all;
 }
 

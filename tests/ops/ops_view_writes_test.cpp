@@ -2,6 +2,7 @@
 #include "catch.hpp"
 
 #include "tests/support/view_support.hpp"
+#include "tests/support/words_of.hpp"
 
 namespace dt = dtensor;
 using dt::shard;
@@ -56,12 +57,7 @@ TEST_CASE("a write to a piece of a cut dim communicates what was written or says
       x.add_(1);
       dt::require(comm.count(dt::comm::Collective::all_gather) == 1 && comm.count() == 1, "test", "got {}", comm.str());
       const auto refused = [](const auto& write, const char* words) {
-        std::string error;
-        try {
-          write();
-        } catch (const dt::Error& e) {
-          error = e.what_without_backtrace();
-        }
+        const auto error = dt::test::words_of<dt::Error>(write);
         dt::require(error.find(words) != std::string::npos, "test", "got {}; expected {}", error, words);
       };
       x.fill_(0), plain.fill_(0);

@@ -42,79 +42,78 @@ TEST_CASE("fully shard: float32 is bit for bit data parallelism", "[fsdp]") {
   }
 }
 
-TEST_CASE("fully shard: steps that are not alike", "[fsdp]") {
-  struct Case {
-    const char* name;
-    TrainStep run;
-  };
-  const std::vector<Case> steps{
-      {"two forwards before one backward",
-       [](Net& net, int i, const Place& place) { (loss_of(net, place(ids(i))) + loss_of(net, place(ids(i + 5)))).backward(); }},
-      {"two backwards",
-       [](Net& net, int i, const Place& place) {
-         loss_of(net, place(ids(i))).backward();
-         loss_of(net, place(ids(i + 5))).backward();
-       }},
-      {"accumulation without communication",
-       [](Net& net, int i, const Place& place) {
-         {
-           NoSync no_sync;
-           loss_of(net, place(ids(i))).backward();
-           loss_of(net, place(ids(i + 5)), {1}).backward();
-         }
-         loss_of(net, place(ids(i + 3))).backward();
-       }},
-      {"all of it without communication",
-       [](Net& net, int i, const Place& place) {
-         NoSync no_sync;
-         loss_of(net, place(ids(i))).backward();
-         loss_of(net, place(ids(i + 5))).backward();
-       }},
-      {"another order each step",
-       [](Net& net, int i, const Place& place) {
-         const std::vector<std::vector<int>> orders{{2, 0}, {0, 1, 2, 1}, {1}};
-         loss_of(net, place(ids(i)), orders[i]).backward();
-       }},
-      {"frozen parameters",
-       [](Net& net, int i, const Place& place) {
-         for (auto& p : net->blocks[1]->parameters()) p.set_requires_grad(false);
-         net->tokens->weight.set_requires_grad(i == 1);
-         loss_of(net, place(ids(i))).backward();
-       }},
-      {"gradients that are zeroed in place",
-       [](Net& net, int i, const Place& place) {
-         loss_of(net, place(ids(i + 1))).backward();
-         for (auto& p : net->parameters()) {
-           if (p.grad().defined()) p.mutable_grad().zero_();
-         }
-         loss_of(net, place(ids(i))).backward();
-       }},
-      {"a forward without gradient between",
-       [](Net& net, int i, const Place& place) {
-         loss_of(net, place(ids(i))).backward();
-         torch::NoGradGuard no_grad;
-         loss_of(net, place(ids(i)));
-         net->blocks[0]->as<Block>()->up->weight.mul_(1.5);
-         loss_of(net, place(ids(i)));
-       }},
-      {"a parameter written between forward passes",
-       [](Net& net, int i, const Place& place) {
-         {
-           torch::NoGradGuard no_grad;
-           loss_of(net, place(ids(i)));
-           net->head.data().mul_(0.5);
-           net->head.slice(0, 2, 5).add_(1);
-         }
-         loss_of(net, place(ids(i))).backward();
-       }},
-  };
-  for (const auto& [step_name, step] : steps) {
-    const auto expected = on_one_device(step);
-    for (const auto& [name, options] : kOptions) {
-      INFO(step_name << " with " << name);
-      check(expected, {3}, {"dp"}, {shard(0)}, sharded(options), step);
-    }
+namespace {
+
+// Training by such steps gives the numbers of one device, under all options.
+void check_step(const char* step_name, const TrainStep& step) {
+  const auto expected = on_one_device(step);
+  for (const auto& [name, options] : kOptions) {
+    INFO(step_name << " with " << name);
+    check(expected, {3}, {"dp"}, {shard(0)}, sharded(options), step);
   }
+}
+
+}  // namespace
+
+TEST_CASE("fully shard: several passes in a step", "[fsdp]") {
+  check_step("two forwards before one backward", [](Net& net, int i, const Place& place) {
+    (loss_of(net, place(ids(i))) + loss_of(net, place(ids(i + 5)))).backward();
+  });
+  check_step("two backwards", [](Net& net, int i, const Place& place) {
+    loss_of(net, place(ids(i))).backward();
+    loss_of(net, place(ids(i + 5))).backward();
+  });
+  check_step("accumulation without communication", [](Net& net, int i, const Place& place) {
+    {
+      NoSync no_sync;
+      loss_of(net, place(ids(i))).backward();
+      loss_of(net, place(ids(i + 5)), {1}).backward();
+    }
+    loss_of(net, place(ids(i + 3))).backward();
+  });
+  check_step("all of it without communication", [](Net& net, int i, const Place& place) {
+    NoSync no_sync;
+    loss_of(net, place(ids(i))).backward();
+    loss_of(net, place(ids(i + 5))).backward();
+  });
+}
+
+TEST_CASE("fully shard: steps that are not alike", "[fsdp]") {
+  check_step("another order each step", [](Net& net, int i, const Place& place) {
+    const std::vector<std::vector<int>> orders{{2, 0}, {0, 1, 2, 1}, {1}};
+    loss_of(net, place(ids(i)), orders[i]).backward();
+  });
+  check_step("frozen parameters", [](Net& net, int i, const Place& place) {
+    for (auto& p : net->blocks[1]->parameters()) p.set_requires_grad(false);
+    net->tokens->weight.set_requires_grad(i == 1);
+    loss_of(net, place(ids(i))).backward();
+  });
+}
+
+TEST_CASE("fully shard: values that are written between passes", "[fsdp]") {
+  check_step("gradients that are zeroed in place", [](Net& net, int i, const Place& place) {
+    loss_of(net, place(ids(i + 1))).backward();
+    for (auto& p : net->parameters()) {
+      if (p.grad().defined()) p.mutable_grad().zero_();
+    }
+    loss_of(net, place(ids(i))).backward();
+  });
+  check_step("a forward without gradient between", [](Net& net, int i, const Place& place) {
+    loss_of(net, place(ids(i))).backward();
+    torch::NoGradGuard no_grad;
+    loss_of(net, place(ids(i)));
+    net->blocks[0]->as<Block>()->up->weight.mul_(1.5);
+    loss_of(net, place(ids(i)));
+  });
+  check_step("a parameter written between forward passes", [](Net& net, int i, const Place& place) {
+    {
+      torch::NoGradGuard no_grad;
+      loss_of(net, place(ids(i)));
+      net->head.data().mul_(0.5);
+      net->head.slice(0, 2, 5).add_(1);
+    }
+    loss_of(net, place(ids(i))).backward();
+  });
 }
 
 TEST_CASE("fully shard: over two mesh dimensions", "[fsdp]") {

@@ -1,5 +1,6 @@
 // Operators of others with rules, functions over local shards, and that rules fit the operators that they are for.
 #include "tests/support/op_check.hpp"
+#include "tests/support/words_of.hpp"
 
 #include <dtensor/base/compat.hpp>
 
@@ -64,12 +65,7 @@ TORCH_LIBRARY_IMPL(dtensor_test, CPU, library) {
 TORCH_LIBRARY_IMPL(dtensor_test, AutogradCPU, library) { library.impl("scaled_mm", TORCH_FN(scaled_mm_autograd)); }
 
 void refuses(std::vector<std::string> parts, const std::function<void()>& call) {
-  std::string text;
-  try {
-    call();
-  } catch (const Error& error) {
-    text = error.what_without_backtrace();
-  }
+  const auto text = words_of<Error>(call);
   INFO(text);
   CHECK(!text.empty());
   for (const auto& part : parts) CHECK(text.find(part) != std::string::npos);
@@ -93,12 +89,7 @@ TEST_CASE("custom operators: dims of one letter have one length", "[custom]") {
   on_mesh({4}, [](const DeviceMesh& mesh) {
     const auto x = placed(fractions({5, 6}), mesh, {shard(1)}), w = placed(fractions({5, 6}), mesh, {shard(1)});
     CommDebugMode comm;
-    std::string text;
-    try {
-      call_scaled_mm(x, w);
-    } catch (const Error& error) {
-      text = error.what_without_backtrace();
-    }
+    const auto text = words_of<Error>([&] { call_scaled_mm(x, w); });
     for (const auto* part : {"dtensor_test::scaled_mm", "dim 0 of argument 1 has length 5", "'mk,kn,mn->mn'", "length 6"}) {
       require(text.find(part) != std::string::npos, "test", "no '{}' in '{}'", part, text);
     }

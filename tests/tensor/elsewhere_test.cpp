@@ -24,6 +24,13 @@ void on_every_transport_of_four(const std::function<void(World&)>& body) {
   }
 }
 
+void check_trained_parameters(const torch::nn::Module& module, const std::vector<at::Tensor>& expected, int rank) {
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const auto got = full_tensor(module.parameters()[i]).detach();
+    require(torch::allclose(got, expected[i], 1e-12, 1e-12), "test", "parameter {} differs on rank {}", i, rank);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("elsewhere: a handle tells what is known and refuses the rest", "[elsewhere]") {
@@ -216,10 +223,7 @@ TEST_CASE("elsewhere: a model on two meshes trains as on one device", "[elsewher
         require(std::abs(value - one_device.values[step]) < 1e-12, "test", "step {}: loss {}; expected {}", step, value,
                 one_device.values[step]);
       }
-      for (size_t i = 0; first.contains_this_rank() && i < one_device.parameters.size(); ++i) {
-        const auto got = full_tensor(encoder->parameters()[i]).detach();
-        require(torch::allclose(got, one_device.parameters[i], 1e-12, 1e-12), "test", "parameter {} differs on rank {}", i, world.rank());
-      }
+      if (first.contains_this_rank()) check_trained_parameters(*encoder, one_device.parameters, world.rank());
     });
   }
 }
