@@ -70,16 +70,21 @@ at::ScalarType computed_in(const rules::Call& call, at::ScalarType result) {
 }
 
 // The operands that a pointwise operator converts before it looks at their strides, and whose copies lie otherwise than they do: on the
-// CPU, those of another dtype than it computes in, with elements that share memory. Meta kernels convert nothing.
-std::unordered_set<const c10::TensorImpl*> converted(const rules::Call& call, const Stack& results) {
-  std::unordered_set<const c10::TensorImpl*> found;
+// CPU, those of another dtype than it computes in, with elements that share memory or leave gaps. Meta kernels convert nothing.
+struct Converted {
+  at::ScalarType to{};
+  std::unordered_set<const c10::TensorImpl*> operands;
+};
+
+Converted converted(const rules::Call& call, const Stack& results) {
+  Converted found;
   const auto* entry = rules::find_entry(call.schema);
   if (!entry || entry->family != "pointwise" || results.empty() || !results[0].isTensor() || !results[0].toTensor().defined()) return found;
-  const auto dtype = computed_in(call, results[0].toTensor().scalar_type());
+  found.to = computed_in(call, results[0].toTensor().scalar_type());
   for (const auto& [tensor, argument, element] : tensors_in(call.arguments)) {
     const auto& name = call.schema.arguments()[argument].name();
     if (!tensor.defined() || !tensor.is_cpu() || name == "condition" || name == "mask") continue;
-    if (tensor.scalar_type() != dtype && !tensor.is_non_overlapping_and_dense()) found.insert(tensor.unsafeGetTensorImpl());
+    if (tensor.scalar_type() != found.to && !tensor.is_non_overlapping_and_dense()) found.operands.insert(tensor.unsafeGetTensorImpl());
   }
   return found;
 }
@@ -136,9 +141,11 @@ c10::optional<Stack> meta_results(const c10::OperatorHandle& op, const rules::Ca
 c10::optional<std::vector<rules::OutputMeta>> meta_outputs(const c10::OperatorHandle& op, const rules::Call& call) {
   auto results = meta_results(op, call, on_meta);
   if (!results) return c10::nullopt;
-  if (const auto copied = converted(call, *results); !copied.empty()) {
+  if (const auto copies = converted(call, *results); !copies.operands.empty()) {
     results = meta_results(op, call, [&](const at::Tensor& tensor) {
-      return copied.contains(tensor.unsafeGetTensorImpl()) ? on_meta(tensor).contiguous() : on_meta(tensor);
+      const auto meta = on_meta(tensor);
+      if (!copies.operands.contains(tensor.unsafeGetTensorImpl())) return meta;
+      return meta.to(copies.to).to(meta.scalar_type());  // there and back: the copy's strides, the operand's dtype
     });
   }
   std::vector<rules::OutputMeta> outputs;

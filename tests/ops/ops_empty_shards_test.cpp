@@ -202,7 +202,7 @@ TEST_CASE("ops: a write to a view of what was pending where shards are of length
   }
 }
 
-// On the CPU, libtorch converts such an operand before it looks at strides, and the copy is contiguous.
+// On the CPU, libtorch converts such an operand before it looks at strides, which are then those of the copy.
 TEST_CASE("ops: strides where an operand of another dtype is expanded", "[ops][view]") {
   const auto rows = torch::arange(4).view({4, 1}).expand({4, 3}), columns = torch::arange(3).expand({4, 3});
   const auto transposed = torch::arange(12).view({3, 4}).t();
@@ -219,6 +219,27 @@ TEST_CASE("ops: strides where an operand of another dtype is expanded", "[ops][v
           return distribute_tensor(torch::arange(n), mesh, {replicate()}).tensor().view(as).expand({4, 3});
         };
         const auto got = results({wide(4, {4, 1}), wide(3, {1, 3}), on_mesh(torch::arange(12).view({3, 4})).t()});
+        for (size_t i = 0; i < plain.size(); ++i) {
+          require(got[i].strides() == plain[i].strides() && full_tensor(got[i]).equal(plain[i]), "test",
+                  "result {} has strides {}, expected {}", i, fmt::join(got[i].strides(), " "), fmt::join(plain[i].strides(), " "));
+        }
+      }
+    }));
+  }
+}
+
+TEST_CASE("ops: strides where an operand of another dtype leaves gaps", "[ops][view]") {
+  const auto whole = torch::arange(16, torch::kFloat).view({2, 4, 2});
+  const auto one = torch::ones({1, 1}, torch::kDouble);
+  const auto results = [&](const at::Tensor& x, const at::Tensor& wide) {
+    const auto windows = x.unfold(1, 3, 3);  // strides 8 6 1 2
+    return Tensors{wide + windows, windows * wide, windows.gt(wide), windows.to(torch::kInt) / 2};
+  };
+  const auto plain = results(whole, one);
+  for (int ranks : {1, 2, 3}) {
+    CHECK_NOTHROW(on_mesh({ranks}, [&](const DeviceMesh& mesh) {
+      for (const auto& placement : {replicate(), shard(0), shard(2)}) {
+        const auto got = results(distribute_tensor(whole, mesh, {placement}).tensor(), distribute_tensor(one, mesh, {replicate()}).tensor());
         for (size_t i = 0; i < plain.size(); ++i) {
           require(got[i].strides() == plain[i].strides() && full_tensor(got[i]).equal(plain[i]), "test",
                   "result {} has strides {}, expected {}", i, fmt::join(got[i].strides(), " "), fmt::join(plain[i].strides(), " "));
