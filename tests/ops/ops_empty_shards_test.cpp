@@ -239,7 +239,8 @@ TEST_CASE("ops: strides where an operand of another dtype leaves gaps", "[ops][v
   for (int ranks : {1, 2, 3}) {
     CHECK_NOTHROW(on_mesh({ranks}, [&](const DeviceMesh& mesh) {
       for (const auto& placement : {replicate(), shard(0), shard(2)}) {
-        const auto got = results(distribute_tensor(whole, mesh, {placement}).tensor(), distribute_tensor(one, mesh, {replicate()}).tensor());
+        const auto got =
+            results(distribute_tensor(whole, mesh, {placement}).tensor(), distribute_tensor(one, mesh, {replicate()}).tensor());
         for (size_t i = 0; i < plain.size(); ++i) {
           require(got[i].strides() == plain[i].strides() && full_tensor(got[i]).equal(plain[i]), "test",
                   "result {} has strides {}, expected {}", i, fmt::join(got[i].strides(), " "), fmt::join(plain[i].strides(), " "));
