@@ -241,8 +241,7 @@ std::optional<Placement> common_flat(const Call& call, int64_t mesh_dim, const s
 
 bool is_cut(const LayoutPtr& layout, int64_t dim) {
   if (layout->is_flat()) return true;
-  return std::any_of(layout->placements().begin(), layout->placements().end(),
-                     [&](const Placement& p) { return p.is_shard(dim); });
+  return std::ranges::any_of(layout->placements(), [&](const Placement& p) { return p.is_shard(dim); });
 }
 
 bool is_cut(const LayoutPtr& layout, c10::ArrayRef<int64_t> dims) {
@@ -259,7 +258,7 @@ std::vector<int64_t> cutting(const LayoutPtr& layout) {
 
 std::vector<int64_t> cutting(const LayoutPtr& layout, int64_t dim) {
   auto dims = cutting(layout);
-  dims.erase(std::remove_if(dims.begin(), dims.end(), [&](int64_t m) { return !layout->placements()[m].is_shard(dim); }), dims.end());
+  std::erase_if(dims, [&](int64_t m) { return !layout->placements()[m].is_shard(dim); });
   return dims;
 }
 

@@ -9,6 +9,7 @@
 #include "src/comm/reduce.hpp"
 
 #include <fmt/ranges.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <numeric>
@@ -17,7 +18,7 @@ namespace dtensor::comm {
 
 namespace {
 
-int64_t total(Counts counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+int64_t total(Counts counts) { return c10::sum_integers(counts); }
 
 void check_input(Collective kind, const at::Tensor& input) {
   require(input.defined(), name(kind), "the input is an undefined tensor");

@@ -227,7 +227,7 @@ Candidates candidates_for(const Call& call, const rules::Rule* rule, int64_t mes
 std::vector<int64_t> order_of(const std::vector<LayoutPtr>& now, int64_t mesh_dims) {
   std::vector<int64_t> order(mesh_dims);
   std::iota(order.begin(), order.end(), 0);
-  std::stable_partition(order.begin(), order.end(), [&](int64_t m) {
+  std::ranges::stable_partition(order, [&](int64_t m) {
     return std::ranges::none_of(now, [&](const LayoutPtr& layout) { return layout->placements()[m].is_flat(); });
   });
   return order;

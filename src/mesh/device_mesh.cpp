@@ -8,6 +8,7 @@
 #include "src/mesh/world_state.hpp"
 
 #include <fmt/ranges.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <functional>
@@ -23,7 +24,7 @@ using detail::MeshState;
 constexpr const char* kTag = "DeviceMesh";
 
 int64_t product(const std::vector<int64_t>& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+  return c10::multiply_integers(sizes);
 }
 
 std::string tuple(const std::vector<int64_t>& sizes) { return fmt::format("({})", fmt::join(sizes, ", ")); }
@@ -126,7 +127,7 @@ int64_t DeviceMesh::size(int64_t dim) const {
 }
 
 int64_t DeviceMesh::dim(std::string_view name) const {
-  const auto it = std::find(names().begin(), names().end(), name);
+  const auto it = std::ranges::find(names(), name);
   require(it != names().end(), kTag, "there is no dimension \"{}\"; the mesh has {}; hint: the names are those given to init_device_mesh",
           name, names());
   return it - names().begin();

@@ -53,7 +53,7 @@ Axis axis_of(const Layout& layout, int64_t dim) {
 
 Ranks common(const Ranks& a, const Ranks& b) {
   Ranks both;
-  std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
+  std::ranges::set_intersection(a, b, std::back_inserter(both));
   return both;
 }
 
@@ -240,7 +240,7 @@ std::array<int64_t, 2> drawn_dims(const Layout& layout) {
   std::vector<int64_t> dims;
   for (const bool cut : {true, false}) {
     for (int64_t d = 0; d < layout.ndim(); ++d) {
-      const bool is_cut = std::any_of(layout.placements().begin(), layout.placements().end(), [&](const auto& p) { return p.is_shard(d); });
+      const bool is_cut = std::ranges::any_of(layout.placements(), [&](const auto& p) { return p.is_shard(d); });
       if (is_cut == cut) dims.push_back(d);
     }
   }

@@ -2,6 +2,7 @@
 #include "src/redistribute/transition.hpp"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/accumulate.h>
 
 #include <numeric>
 
@@ -28,7 +29,7 @@ std::vector<Block> blocks_of(c10::IntArrayRef lengths, int64_t split) {
 }
 
 int64_t product(c10::IntArrayRef sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+  return c10::multiply_integers(sizes);
 }
 
 // Whether the flat list is the row-major tensor itself.

@@ -9,6 +9,8 @@
 #include <ATen/ops/tensor.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 namespace dtensor {
 
 namespace {
@@ -28,7 +30,7 @@ Shapes exchange(const at::Tensor& local, const DeviceMesh& mesh) {
   std::vector<int64_t> mine(kMaxDims + 2, 0);
   mine[0] = static_cast<int64_t>(local.scalar_type());
   mine[1] = local.dim();
-  std::copy(local.sizes().begin(), local.sizes().end(), mine.begin() + 2);
+  std::ranges::copy(local.sizes(), mine.begin() + 2);
   if (mesh.size() == 1) return {mine};
   LocalMode local_mode;
   std::vector<int64_t> dims;

@@ -49,7 +49,7 @@ Dims dims_in(const DeviceMesh& root, const DeviceMesh& mesh, const Dims& dims) {
       along &= coordinate[m] == mesh.coordinate(m) || std::ranges::find(dims, m) != dims.end();
     }
     if (!along) continue;
-    const auto at = std::find(root.ranks().begin(), root.ranks().end(), mesh.ranks()[i]) - root.ranks().begin();
+    const auto at = std::ranges::find(root.ranks(), mesh.ranks()[i]) - root.ranks().begin();
     const auto there = root.coordinate_of(at);
     for (int64_t m = 0; m < root.ndim(); ++m) {
       if (there[m] != root.coordinate(m)) found.insert(m);

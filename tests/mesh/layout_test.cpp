@@ -5,6 +5,8 @@
 #include <dtensor/base/error.hpp>
 #include <dtensor/mesh/layout.hpp>
 
+#include <c10/util/accumulate.h>
+
 #include <algorithm>
 #include <atomic>
 #include <numeric>
@@ -48,7 +50,7 @@ std::vector<int64_t> elements(const std::vector<std::vector<Interval>>& boxes, c
 }
 
 int64_t numel(c10::IntArrayRef sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+  return c10::multiply_integers(sizes);
 }
 
 }  // namespace

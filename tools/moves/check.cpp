@@ -1,6 +1,7 @@
 #include "tools/moves/check.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <dtensor/base/error.hpp>
@@ -51,7 +52,7 @@ Elements minus(Elements a, Elements b) {
   std::ranges::sort(a);
   std::ranges::sort(b);
   Elements rest;
-  std::set_difference(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(rest));
+  std::ranges::set_difference(a, b, std::back_inserter(rest));
   return rest;
 }
 
@@ -163,8 +164,7 @@ void check(const Pair& pair) {
   const int rank = from->mesh().world().rank();
   const auto whole = values(*from, 7), gradient = values(*from, 5);
   // What a part has in a maximum hangs on the others.
-  const bool linear =
-      std::none_of(from->placements().begin(), from->placements().end(), [](const Placement& p) { return p.is_partial(ReduceOp::max); });
+  const bool linear = std::ranges::none_of(from->placements(), [](const Placement& p) { return p.is_partial(ReduceOp::max); });
   const bool differentiable = linear && c10::isFloatingType(from->dtype());
   const auto local = (from->is_absent() ? at::empty({0}, whole.options()) : pending_part(whole, *from)).requires_grad_(differentiable);
   const auto source = from_local(local, from->mesh(), from->placements(), from->sizes());
@@ -192,7 +192,7 @@ LayoutPtr random_layout(std::mt19937_64& random, const DeviceMesh& mesh, const s
     for (int64_t m = 0; m < mesh.ndim(); ++m) {
       std::vector<int64_t> shares;
       for (int64_t i = 0; i < mesh.size(m); ++i) shares.push_back(below(4));
-      if (std::accumulate(shares.begin(), shares.end(), int64_t{0}) == 0) shares[0] = 1;
+      if (c10::sum_integers(shares) == 0) shares[0] = 1;
       const auto kind = below(ndim > 0 ? 8 : 3), d = ndim > 0 ? below(ndim) : 0;
       if (kind <= 1) placements.push_back(replicate());
       if (kind == 2) placements.push_back(partial(below(2) || dtype == at::kByte ? ReduceOp::sum : ReduceOp::max));
