@@ -10,9 +10,9 @@
 #include <c10/core/MemoryFormat.h>
 #include <c10/core/WrapDimMinimal.h>
 #include <c10/util/accumulate.h>
+#include <range/v3/numeric/iota.hpp>
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 
 namespace dtensor::rules {
@@ -97,7 +97,7 @@ void add_partials(const Call& call, int64_t mesh_dim, const Structure& structure
 
 void add_flat(const Call& call, int64_t mesh_dim, const Structure& structure, Candidates& result) {
   std::vector<int> members(structure.in.size());
-  std::iota(members.begin(), members.end(), 0);
+  ranges::iota(members, 0);
   const bool same = structure.lacking.empty();
   const auto flat =
       structure.elementwise ? common_flat(call, mesh_dim, members, same ? call.outputs : std::vector<OutputMeta>()) : std::nullopt;
@@ -172,7 +172,7 @@ std::vector<int64_t> dims_arg(const Call& call, std::string_view name, int64_t n
   auto dims = call.has(name) ? call.ints_arg(name) : std::vector<int64_t>();
   if (dims.empty()) {
     dims.resize(ndim);
-    std::iota(dims.begin(), dims.end(), 0);
+    ranges::iota(dims, 0);
   }
   for (auto& dim : dims) dim = wrap_dim(dim, ndim);
   return dims;

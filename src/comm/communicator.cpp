@@ -8,11 +8,10 @@
 #include "src/comm/failed_operators.hpp"
 #include "src/comm/reduce.hpp"
 
-#include <fmt/ranges.h>
 #include <c10/util/accumulate.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <numeric>
 
 namespace dtensor::comm {
 

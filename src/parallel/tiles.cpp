@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
 #include <optional>
 
 namespace dtensor {

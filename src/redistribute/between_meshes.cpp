@@ -12,8 +12,8 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <fmt/ranges.h>
 #include <c10/util/accumulate.h>
+#include <fmt/ranges.h>
 #include <range/v3/numeric/accumulate.hpp>
 
 #include <algorithm>

@@ -9,6 +9,8 @@
 
 #include <dtensor/base/error.hpp>
 
+#include <range/v3/view/zip.hpp>
+
 #include <algorithm>
 #include <queue>
 #include <tuple>
@@ -74,10 +76,8 @@ Search::Search(const Layout& from, const Layout& to) : model_(from) {
 
 Search::Node Search::node_of(PlacementsRef placements) const {
   Node node = 0;
-  for (size_t i = 0; i < candidates_.size(); ++i) {
-    const auto& choices = candidates_[i];
-    node = node * static_cast<Node>(choices.size()) +
-           (std::ranges::find(choices, placements[i]) - choices.begin());
+  for (const auto& [choices, placement] : ranges::views::zip(candidates_, placements)) {
+    node = node * static_cast<Node>(choices.size()) + (std::ranges::find(choices, placement) - choices.begin());
   }
   return node;
 }

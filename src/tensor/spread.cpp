@@ -4,6 +4,7 @@
 #include <dtensor/tensor/tensor.hpp>
 
 #include <c10/core/GradMode.h>
+#include <range/v3/action/push_back.hpp>
 
 #include <algorithm>
 #include <map>
@@ -83,7 +84,7 @@ std::vector<std::pair<DeviceMesh, std::vector<size_t>>> roots_of(c10::ArrayRef<a
     const auto& joining = mesh;
     const auto it = std::ranges::find_if(roots, [&](const auto& root) { return holds(root.first, joining); });
     if (it == roots.end()) roots.emplace_back(mesh, std::move(members));
-    else it->second.insert(it->second.end(), members.begin(), members.end());
+    else ranges::push_back(it->second, members);
   }
   return roots;
 }
