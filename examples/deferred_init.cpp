@@ -6,8 +6,8 @@
 
 #include <CLI/CLI.hpp>
 #include <dtensor/dtensor.hpp>
-#include <fmt/format.h>
 #include <c10/util/accumulate.h>
+#include <fmt/format.h>
 #include <torch/nn.h>
 
 #include <algorithm>
@@ -15,7 +15,6 @@
 #include <fstream>
 #include <functional>
 #include <map>
-#include <numeric>
 
 namespace dt = dtensor;
 

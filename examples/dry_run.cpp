@@ -17,7 +17,6 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
-#include <numeric>
 #include <optional>
 
 namespace dt = dtensor;

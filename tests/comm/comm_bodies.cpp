@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/accumulate.h>
+#include <range/v3/numeric/iota.hpp>
 
 #include <chrono>
 #include <iostream>
@@ -120,7 +121,7 @@ bool fails_with(const std::function<void()>& call, const std::string& text) {
 
 std::shared_ptr<Communicator> connect_all(World& world, const std::string& name) {
   std::vector<int> ranks(world.size());
-  std::iota(ranks.begin(), ranks.end(), 0);
+  ranges::iota(ranks, 0);
   return world.transport().connect(name, ranks);
 }
 

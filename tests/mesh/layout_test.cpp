@@ -6,10 +6,10 @@
 #include <dtensor/mesh/layout.hpp>
 
 #include <c10/util/accumulate.h>
+#include <range/v3/action/push_back.hpp>
 
 #include <algorithm>
 #include <atomic>
-#include <numeric>
 #include <thread>
 #include <set>
 
@@ -43,7 +43,7 @@ std::vector<int64_t> elements(const std::vector<std::vector<Interval>>& boxes, c
       }
       partial = std::move(longer);
     }
-    result.insert(result.end(), partial.begin(), partial.end());
+    ranges::push_back(result, partial);
   }
   std::ranges::sort(result);
   return result;

@@ -4,6 +4,7 @@
 #include "ops/view_reshape.hpp"
 
 #include <c10/util/accumulate.h>
+#include <range/v3/numeric/iota.hpp>
 
 #include <algorithm>
 #include <numeric>
@@ -25,7 +26,7 @@ struct Part {
 
 Part whole(const Shape& sizes) {
   Part part{sizes, std::vector<int64_t>(product(sizes))};
-  std::iota(part.elements.begin(), part.elements.end(), 0);
+  ranges::iota(part.elements, 0);
   return part;
 }
 

@@ -2,6 +2,9 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/accumulate.h>
+#include <range/v3/numeric/iota.hpp>
+#include <range/v3/view/cartesian_product.hpp>
+#include <range/v3/view/enumerate.hpp>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <dtensor/base/error.hpp>
@@ -10,7 +13,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 
 namespace dtensor::moves {
 
@@ -123,7 +125,7 @@ Elements elements_of(const Layout& layout, c10::IntArrayRef coordinate) {
   std::vector<Elements> held;
   for (const auto size : layout.sizes()) {
     held.emplace_back(size);
-    std::iota(held.back().begin(), held.back().end(), 0);
+    ranges::iota(held.back(), 0);
   }
   const Placement* flat = nullptr;
   int64_t place = 0;
@@ -140,21 +142,19 @@ Elements elements_of(const Layout& layout, c10::IntArrayRef coordinate) {
   }
   // A flat cut is in the order of memory.
   Sizes order(layout.ndim());
-  std::iota(order.begin(), order.end(), 0);
+  ranges::iota(order, 0);
   if (flat) order = memory_order(layout.strides());
   const auto steps = dtensor::contiguous_strides(layout.sizes());
   Elements elements{0};
   for (const auto d : order) {
     Elements longer;
-    for (const auto element : elements) {
-      for (const auto index : held[d]) longer.push_back(element + index * steps[d]);
-    }
+    for (const auto& [element, index] : ranges::views::cartesian_product(elements, held[d])) longer.push_back(element + index * steps[d]);
     elements = std::move(longer);
   }
   if (!flat) return elements;
   Elements own;
-  for (size_t e = 0; e < elements.size(); ++e) {
-    if ((flat->offset + static_cast<int64_t>(e)) / flat->unit == place) own.push_back(elements[e]);
+  for (const auto& [e, element] : ranges::views::enumerate(elements)) {
+    if ((flat->offset + static_cast<int64_t>(e)) / flat->unit == place) own.push_back(element);
   }
   return own;
 }
@@ -214,7 +214,7 @@ LayoutPtr random_layout(std::mt19937_64& random, const DeviceMesh& mesh, const s
 DeviceMesh random_mesh(std::mt19937_64& random) {
   const int world = World::current().size();
   std::vector<int> ranks(world);
-  std::iota(ranks.begin(), ranks.end(), 0);
+  ranges::iota(ranks, 0);
   if (random() % 2) std::shuffle(ranks.begin(), ranks.end(), random);
   const auto size = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(world));
   if (random() % 2) std::rotate(ranks.begin(), ranks.begin() + static_cast<int64_t>(random() % static_cast<uint64_t>(world)), ranks.end());
