@@ -72,7 +72,10 @@ void note_copied_view(const Decision& decision, DTensorImpl& base, DTensorImpl& 
 // Gives a view (output `index`) its place in the memory that its base, which may have another dtype, would have on one device.
 inline void set_view_offset(const Decision& decision, size_t index, const c10::TensorImpl& base, c10::TensorImpl& view) {
   auto offset = decision.offsets.empty() ? 0 : decision.offsets[index];
-  if (!decision.from_memory) offset += base.storage_offset() * static_cast<int64_t>(base.itemsize()) / static_cast<int64_t>(view.itemsize());
+  if (!decision.from_memory) {
+    const auto bytes = base.storage_offset() * static_cast<int64_t>(base.itemsize());
+    offset += bytes / static_cast<int64_t>(view.itemsize());
+  }
   if (offset != 0) view.set_storage_offset(offset);
 }
 
