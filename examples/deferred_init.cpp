@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <dtensor/dtensor.hpp>
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <torch/nn.h>
 
@@ -14,7 +15,6 @@
 #include <fstream>
 #include <functional>
 #include <map>
-#include <numeric>
 
 namespace dt = dtensor;
 
@@ -73,7 +73,7 @@ void for_each_piece(const Options& o, const std::function<void(const std::string
 
 // Tensor parallelism as in Megatron, and what is left cut by rows over dp.
 dt::Plan plan_for(const dt::DeviceMesh& mesh) {
-  const auto has = [&](const char* name) { return std::count(mesh.names().begin(), mesh.names().end(), name) > 0; };
+  const auto has = [&](const char* name) { return std::ranges::count(mesh.names(), name) > 0; };
   const auto over = [&](int64_t tp_dim) {
     std::vector<std::pair<std::string, dt::Placement>> placements;
     if (has("dp")) placements.emplace_back("dp", dt::shard(0));
@@ -124,7 +124,7 @@ int64_t compare(const Options& o, const std::map<std::string, torch::Tensor>& pa
 int run(const Options& o) {
   using Clock = std::chrono::steady_clock;
   const auto seconds_since = [](Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); };
-  const auto size = static_cast<int>(std::accumulate(o.mesh.sizes.begin(), o.mesh.sizes.end(), int64_t{1}, std::multiplies<>()));
+  const auto size = static_cast<int>(c10::multiply_integers(o.mesh.sizes));
   if (o.rank >= size)
     throw std::invalid_argument(fmt::format("--rank {} is not among the {} ranks of --mesh {}", o.rank, size, o.mesh.text));
   dt::World world(dt::comm::make_fake_transport(o.rank, size));  // ranks that are never heard of

@@ -17,7 +17,6 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
-#include <numeric>
 #include <optional>
 
 namespace dt = dtensor;
@@ -34,7 +33,7 @@ struct Options {
 
 constexpr double kMiB = 1 << 20;
 
-bool has(const dt::DeviceMesh& mesh, const char* name) { return std::count(mesh.names().begin(), mesh.names().end(), name) > 0; }
+bool has(const dt::DeviceMesh& mesh, const char* name) { return std::ranges::count(mesh.names(), name) > 0; }
 
 void lay_out(torch::nn::Module& model, const dt::DeviceMesh& mesh, const Options& o) {
   if (has(mesh, "tp")) dt::parallelize_module(model, mesh, dt::automatic_plan(model, "tp", true));
@@ -80,7 +79,7 @@ int64_t bytes_here(const torch::nn::Module& model) {
 
 void run(const Options& o) {
   const auto start = std::chrono::steady_clock::now();
-  const int64_t ranks = std::accumulate(o.mesh.sizes.begin(), o.mesh.sizes.end(), int64_t{1}, std::multiplies<>());
+  const int64_t ranks = c10::multiply_integers(o.mesh.sizes);
   dt::World world(dt::comm::make_fake_transport(o.rank, static_cast<int>(ranks)));
   dt::World::Use use(world);
   const auto mesh = dt::init_device_mesh(torch::kCPU, o.mesh.sizes, o.mesh.names);

@@ -66,7 +66,7 @@ std::pair<std::vector<double>, double> run(const Options& o, const std::optional
 
 void report(const Options& o, int64_t ranks, std::vector<double> times, double loss) {
   times.erase(times.begin(), times.begin() + std::min<int64_t>(3, o.steps - 1));  // these warm up
-  std::nth_element(times.begin(), times.begin() + static_cast<int64_t>(times.size() / 2), times.end());
+  std::ranges::nth_element(times, times.begin() + static_cast<int64_t>(times.size() / 2));
   const double median = times[times.size() / 2];
   fmt::print("{} ranks {} dim {}: median step {:.1f} ms, {:.0f} tok/s, loss {:.4f}\n", o.mode, ranks, o.dim, median,
              static_cast<double>(o.tokens()) / median * 1e3, loss);

@@ -45,7 +45,7 @@ void shard_fully(torch::nn::Module& model, const dt::DeviceMesh& mesh, int64_t z
   dt::FullyShardOptions options;
   options.reshard_after_forward = zero == 3;
   options.reduce_at_read = zero == 1;
-  const bool replicas = std::count(mesh.names().begin(), mesh.names().end(), "replicas") > 0;
+  const bool replicas = std::ranges::count(mesh.names(), "replicas") > 0;
   dt::fully_shard(model, replicas ? mesh[{"replicas", "dp"}] : mesh["dp"], options);
 }
 

@@ -56,8 +56,7 @@ static int report_parity(const RunOptions& o, const std::vector<Curve>& curves) 
   std::string names;
   const auto equal = [](const at::Tensor& a, const at::Tensor& b) { return a.equal(b); };
   for (size_t i = 0; i + 1 < curves.size(); ++i) {
-    same_start &=
-        std::equal(curves[i].initial.begin(), curves[i].initial.end(), curves.back().initial.begin(), curves.back().initial.end(), equal);
+    same_start &= std::ranges::equal(curves[i].initial, curves.back().initial, equal);
     largest = std::max(largest, relative_difference(curves[i], curves.back()));
     names += (i ? " | " : "") + curves[i].name;
   }

@@ -2,6 +2,7 @@
 // a mesh of all ranks and on one device, and compares.
 //
 //   ./training_kit --ranks 4
+#include <range/v3/view/zip.hpp>
 #include <torch/torch.h>
 
 #include <dtensor/dtensor.hpp>
@@ -90,7 +91,7 @@ int main(int argc, char** argv) {
   if (status != 0 || on_mesh.empty()) return status;
   const auto alone = train(std::nullopt);
   double apart = 0;
-  for (size_t i = 0; i < alone.size(); ++i) apart = std::max(apart, std::abs(on_mesh[i] - alone[i]) / alone[i]);
+  for (const auto& [loss, wanted] : ranges::views::zip(on_mesh, alone)) apart = std::max(apart, std::abs(loss - wanted) / wanted);
   std::cout << "loss " << on_mesh.front() << " -> " << on_mesh.back() << "; apart from one device by " << apart << " at most, relatively\n";
   return apart < 1e-4 && on_mesh.back() < on_mesh.front() ? 0 : 1;
 }

@@ -1,13 +1,14 @@
 // An encoder on two ranks and a decoder on the others, in one program that every rank runs, trained beside one device.
 //
 //   ./two_meshes --ranks 5
+#include <range/v3/numeric/iota.hpp>
+#include <range/v3/view/zip.hpp>
 #include <torch/torch.h>
 
 #include <dtensor/dtensor.hpp>
 
 #include <cmath>
 #include <iostream>
-#include <numeric>
 
 namespace dt = dtensor;
 
@@ -44,7 +45,7 @@ std::vector<double> train_on_one_device() {
 std::vector<double> train_on_two_meshes(dt::World& world) {
   const int rest = std::max(world.size() - 2, 1);
   std::vector<int> ranks(rest);
-  std::iota(ranks.begin(), ranks.end(), world.size() - rest);
+  ranges::iota(ranks, world.size() - rest);
   const auto pair = world.size() > 1 ? std::vector<int>{0, 1} : std::vector<int>{0};
   const dt::DeviceMesh first(torch::kCPU, pair, {static_cast<int64_t>(pair.size())}, {"tp"}), second(torch::kCPU, ranks, {rest}, {"dp"});
 
@@ -81,7 +82,7 @@ int main(int argc, char** argv) {
     if (world.rank() != world.size() - 1) return;
     const auto expected = train_on_one_device();
     double apart = 0;
-    for (int step = 0; step < kSteps; ++step) apart = std::max(apart, std::abs(losses[step] / expected[step] - 1));
+    for (const auto& [loss, wanted] : ranges::views::zip(losses, expected)) apart = std::max(apart, std::abs(loss / wanted - 1));
     std::cout << "losses " << losses.front() << " to " << losses.back() << ", apart from one device by " << apart << '\n';
     if (!(apart < 1e-9)) throw std::runtime_error("the losses are not those of one device");
   });

@@ -12,6 +12,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/var_mean.h>
 #include <ATen/ops/zeros.h>
+#include <range/v3/view/zip.hpp>
 
 namespace dtensor::rules {
 namespace {
@@ -221,7 +222,7 @@ Lowering forward(const Call& call, const Resolution& resolution) {
       local.arg(r.position) = parts.back();
     }
     compute(local);
-    for (size_t i = 0; i < running.size(); ++i) wholes[i].copy_(move_local(parts[i], running[i].part, running[i].whole).get());
+    for (const auto& [whole, part, r] : ranges::views::zip(wholes, parts, running)) whole.copy_(move_local(part, r.part, r.whole).get());
   };
 }
 

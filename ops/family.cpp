@@ -10,9 +10,9 @@
 #include <c10/core/MemoryFormat.h>
 #include <c10/core/WrapDimMinimal.h>
 #include <c10/util/accumulate.h>
+#include <range/v3/numeric/iota.hpp>
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 
 namespace dtensor::rules {
@@ -97,7 +97,7 @@ void add_partials(const Call& call, int64_t mesh_dim, const Structure& structure
 
 void add_flat(const Call& call, int64_t mesh_dim, const Structure& structure, Candidates& result) {
   std::vector<int> members(structure.in.size());
-  std::iota(members.begin(), members.end(), 0);
+  ranges::iota(members, 0);
   const bool same = structure.lacking.empty();
   const auto flat =
       structure.elementwise ? common_flat(call, mesh_dim, members, same ? call.outputs : std::vector<OutputMeta>()) : std::nullopt;
@@ -172,7 +172,7 @@ std::vector<int64_t> dims_arg(const Call& call, std::string_view name, int64_t n
   auto dims = call.has(name) ? call.ints_arg(name) : std::vector<int64_t>();
   if (dims.empty()) {
     dims.resize(ndim);
-    std::iota(dims.begin(), dims.end(), 0);
+    ranges::iota(dims, 0);
   }
   for (auto& dim : dims) dim = wrap_dim(dim, ndim);
   return dims;
@@ -241,8 +241,7 @@ std::optional<Placement> common_flat(const Call& call, int64_t mesh_dim, const s
 
 bool is_cut(const LayoutPtr& layout, int64_t dim) {
   if (layout->is_flat()) return true;
-  return std::any_of(layout->placements().begin(), layout->placements().end(),
-                     [&](const Placement& p) { return p.is_shard(dim); });
+  return std::ranges::any_of(layout->placements(), [&](const Placement& p) { return p.is_shard(dim); });
 }
 
 bool is_cut(const LayoutPtr& layout, c10::ArrayRef<int64_t> dims) {
@@ -259,7 +258,7 @@ std::vector<int64_t> cutting(const LayoutPtr& layout) {
 
 std::vector<int64_t> cutting(const LayoutPtr& layout, int64_t dim) {
   auto dims = cutting(layout);
-  dims.erase(std::remove_if(dims.begin(), dims.end(), [&](int64_t m) { return !layout->placements()[m].is_shard(dim); }), dims.end());
+  std::erase_if(dims, [&](int64_t m) { return !layout->placements()[m].is_shard(dim); });
   return dims;
 }
 

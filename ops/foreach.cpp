@@ -3,6 +3,7 @@
 #include "ops/family.hpp"
 
 #include <ATen/ops/empty_strided.h>
+#include <range/v3/view/zip.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -71,7 +72,7 @@ class Foreach final : public Rule {
     Placements now;
     for (const int i : group) now.push_back(call.operands[i].placements()[mesh_dim]);
     if (const auto kept = fitting(now, call.in_place, !wraps_around(call, group))) {
-      for (size_t k = 0; k < group.size(); ++k) in[group[k]] = kept->in[k];
+      for (const auto& [member, placement] : ranges::views::zip(group, kept->in)) in[member] = placement;
       return kept->out[0];
     }
     if (target.is_partial() || (target.is_flat() && !common_flat(call, mesh_dim, group))) return replicate();

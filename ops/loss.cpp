@@ -6,11 +6,12 @@
 #include <ATen/ops/div.h>
 #include <ATen/ops/new_full.h>
 #include <ATen/ops/sum.h>
+#include <range/v3/action/push_back.hpp>
+#include <range/v3/numeric/iota.hpp>
 
 #include <algorithm>
 #include <exception>
 #include <limits>
-#include <numeric>
 
 namespace dtensor::rules {
 namespace {
@@ -74,7 +75,7 @@ constexpr double kWrong = -std::numeric_limits<double>::infinity();  // a total 
 std::vector<int64_t> summed_over(const Call& call, const Resolution& resolution) {
   auto dims = cutting(resolution.in[1]);
   const auto classes = cutting(resolution.in[0], Nll(call).class_dim);
-  dims.insert(dims.end(), classes.begin(), classes.end());
+  ranges::push_back(dims, classes);
   std::ranges::sort(dims);
   return dims;
 }
@@ -141,7 +142,7 @@ Lowering nll_backward_shards(const Call& call, const Resolution& resolution) {
 
 std::vector<int> from(int first, size_t last) {
   std::vector<int> numbers(last - first);
-  std::iota(numbers.begin(), numbers.end(), first);
+  ranges::iota(numbers, first);
   return numbers;
 }
 

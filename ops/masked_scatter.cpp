@@ -9,9 +9,9 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <range/v3/numeric/iota.hpp>
 
 #include <algorithm>
-#include <numeric>
 
 namespace dtensor::rules {
 namespace {
@@ -78,7 +78,7 @@ class MaskedScatter final : public Rule {
   // How many true elements come before each, when elements are counted by descending stride.
   static at::Tensor places_in_source(const at::Tensor& mask, c10::IntArrayRef strides) {
     std::vector<int64_t> order(mask.dim());
-    std::iota(order.begin(), order.end(), 0);
+    ranges::iota(order, 0);
     std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
     auto places = at::empty_like(mask, mask.options().dtype(at::kLong));
     const auto ordered = mask.permute(order);

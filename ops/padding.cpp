@@ -3,6 +3,8 @@
 
 #include <dtensor/base/compat.hpp>
 
+#include <range/v3/view/zip.hpp>
+
 namespace dtensor::rules {
 namespace {
 
@@ -18,14 +20,14 @@ struct Pads {
 
   Dims of_input(const Operand& input) const {
     auto dims = lettered(input.sizes());
-    for (size_t d = 0; d < dims.size(); ++d) {
-      if (before[d] != 0 || after[d] != 0) dims[d].letter = kWhole;
+    for (auto&& [dim, first, last] : ranges::views::zip(dims, before, after)) {
+      if (first != 0 || last != 0) dim.letter = kWhole;
     }
     return dims;
   }
   Dims of_output(const Operand& input) const {
     auto dims = of_input(input);
-    for (size_t d = 0; d < dims.size(); ++d) dims[d].size += before[d] + after[d];
+    for (auto&& [dim, first, last] : ranges::views::zip(dims, before, after)) dim.size += first + last;
     return dims;
   }
 

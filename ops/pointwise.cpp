@@ -8,10 +8,11 @@
 
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/empty_strided.h>
+#include <range/v3/numeric/iota.hpp>
+#include <range/v3/view/zip.hpp>
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <set>
 
 namespace dtensor::rules {
@@ -39,7 +40,7 @@ class Pointwise : public Rule {
 
   Candidates candidates(const Call& call, int64_t mesh_dim) const override {
     std::vector<int> all(call.operands.size());
-    std::iota(all.begin(), all.end(), 0);
+    ranges::iota(all, 0);
     return pointwise_candidates(call, mesh_dim, all, call.schema.returns().size(), keeps_);
   }
 
@@ -85,7 +86,7 @@ Candidates pointwise_candidates(const Call& call, int64_t mesh_dim, const std::v
   for (const int i : members) now.push_back(call.operands[i].placements()[mesh_dim]);
   for (auto& kept : keeps.candidates(now, outputs, !wraps_around(call, members))) {
     Candidate candidate{Placements(call.operands.size(), replicate()), std::move(kept.out)};
-    for (size_t m = 0; m < members.size(); ++m) candidate.in[members[m]] = kept.in[m];
+    for (const auto& [member, placement] : ranges::views::zip(members, kept.in)) candidate.in[member] = placement;
     result.push_back(std::move(candidate));
   }
   return result;

@@ -20,7 +20,7 @@ class Like : public Rule {
     const int size = call.argument_index("size");
     const auto& like = resolution.in[0];
     if (size < 0 || !follows(call) || like->is_replicated()) return {};
-    const std::vector<int64_t> sizes(like->local_sizes().begin(), like->local_sizes().end());
+    const auto sizes = like->local_sizes().vec();
     return [=](LocalCall& local) {
       local.arg(size) = sizes;
       local.call();

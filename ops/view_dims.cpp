@@ -42,7 +42,7 @@ int64_t blocks_of(int64_t dim, const std::vector<DimMap>& maps) {
 bool keeps_all(const std::vector<DimMap>& maps, const Call& call) {
   const bool list = call.schema.returns()[0].type()->kind() == c10::TypeKind::ListType;
   return !list && maps.size() == 1 && !call.outputs[0].sizes.empty() && maps[0].size() == call.outputs[0].sizes.size() &&
-         std::all_of(maps[0].begin(), maps[0].end(), [](const Image& image) { return image.dim >= 0 && !image.slices(); });
+         std::ranges::all_of(maps[0], [](const Image& image) { return image.dim >= 0 && !image.slices(); });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <map>
 
 namespace dtensor::rng {
@@ -106,7 +107,7 @@ namespace {
 constexpr c10::DispatchKey kEveryThread = c10::DispatchKey::BackendSelect;  // a key that calls of any thread pass
 
 bool takes(const c10::FunctionSchema& schema, c10::TypeKind kind) {
-  return std::any_of(schema.arguments().begin(), schema.arguments().end(), [&](const c10::Argument& argument) {
+  return std::ranges::any_of(schema.arguments(), [&](const c10::Argument& argument) {
     const auto* optional = argument.type()->castRaw<c10::OptionalType>();
     return (optional ? *optional->getElementType() : *argument.type()).kind() == kind;
   });

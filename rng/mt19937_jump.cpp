@@ -4,6 +4,8 @@
 // 2008).
 #include "rng/mt19937.hpp"
 
+#include <range/v3/action/push_back.hpp>
+
 #include <bit>
 #include <utility>
 #include <vector>
@@ -113,7 +115,7 @@ void jump_blocks(Block& state, uint64_t blocks) {
   const auto g = power(blocks * state.size(), exponents);
   std::vector<uint32_t> words;  // the stream from the state on
   for (auto block = state; words.size() < kDegree + state.size(); skip_blocks(block, 1)) {
-    words.insert(words.end(), block.begin(), block.end());
+    ranges::push_back(words, block);
   }
   state = {};
   for (int k = 0; k < kDegree; ++k) {

@@ -56,7 +56,7 @@ struct Quantiles {
 void check(const c10::OperatorHandle& op, c10::Stack arguments) {
   plain([&] {
     const auto self = arguments[0].toTensor();
-    std::vector<int64_t> few(self.sizes().begin(), self.sizes().end());
+    auto few = self.sizes().vec();
     for (auto& size : few) size = std::min<int64_t>(size, 2);
     arguments[0] = at::zeros(few, self.options());
     if (arguments[1].isTensor() && is_dtensor(arguments[1].toTensor())) arguments[1] = DTensor(arguments[1].toTensor()).full_tensor();

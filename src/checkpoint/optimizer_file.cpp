@@ -14,6 +14,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Type.h>
 #include <fmt/ranges.h>
+#include <range/v3/action/push_back.hpp>
+#include <range/v3/view/zip.hpp>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -36,7 +38,7 @@ using torch::optim::OptimizerParamState;
 
 std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
   std::vector<at::Tensor> all;
-  for (const auto& group : optimizer.param_groups()) all.insert(all.end(), group.params().begin(), group.params().end());
+  for (const auto& group : optimizer.param_groups()) ranges::push_back(all, group.params());
   return all;
 }
 
@@ -164,7 +166,7 @@ class Undo {
   ~Undo() {
     if (kept_) return;
     std::swap(optimizer_.state(), states_);
-    for (size_t g = 0; g < options_.size(); ++g) optimizer_.param_groups()[g].set_options(std::move(options_[g]));
+    for (auto&& [group, options] : ranges::views::zip(optimizer_.param_groups(), options_)) group.set_options(std::move(options));
   }
   Undo(const Undo&) = delete;
   Undo& operator=(const Undo&) = delete;

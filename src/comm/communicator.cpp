@@ -8,16 +8,16 @@
 #include "src/comm/failed_operators.hpp"
 #include "src/comm/reduce.hpp"
 
+#include <c10/util/accumulate.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <numeric>
 
 namespace dtensor::comm {
 
 namespace {
 
-int64_t total(Counts counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+int64_t total(Counts counts) { return c10::sum_integers(counts); }
 
 void check_input(Collective kind, const at::Tensor& input) {
   require(input.defined(), name(kind), "the input is an undefined tensor");

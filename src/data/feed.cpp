@@ -14,9 +14,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <fmt/ranges.h>
+#include <range/v3/numeric/iota.hpp>
 
 #include <exception>
-#include <numeric>
 #include <optional>
 
 namespace dtensor::data {
@@ -114,7 +114,7 @@ namespace {
 
 comm::Communicator* all_of(const DeviceMesh& mesh) {
   std::vector<int64_t> dims(mesh.ndim());
-  std::iota(dims.begin(), dims.end(), 0);
+  ranges::iota(dims, 0);
   return &mesh.communicator(dims);
 }
 

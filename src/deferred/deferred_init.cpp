@@ -6,6 +6,7 @@
 #include <dtensor/base/error.hpp>
 #include <dtensor/rng/random.hpp>
 
+#include <range/v3/action/push_back.hpp>
 #include <torch/nn/module.h>
 
 namespace dtensor {
@@ -90,8 +91,7 @@ void materialize(c10::ArrayRef<at::Tensor> tensors) {
 
 void materialize(torch::nn::Module& module) {
   auto tensors = module.parameters();
-  const auto buffers = module.buffers();
-  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  ranges::push_back(tensors, module.buffers());
   materialize(tensors);
 }
 
@@ -99,8 +99,7 @@ void forget_values(torch::nn::Module& module) {
   NotRecording not_recording;
   NoSpmd plain;
   auto tensors = module.parameters();
-  const auto buffers = module.buffers();
-  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  ranges::push_back(tensors, module.buffers());
   for (const auto& tensor : tensors) {
     require(as_dtensor(tensor), "forget_values", "a parameter or buffer is a plain tensor; hint: build the module inside dt::Spmd");
     as_dtensor(tensor)->forget_values();

@@ -17,6 +17,7 @@
 #include <ATen/ops/alias.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <range/v3/action/push_back.hpp>
 
 #include <algorithm>
 
@@ -114,7 +115,7 @@ void TapeRecorder::record(const c10::OperatorHandle& op, const OpInfo& info, Sta
   } else {
     results = record_values(op, info, call.mesh, arguments);
   }
-  stack.insert(stack.end(), results.begin(), results.end());
+  ranges::push_back(stack, results);
 }
 
 void TapeRecorder::record_draw(const c10::OperatorHandle& op, const DeviceMesh& mesh, Arguments arguments) {

@@ -350,8 +350,7 @@ bool is_made_elsewhere(const OpInfo& info, Stack& stack, size_t begin, const Dev
 }
 
 bool is_factory(const OpInfo& info) {
-  return std::any_of(info.schema->returns().begin(), info.schema->returns().end(),
-                     [](const c10::Argument& a) { return a.type()->str() == "Tensor"; });
+  return std::ranges::any_of(info.schema->returns(), [](const c10::Argument& a) { return a.type()->str() == "Tensor"; });
 }
 
 void run_plain(const c10::OperatorHandle& op, Stack& stack) {

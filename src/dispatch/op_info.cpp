@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <ranges>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -67,8 +68,7 @@ bool same_inputs(const c10::FunctionSchema& out_form, const c10::FunctionSchema&
   const auto same = [](const c10::Argument& x, const c10::Argument& y) {
     return x.name() == y.name() && type_name(x) == type_name(y) && !(y.alias_info() && y.alias_info()->isWrite());
   };
-  return static_cast<size_t>(inputs) == b.size() &&
-         std::equal(b.begin(), b.end(), a.begin(), [&](const auto& y, const auto& x) { return same(x, y); });
+  return std::ranges::equal(a | std::views::take(inputs), b, same);
 }
 
 // The overload that takes what `schema`, an out= form, takes, and returns the result.

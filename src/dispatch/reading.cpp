@@ -16,7 +16,7 @@ thread_local std::vector<Read> reads;
 
 template <class Ended>
 void forget(Ended&& ended) {
-  reads.erase(std::remove_if(reads.begin(), reads.end(), ended), reads.end());
+  std::erase_if(reads, ended);
   detail::anything_read = !reads.empty();
 }
 

@@ -12,6 +12,7 @@
 
 #include <ATen/ops/scalar_tensor.h>
 #include <fmt/ranges.h>
+#include <range/v3/numeric/iota.hpp>
 
 #include <cstdlib>
 #include <cstring>
@@ -58,7 +59,7 @@ std::string ranks_that_differ(const at::Tensor& tensor, const DeviceMesh& mesh) 
   comm::Cause cause(comm::kCheck, true);
   LocalMode local;
   std::vector<int64_t> dims(mesh.ndim());
-  for (int64_t d = 0; d < mesh.ndim(); ++d) dims[d] = d;
+  ranges::iota(dims, 0);
   const auto mine = at::scalar_tensor(hash_of(tensor), at::kLong).reshape({1});
   const auto all = mesh.communicator(dims).all_gather(mine, std::vector<int64_t>(mesh.size(), 1)).get();
   const auto* hashes = static_cast<const int64_t*>(all.data_ptr());

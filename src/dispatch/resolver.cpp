@@ -8,10 +8,11 @@
 #include "src/mesh/cut_check.hpp"
 #include "src/redistribute/transition.hpp"
 
+#include <range/v3/numeric/iota.hpp>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <tuple>
 
@@ -226,8 +227,8 @@ Candidates candidates_for(const Call& call, const rules::Rule* rule, int64_t mes
 // The order in which mesh dimensions are decided on: a flat cut is of what the others leave, so it comes last.
 std::vector<int64_t> order_of(const std::vector<LayoutPtr>& now, int64_t mesh_dims) {
   std::vector<int64_t> order(mesh_dims);
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_partition(order.begin(), order.end(), [&](int64_t m) {
+  ranges::iota(order, 0);
+  std::ranges::stable_partition(order, [&](int64_t m) {
     return std::ranges::none_of(now, [&](const LayoutPtr& layout) { return layout->placements()[m].is_flat(); });
   });
   return order;

@@ -6,9 +6,9 @@
 #include "src/comm/reduce.hpp"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <range/v3/numeric/iota.hpp>
 
 #include <exception>
-#include <numeric>
 #include <optional>
 
 namespace dtensor::detail {
@@ -24,7 +24,7 @@ int count_devices() {
 bool on_every_rank(comm::Transport& host, bool mine) {
   if (host.size() == 1) return mine;
   std::vector<int> ranks(host.size());
-  std::iota(ranks.begin(), ranks.end(), 0);
+  ranges::iota(ranks, 0);
   const auto vote = comm::empty({1}, c10::ScalarType::Bool);
   *vote.data_ptr<bool>() = mine;
   return *host.connect("launch", ranks)->all_reduce(vote, ReduceOp::min).get().data_ptr<bool>();

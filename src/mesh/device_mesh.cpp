@@ -7,11 +7,13 @@
 #include "src/mesh/stand_in.hpp"
 #include "src/mesh/world_state.hpp"
 
+#include <c10/util/accumulate.h>
 #include <fmt/ranges.h>
+#include <range/v3/numeric/iota.hpp>
+#include <range/v3/view/zip.hpp>
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
 #include <ostream>
 
 namespace dtensor {
@@ -23,7 +25,7 @@ using detail::MeshState;
 constexpr const char* kTag = "DeviceMesh";
 
 int64_t product(const std::vector<int64_t>& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+  return c10::multiply_integers(sizes);
 }
 
 std::string tuple(const std::vector<int64_t>& sizes) { return fmt::format("({})", fmt::join(sizes, ", ")); }
@@ -73,9 +75,9 @@ std::vector<int> ranks_along(const MeshState& mesh, std::vector<int64_t> fixed, 
   std::vector<int> ranks;
   for (int64_t i = 0, n = product(sizes); i < n; ++i) {
     const auto moved = unravel(i, sizes);
-    for (size_t k = 0; k < dims.size(); ++k) fixed[dims[k]] = moved[k];
+    for (const auto& [d, place] : ranges::views::zip(dims, moved)) fixed[d] = place;
     int64_t index = 0;
-    for (size_t d = 0; d < fixed.size(); ++d) index = index * mesh.sizes[d] + fixed[d];
+    for (const auto& [size, place] : ranges::views::zip(mesh.sizes, fixed)) index = index * size + place;
     ranks.push_back(mesh.ranks[index]);
   }
   return ranks;
@@ -126,7 +128,7 @@ int64_t DeviceMesh::size(int64_t dim) const {
 }
 
 int64_t DeviceMesh::dim(std::string_view name) const {
-  const auto it = std::find(names().begin(), names().end(), name);
+  const auto it = std::ranges::find(names(), name);
   require(it != names().end(), kTag, "there is no dimension \"{}\"; the mesh has {}; hint: the names are those given to init_device_mesh",
           name, names());
   return it - names().begin();
@@ -227,7 +229,7 @@ comm::Communicator& DeviceMesh::communicator(c10::ArrayRef<int64_t> dims) const 
 
 std::string DeviceMesh::str() const {
   std::string text = "DeviceMesh(" + c10::DeviceTypeName(device_type(), /*lower_case=*/true);
-  for (int64_t d = 0; d < ndim(); ++d) text += fmt::format(", {}={}", names()[d], state_->sizes[d]);
+  for (const auto& [name, size] : ranges::views::zip(names(), state_->sizes)) text += fmt::format(", {}={}", name, size);
   return text + ", " + ranks_text(*state_) + ")";
 }
 
@@ -240,7 +242,7 @@ DeviceMesh init_device_mesh(c10::DeviceType device, std::vector<int64_t> sizes, 
           "whose product is {}",
           tuple(sizes), product(sizes), world_size, product(sizes), world_size);
   std::vector<int> ranks(world_size);
-  std::iota(ranks.begin(), ranks.end(), 0);
+  ranges::iota(ranks, 0);
   if (names.empty()) {
     for (size_t d = 0; d < sizes.size(); ++d) names.push_back(fmt::format("dim{}", d));
   }

@@ -8,9 +8,12 @@
 
 #include <c10/util/accumulate.h>
 #include <fmt/ranges.h>
+#include <range/v3/action/push_back.hpp>
+#include <range/v3/numeric/iota.hpp>
+#include <range/v3/view/cartesian_product.hpp>
+#include <range/v3/view/zip.hpp>
 
 #include <algorithm>
-#include <numeric>
 
 namespace dtensor {
 
@@ -262,7 +265,7 @@ std::vector<std::vector<Interval>> Layout::boxes(c10::IntArrayRef coordinate) co
     local = boxes_of(in_order, flat_shard(coordinate));
     for (auto& box : local) {
       const auto ordered = box;
-      for (size_t i = 0; i < order.size(); ++i) box[order[i]] = ordered[i];
+      for (const auto& [d, part] : ranges::views::zip(order, ordered)) box[d] = part;
     }
   } else {
     local.emplace_back();
@@ -281,15 +284,13 @@ void Layout::add_products(const std::vector<Interval>& positions, c10::IntArrayR
     const auto parts = compose(intervals(d, coordinate), {positions[d]});
     std::vector<std::vector<Interval>> longer;
     longer.reserve(products.size() * parts.size());
-    for (const auto& box : products) {
-      for (const auto& part : parts) {
-        longer.push_back(box);
-        longer.back().push_back(part);
-      }
+    for (const auto& [box, part] : ranges::views::cartesian_product(products, parts)) {
+      longer.push_back(box);
+      longer.back().push_back(part);
     }
     products = std::move(longer);
   }
-  boxes.insert(boxes.end(), products.begin(), products.end());
+  ranges::push_back(boxes, products);
 }
 
 std::vector<Interval> Layout::runs(c10::IntArrayRef coordinate) const {
@@ -337,7 +338,7 @@ std::vector<std::vector<Interval>> boxes_of(c10::IntArrayRef sizes, Interval ele
 
 Sizes memory_order(c10::IntArrayRef strides) {
   Sizes order(strides.size());
-  std::iota(order.begin(), order.end(), 0);
+  ranges::iota(order, 0);
   std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
   return order;
 }

@@ -4,6 +4,7 @@
 #include <dtensor/base/error.hpp>
 
 #include <fmt/ranges.h>
+#include <range/v3/numeric/partial_sum.hpp>
 
 #include <algorithm>
 #include <map>
@@ -103,7 +104,7 @@ Interval flat_shard(int64_t numel, const Placement& placement, int64_t index) {
 // -- Shares --------------------------------------------------------------------------------------------------------------------
 
 Shares::Shares(std::vector<int64_t> parts) : parts_(std::move(parts)) {
-  std::partial_sum(parts_.begin(), parts_.end(), std::back_inserter(ends_));
+  ranges::partial_sum(parts_, std::back_inserter(ends_));
 }
 
 const Shares* Shares::of(c10::ArrayRef<int64_t> parts) {

@@ -9,8 +9,8 @@
 #include "src/mesh/world_state.hpp"
 
 #include <c10/util/hash.h>
+#include <range/v3/numeric/iota.hpp>
 
-#include <numeric>
 
 namespace dtensor {
 
@@ -43,7 +43,7 @@ World::~World() { detail::rank_stream.forget(*this); }
 void World::barrier() {
   if (!everyone_) {
     std::vector<int> ranks(size());
-    std::iota(ranks.begin(), ranks.end(), 0);
+    ranges::iota(ranks, 0);
     everyone_ = state_->connect("world", ranks);
   }
   everyone_->barrier();

@@ -37,7 +37,7 @@ World* existing_world();
 struct DimsLess {
   using is_transparent = void;
   bool operator()(c10::IntArrayRef a, c10::IntArrayRef b) const {
-    return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
+    return std::ranges::lexicographical_compare(a, b);
   }
 };
 

@@ -9,6 +9,7 @@
 #include <dtensor/tensor/spmd.hpp>
 
 #include <fmt/ranges.h>
+#include <range/v3/view/zip.hpp>
 
 #include <algorithm>
 
@@ -162,7 +163,7 @@ Explanation explain(std::string_view name, std::vector<c10::IValue> arguments) {
 std::string Explanation::str() const {
   auto text = fmt::format("{} on {}\n", op, mesh.str());
   text += reason.empty() ? "no rule: replicated operands\n" : "rule: " + reason + "\n";
-  for (size_t i = 0; i < operands.size(); ++i) text += fmt::format("  {} = {}\n", arguments[i], operands[i]->str());
+  for (const auto& [name, layout] : ranges::views::zip(arguments, operands)) text += fmt::format("  {} = {}\n", name, layout->str());
   for (size_t m = 0; m < options.size(); ++m) text += options_of(*this, m);
   if (!error.empty()) return text + "refused: " + error + "\n";
   text += moves.empty() ? "nothing is moved\n" : "moves\n";

@@ -8,12 +8,13 @@
 #include "src/observe/clocks.hpp"
 #include "src/observe/spans.hpp"
 
+#include <range/v3/numeric/iota.hpp>
+
 #include <cerrno>
 #include <cstring>
 #include <exception>
 #include <fstream>
 #include <functional>
-#include <numeric>
 #include <utility>
 
 namespace dtensor {
@@ -115,7 +116,7 @@ bool write_all(comm::Communicator& group, Spans own, int64_t zero, const std::st
 void write_together(World& world, const std::string& file, const std::function<Spans()>& take) {
   comm::Cause cause(comm::kCheck, true);
   std::vector<int> ranks(world.size());
-  std::iota(ranks.begin(), ranks.end(), 0);
+  ranges::iota(ranks, 0);
   const auto group = world.state().connect("world", ranks);
   group->barrier();  // what is under way ends
   auto spans = take();

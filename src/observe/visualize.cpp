@@ -5,14 +5,18 @@
 #include <dtensor/base/error.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
-#include <fmt/format.h>
 #include <c10/util/accumulate.h>
+#include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <range/v3/action/push_back.hpp>
+#include <range/v3/numeric/iota.hpp>
+#include <range/v3/view/zip.hpp>
 
 #include <algorithm>
 #include <array>
 #include <fstream>
 #include <map>
+#include <ranges>
 #include <set>
 
 namespace dtensor {
@@ -53,13 +57,13 @@ Axis axis_of(const Layout& layout, int64_t dim) {
 
 Ranks common(const Ranks& a, const Ranks& b) {
   Ranks both;
-  std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
+  std::ranges::set_intersection(a, b, std::back_inserter(both));
   return both;
 }
 
 Ranks everyone(const Layout& layout) {
   Ranks all(layout.mesh().size());
-  for (size_t r = 0; r < all.size(); ++r) all[r] = static_cast<int64_t>(r);
+  ranges::iota(all, 0);
   return all;
 }
 
@@ -90,7 +94,7 @@ std::string names_of(const Layout& layout, const Ranks& holders) {
   }
   if (!layout.has_partial()) {
     std::vector<int> all;
-    for (const auto& [coordinate, ranks] : copies) all.insert(all.end(), ranks.begin(), ranks.end());
+    for (const auto& [coordinate, ranks] : copies) ranges::push_back(all, ranks);
     std::ranges::sort(all);
     return all.empty() ? "-" : list_of(all, " ");
   }
@@ -127,7 +131,7 @@ using Table = std::vector<std::vector<std::string>>;
 std::string aligned(const Table& table) {
   std::vector<size_t> widths(table[0].size());
   for (const auto& row : table) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    for (auto&& [width, cell] : ranges::views::zip(widths, row)) width = std::max(width, cell.size());
   }
   std::string text;
   for (const auto& row : table) {
@@ -141,9 +145,9 @@ std::string aligned(const Table& table) {
 std::string grid(const Layout& layout, const Axis& down, const Axis& across) {
   Table table(1, {""});
   for (const auto& cell : across.cells) table[0].push_back(text_of(cell));
-  for (size_t i = 0; i < down.cells.size(); ++i) {
-    table.push_back({layout.ndim() > 1 ? text_of(down.cells[i]) : ""});
-    for (const auto& holders : across.holders) table.back().push_back(names_of(layout, common(down.holders[i], holders)));
+  for (const auto& [cell, row] : ranges::views::zip(down.cells, down.holders)) {
+    table.push_back({layout.ndim() > 1 ? text_of(cell) : ""});
+    for (const auto& column : across.holders) table.back().push_back(names_of(layout, common(row, column)));
   }
   return aligned(table);
 }
@@ -159,7 +163,7 @@ std::string list(const Layout& layout) {
     for (int64_t d = 0; d < layout.ndim(); ++d) {
       std::vector<std::string> parts;
       const auto intervals = layout.intervals(d, coordinate);
-      for (size_t i = 0; i < intervals.size() && i < 4; ++i) parts.push_back(text_of(intervals[i]));
+      for (const auto& interval : intervals | std::views::take(4)) parts.push_back(text_of(interval));
       if (intervals.size() > 4) parts.push_back(fmt::format("... {} more", intervals.size() - 4));
       region.push_back(fmt::format("{}", fmt::join(parts, " ")));
     }
@@ -170,9 +174,9 @@ std::string list(const Layout& layout) {
   Table table(1);
   for (int64_t d = 0; d < layout.ndim(); ++d) table[0].push_back(fmt::format("dim {}", d));
   table[0].push_back("ranks");
-  for (size_t i = 0; i < order.size() && i < kMostLines; ++i) {
-    table.push_back(order[i]);
-    table.back().push_back(names_of(layout, regions[order[i]]));
+  for (const auto& region : order | std::views::take(kMostLines)) {
+    table.push_back(region);
+    table.back().push_back(names_of(layout, regions[region]));
   }
   auto text = aligned(table);
   if (order.size() > kMostLines) text += fmt::format("... {} more regions\n", order.size() - kMostLines);
@@ -200,9 +204,9 @@ std::string list_flat(const Layout& layout) {
     if (holders.empty()) order.push_back(line);
     holders.push_back(r);
   }
-  for (size_t i = 0; i < order.size() && i < kMostLines; ++i) {
-    table.push_back(order[i]);
-    table.back().push_back(names_of(layout, parts[order[i]]));
+  for (const auto& line : order | std::views::take(kMostLines)) {
+    table.push_back(line);
+    table.back().push_back(names_of(layout, parts[line]));
   }
   auto text = aligned(table);
   if (order.size() > kMostLines) text += fmt::format("... {} more parts\n", order.size() - kMostLines);
@@ -240,7 +244,7 @@ std::array<int64_t, 2> drawn_dims(const Layout& layout) {
   std::vector<int64_t> dims;
   for (const bool cut : {true, false}) {
     for (int64_t d = 0; d < layout.ndim(); ++d) {
-      const bool is_cut = std::any_of(layout.placements().begin(), layout.placements().end(), [&](const auto& p) { return p.is_shard(d); });
+      const bool is_cut = std::ranges::any_of(layout.placements(), [&](const auto& p) { return p.is_shard(d); });
       if (is_cut == cut) dims.push_back(d);
     }
   }

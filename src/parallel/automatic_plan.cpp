@@ -4,6 +4,7 @@
 
 #include <dtensor/mesh/world.hpp>
 
+#include <range/v3/action/push_back.hpp>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
@@ -51,7 +52,7 @@ void pair_up(std::vector<Layer>& layers, int64_t width) {
     if (first.empty()) first = without_pair([&](const Layer& l) { return l.out % second->in == 0; });
     if (squares.empty() && !first.empty()) {  // grouped keys and values
       const auto fewer = without_pair([&](const Layer& l) { return l.out < second->in && second->in % l.out == 0; });
-      first.insert(first.end(), fewer.begin(), fewer.end());
+      ranges::push_back(first, fewer);
     }
     pair(std::move(first), *second);
   }
@@ -63,7 +64,7 @@ void pair_up(std::vector<Layer>& layers, int64_t width) {
 
 void add(Plan& plan, const std::string& name, const ParallelStyle& style, const std::string& mesh_dim) {
   const auto entries = tensor_parallel({{name, style}}, mesh_dim);
-  plan.insert(plan.end(), entries.begin(), entries.end());
+  ranges::push_back(plan, entries);
 }
 
 struct Vocabulary {

@@ -10,6 +10,7 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
+#include <range/v3/action/push_back.hpp>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <utility>
@@ -67,8 +68,8 @@ struct GatherLinear : torch::autograd::Function<GatherLinear> {
       for (size_t i = 0; i < outputs.size(); ++i) outputs[i].push_back(at::linear(tile, weights[i], optional(biases, i)));
     }
     variable_list saved(weights.begin(), weights.end());
-    saved.insert(saved.end(), biases.begin(), biases.end());
-    tiles->gathers() ? saved.insert(saved.end(), inputs.begin(), inputs.end()) : saved.insert(saved.end(), x);
+    ranges::push_back(saved, biases);
+    ranges::push_back(saved, tiles->gathers() ? inputs : std::vector<at::Tensor>{x});
     context->save_for_backward(std::move(saved));
     variable_list results;
     for (const auto& output : outputs) results.push_back(tiles->join_across(output));

@@ -7,6 +7,7 @@
 #include <dtensor/tensor/tensor.hpp>
 
 #include <fmt/ranges.h>
+#include <range/v3/view/zip.hpp>
 
 #include <algorithm>
 #include <iostream>
@@ -52,7 +53,7 @@ std::string describe_plan(const torch::nn::Module& module) {
   rows.push_back({"total", "", "", readable(here), readable(everywhere)});
   std::array<size_t, 5> widths{};
   for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    for (auto&& [width, cell] : ranges::views::zip(widths, row)) width = std::max(width, cell.size());
   }
   std::string text;
   for (const auto& row : rows) {

@@ -6,10 +6,10 @@
 
 #include <ATen/ops/cat.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
 #include <optional>
 
 namespace dtensor {
@@ -81,7 +81,7 @@ bool has_even_rows(const Layout& layout, int64_t dim) {
   return true;
 }
 
-int64_t product(c10::IntArrayRef lengths) { return std::accumulate(lengths.begin(), lengths.end(), int64_t{1}, std::multiplies<>()); }
+int64_t product(c10::IntArrayRef lengths) { return c10::multiply_integers(lengths); }
 
 at::Tensor as_placed(const at::Tensor& tensor, const Placements& placements) {
   return DTensor(tensor).placements() == PlacementsRef(placements) ? tensor : redistribute(tensor, placements);

@@ -12,7 +12,9 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <c10/util/accumulate.h>
 #include <fmt/ranges.h>
+#include <range/v3/numeric/accumulate.hpp>
 
 #include <algorithm>
 
@@ -172,7 +174,7 @@ void for_each_piece(const at::Tensor& list, const at::Tensor& local, const Local
   }
 }
 
-int64_t total(const std::vector<int64_t>& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+int64_t total(const std::vector<int64_t>& counts) { return c10::sum_integers(counts); }
 
 at::Tensor pack(const at::Tensor& local, const Prepared& prepared, const at::TensorOptions& options) {
   const auto list = at::empty({total(prepared.send_counts)}, options);
@@ -208,7 +210,7 @@ comm::Async unpack(comm::Async received, const at::Tensor& result, const std::sh
 }  // namespace
 
 int64_t Transfer::numel() const {
-  return std::accumulate(box.begin(), box.end(), int64_t{1}, [](int64_t product, const Interval& side) { return product * side.length(); });
+  return ranges::accumulate(box, int64_t{1}, std::multiplies<>(), &Interval::length);
 }
 
 std::string MeshMovePlan::str() const {

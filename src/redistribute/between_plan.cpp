@@ -6,9 +6,11 @@
 // most loaded one send less.
 #include "src/redistribute/between_plan.hpp"
 
+#include <range/v3/numeric/accumulate.hpp>
+#include <range/v3/view/zip.hpp>
+
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <set>
 
 namespace dtensor::redistribute {
@@ -19,11 +21,11 @@ using Box = std::vector<Interval>;
 using Boxes = std::vector<Box>;
 
 int64_t numel(const Box& box) {
-  return std::accumulate(box.begin(), box.end(), int64_t{1}, [](int64_t product, const Interval& part) { return product * part.length(); });
+  return ranges::accumulate(box, int64_t{1}, std::multiplies<>(), &Interval::length);
 }
 
 int64_t numel(const Boxes& boxes) {
-  return std::accumulate(boxes.begin(), boxes.end(), int64_t{0}, [](int64_t sum, const Box& box) { return sum + numel(box); });
+  return ranges::accumulate(boxes, int64_t{0}, std::plus<>(), [](const Box& box) { return numel(box); });
 }
 
 // The boxes of elements that are in one of either list.
@@ -50,7 +52,7 @@ Boxes part_of(const Box& box, Interval part) {
   for (const auto& side : box) sizes.push_back(side.length());
   auto boxes = boxes_of(sizes, part);
   for (auto& each : boxes) {
-    for (size_t d = 0; d < box.size(); ++d) each[d] = {each[d].begin + box[d].begin, each[d].end + box[d].begin};
+    for (auto&& [side, whole] : ranges::views::zip(each, box)) side = {side.begin + whole.begin, side.end + whole.begin};
   }
   return boxes;
 }

@@ -2,8 +2,8 @@
 #include "src/redistribute/transition.hpp"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/accumulate.h>
 
-#include <numeric>
 
 namespace dtensor::redistribute {
 
@@ -28,7 +28,7 @@ std::vector<Block> blocks_of(c10::IntArrayRef lengths, int64_t split) {
 }
 
 int64_t product(c10::IntArrayRef sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+  return c10::multiply_integers(sizes);
 }
 
 // Whether the flat list is the row-major tensor itself.
@@ -86,7 +86,7 @@ std::vector<int64_t> piece_lengths(const Layout& layout, c10::IntArrayRef mesh_d
 
 std::vector<int64_t> piece_counts(c10::IntArrayRef sizes, int64_t dim, c10::IntArrayRef lengths) {
   const int64_t others = product(sizes.slice(0, dim)) * product(sizes.slice(dim + 1));
-  std::vector<int64_t> counts(lengths.begin(), lengths.end());
+  auto counts = lengths.vec();
   for (auto& count : counts) count *= others;
   return counts;
 }

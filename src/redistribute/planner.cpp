@@ -9,6 +9,8 @@
 
 #include <dtensor/base/error.hpp>
 
+#include <range/v3/view/zip.hpp>
+
 #include <algorithm>
 #include <queue>
 #include <tuple>
@@ -67,17 +69,15 @@ Search::Search(const Layout& from, const Layout& to) : model_(from) {
       for (int64_t d = 0; d < from.ndim(); ++d) choices.push_back(shard(d));
     }
     std::ranges::sort(choices, [](const auto& a, const auto& b) { return order_key(a) < order_key(b); });
-    choices.erase(std::unique(choices.begin(), choices.end()), choices.end());
+    choices.erase(std::ranges::unique(choices).begin(), choices.end());
     candidates_.push_back(std::move(choices));
   }
 }
 
 Search::Node Search::node_of(PlacementsRef placements) const {
   Node node = 0;
-  for (size_t i = 0; i < candidates_.size(); ++i) {
-    const auto& choices = candidates_[i];
-    node = node * static_cast<Node>(choices.size()) +
-           (std::ranges::find(choices, placements[i]) - choices.begin());
+  for (const auto& [choices, placement] : ranges::views::zip(candidates_, placements)) {
+    node = node * static_cast<Node>(choices.size()) + (std::ranges::find(choices, placement) - choices.begin());
   }
   return node;
 }
@@ -151,7 +151,7 @@ void Search::expand_fused(Node node, PlacementsRef now) {
     for (const auto& to : candidates_[dims.front()]) {
       const bool gathers = to.is_replicate(), scatters = from.is_partial() && to.is_shard() && to.split == 1;
       const bool possible = std::ranges::all_of(dims, [&](int64_t i) {
-        return std::find(candidates_[i].begin(), candidates_[i].end(), to) != candidates_[i].end();
+        return std::ranges::find(candidates_[i], to) != candidates_[i].end();
       });
       if ((gathers || scatters) && possible) relax(node, now, dims, to);
     }

@@ -251,7 +251,7 @@ class Einsum final : public Rule {
     if (options_.whole.find(letter) != std::string::npos || options_.no_sum.find(letter) != std::string::npos) return;
     std::set<int> has;  // summands that the label occurs in
     for (size_t i = 0; i < view.in.size(); ++i) {
-      if (std::count(view.in[i].begin(), view.in[i].end(), label) > 1) return;
+      if (std::ranges::count(view.in[i], label) > 1) return;
       if (dim_of(view.in[i], label) >= 0) has.insert(view.summand[i]);
     }
     for (const auto& cut : cuts(call, mesh_dim, view, label)) {

@@ -8,6 +8,9 @@
 
 #include <ATen/ops/tensor.h>
 #include <fmt/ranges.h>
+#include <range/v3/numeric/iota.hpp>
+
+#include <algorithm>
 
 namespace dtensor {
 
@@ -28,11 +31,11 @@ Shapes exchange(const at::Tensor& local, const DeviceMesh& mesh) {
   std::vector<int64_t> mine(kMaxDims + 2, 0);
   mine[0] = static_cast<int64_t>(local.scalar_type());
   mine[1] = local.dim();
-  std::copy(local.sizes().begin(), local.sizes().end(), mine.begin() + 2);
+  std::ranges::copy(local.sizes(), mine.begin() + 2);
   if (mesh.size() == 1) return {mine};
   LocalMode local_mode;
-  std::vector<int64_t> dims;
-  for (int64_t d = 0; d < mesh.ndim(); ++d) dims.push_back(d);
+  std::vector<int64_t> dims(mesh.ndim());
+  ranges::iota(dims, 0);
   const std::vector<int64_t> counts(mesh.size(), kMaxDims + 2);
   const auto all = mesh.communicator(dims).all_gather(at::tensor(mine, at::kLong), counts).get();
   const auto* words = static_cast<const int64_t*>(all.data_ptr());
@@ -41,8 +44,7 @@ Shapes exchange(const at::Tensor& local, const DeviceMesh& mesh) {
 
 // Global sizes: along each sharded dim, the sum of the local lengths over the mesh dimensions that shard it.
 std::vector<int64_t> global_sizes(const Shapes& shapes, const DeviceMesh& mesh, PlacementsRef placements) {
-  const auto first = shapes.sizes(0);
-  std::vector<int64_t> sizes(first.begin(), first.end());
+  auto sizes = shapes.sizes(0).vec();
   for (int64_t d = 0; d < static_cast<int64_t>(sizes.size()); ++d) {
     sizes[d] = 0;
     for (int64_t i = 0; i < mesh.size(); ++i) {

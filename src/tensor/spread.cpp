@@ -4,6 +4,7 @@
 #include <dtensor/tensor/tensor.hpp>
 
 #include <c10/core/GradMode.h>
+#include <range/v3/action/push_back.hpp>
 
 #include <algorithm>
 #include <map>
@@ -49,7 +50,7 @@ Dims dims_in(const DeviceMesh& root, const DeviceMesh& mesh, const Dims& dims) {
       along &= coordinate[m] == mesh.coordinate(m) || std::ranges::find(dims, m) != dims.end();
     }
     if (!along) continue;
-    const auto at = std::find(root.ranks().begin(), root.ranks().end(), mesh.ranks()[i]) - root.ranks().begin();
+    const auto at = std::ranges::find(root.ranks(), mesh.ranks()[i]) - root.ranks().begin();
     const auto there = root.coordinate_of(at);
     for (int64_t m = 0; m < root.ndim(); ++m) {
       if (there[m] != root.coordinate(m)) found.insert(m);
@@ -83,7 +84,7 @@ std::vector<std::pair<DeviceMesh, std::vector<size_t>>> roots_of(c10::ArrayRef<a
     const auto& joining = mesh;
     const auto it = std::ranges::find_if(roots, [&](const auto& root) { return holds(root.first, joining); });
     if (it == roots.end()) roots.emplace_back(mesh, std::move(members));
-    else it->second.insert(it->second.end(), members.begin(), members.end());
+    else ranges::push_back(it->second, members);
   }
   return roots;
 }

@@ -5,6 +5,8 @@
 #include <dtensor/optim/lamb.hpp>
 #include <dtensor/optim/muon.hpp>
 
+#include <range/v3/view/zip.hpp>
+
 #include <optional>
 
 namespace dt = dtensor;
@@ -116,7 +118,7 @@ struct Training {
     Tensors values;
     dt::load(values, prefix + ".parameters");
     torch::NoGradGuard no_grad;
-    for (size_t i = 0; i < values.size(); ++i) parameters[i].copy_(values[i]);
+    for (const auto& [parameter, value] : ranges::views::zip(parameters, values)) parameter.copy_(value);
     dt::load(*optimizer, prefix + ".optimizer");
   }
   // As a program of one device does it.
@@ -128,7 +130,7 @@ struct Training {
     Tensors values;
     torch::load(values, prefix + ".parameters");
     torch::NoGradGuard no_grad;
-    for (size_t i = 0; i < values.size(); ++i) parameters[i].copy_(values[i]);
+    for (const auto& [parameter, value] : ranges::views::zip(parameters, values)) parameter.copy_(value);
     torch::load(*optimizer, prefix + ".optimizer");
   }
   std::optional<dt::DeviceMesh> mesh;

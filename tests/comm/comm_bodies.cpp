@@ -4,6 +4,8 @@
 #include <dtensor/base/error.hpp>
 
 #include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
+#include <range/v3/numeric/iota.hpp>
 
 #include <chrono>
 #include <iostream>
@@ -119,7 +121,7 @@ bool fails_with(const std::function<void()>& call, const std::string& text) {
 
 std::shared_ptr<Communicator> connect_all(World& world, const std::string& name) {
   std::vector<int> ranks(world.size());
-  std::iota(ranks.begin(), ranks.end(), 0);
+  ranges::iota(ranks, 0);
   return world.transport().connect(name, ranks);
 }
 
@@ -301,7 +303,7 @@ void check_subgroups(World& world) {
     auto second = halves->all_reduce(here(at::full({1}, me, at::kLong)), ReduceOp::sum);
     auto third = again->all_reduce(here(at::full({1}, me, at::kLong)), ReduceOp::max);
     require(std::move(third).get().cpu().item<int64_t>() == half.back(), "test", "a second group of the same ranks");
-    require(std::move(second).get().cpu().item<int64_t>() == std::accumulate(half.begin(), half.end(), 0), "test", "halves");
+    require(std::move(second).get().cpu().item<int64_t>() == c10::sum_integers(half), "test", "halves");
     const auto order = std::move(first).get().cpu();
     for (size_t k = 0; k < same_parity.size(); ++k) require(order[2 * k].item<int64_t>() == same_parity[k], "test", "group order");
   }

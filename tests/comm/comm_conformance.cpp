@@ -6,12 +6,12 @@
 #include "src/comm/reduce.hpp"
 
 #include <ATen/ATen.h>
+#include <range/v3/numeric/iota.hpp>
 
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
-#include <numeric>
 #include <thread>
 
 #include "tests/catch.hpp"  // last: libtorch's logging has a CHECK of its own
@@ -126,7 +126,7 @@ TEST_CASE("fake: as if every peer had this rank's data", "[comm]") {
   for (int ranks : {2, 3, 16384}) {
     auto transport = dtensor::comm::make_fake_transport(1, ranks);
     std::vector<int> everyone(ranks);
-    std::iota(everyone.begin(), everyone.end(), 0);
+    ranges::iota(everyone, 0);
     auto all = transport->connect("all", everyone);
     const auto x = at::arange(4, at::kDouble) + 1;
     CHECK(at::equal(all->all_reduce(x, ReduceOp::sum).get(), x * ranks));

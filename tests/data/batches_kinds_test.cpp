@@ -1,6 +1,8 @@
 // dt::batches takes any data loader of libtorch, and batches of any parts.
 #include "tests/support/batches_support.hpp"
 
+#include <range/v3/view/zip.hpp>
+
 using namespace dtensor;
 using namespace dtensor::test;
 
@@ -173,7 +175,7 @@ TEST_CASE("batches: stateful datasets", "[data]") {
           auto loader = torch::data::make_data_loader(Stream(), torch::data::DataLoaderOptions(4));
           const auto got = run([&] { return batches(*loader, mesh, {shard(0)}); });
           require(got.size() == expected.size(), "test", "got {} results", got.size());
-          for (size_t i = 0; i < got.size(); ++i) same(got[i], expected[i], "a result");
+          for (const auto& [mine, theirs] : ranges::views::zip(got, expected)) same(mine, theirs, "a result");
         },
         transport));
   }

@@ -1,6 +1,7 @@
 // Pending sums and extremes beside infinities: what is done to the parts gives one device's numbers, never a NaN of its own.
 #include "tests/support/op_check.hpp"
 
+#include <range/v3/action/push_back.hpp>
 #include <torch/version.h>
 
 #include <limits>
@@ -191,7 +192,7 @@ const NamedFunctions kOfSums{
        for (const auto& more :
             std::vector<Tensors>{at::_foreach_div(sums, values), at::_foreach_div(sums, 0.0), at::_foreach_addcmul(sums, sums, values, 1),
                                  at::_foreach_mul(sums, 3.0), at::_foreach_mul(sums, numbers), at::_foreach_div(sums, divisors)}) {
-         results.insert(results.end(), more.begin(), more.end());
+         ranges::push_back(results, more);
        }
        return results;
      }},

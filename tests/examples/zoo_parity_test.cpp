@@ -183,7 +183,7 @@ Plan plan_of(const zoo::Model& model, const zoo::Entry& entry, bool vocabulary) 
   return tensor_parallel({{"layer*.conv2.conv", ColwiseParallel()}, {"layer*.conv3", RowwiseParallel()}});
 }
 
-bool has(const DeviceMesh& mesh, const std::string& dim) { return std::count(mesh.names().begin(), mesh.names().end(), dim) > 0; }
+bool has(const DeviceMesh& mesh, const std::string& dim) { return std::ranges::count(mesh.names(), dim) > 0; }
 
 Result train_on(const DeviceMesh& mesh, const zoo::Entry& entry, const std::vector<Batch>& batches, const Setup& setup,
                 at::ScalarType dtype) {

@@ -2,6 +2,8 @@
 #include "tests/support/dispatch_support.hpp"
 #include "tests/support/words_of.hpp"
 
+#include <range/v3/view/zip.hpp>
+
 #include <optional>
 
 namespace dt = dtensor;
@@ -68,7 +70,7 @@ TEST_CASE("gradient buckets: the bits are those of single reductions", "[gradien
     for (const auto& batch :
          {dt::Placements{dt::shard(0), dt::replicate()}, {dt::replicate(), dt::shard(0)}, {dt::shard(0), dt::shard(0)}}) {
       const auto together = gradients(batch, false), alone = gradients(batch, true);
-      for (size_t i = 0; i < alone.size(); ++i) same(together[i], alone[i], "a gradient");
+      for (const auto& [got, expected] : ranges::views::zip(together, alone)) same(got, expected, "a gradient");
     }
   }));
 }

@@ -5,9 +5,11 @@
 #include <dtensor/base/error.hpp>
 #include <dtensor/mesh/layout.hpp>
 
+#include <c10/util/accumulate.h>
+#include <range/v3/action/push_back.hpp>
+
 #include <algorithm>
 #include <atomic>
-#include <numeric>
 #include <thread>
 #include <set>
 
@@ -41,14 +43,14 @@ std::vector<int64_t> elements(const std::vector<std::vector<Interval>>& boxes, c
       }
       partial = std::move(longer);
     }
-    result.insert(result.end(), partial.begin(), partial.end());
+    ranges::push_back(result, partial);
   }
   std::ranges::sort(result);
   return result;
 }
 
 int64_t numel(c10::IntArrayRef sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+  return c10::multiply_integers(sizes);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Operators on lists of tensors and fused optimizer steps: each index has its own placement.
 #include "tests/support/op_check.hpp"
 
+#include <range/v3/action/push_back.hpp>
 #include <torch/version.h>
 
 using namespace dtensor;
@@ -101,8 +102,8 @@ TEST_CASE("ops: fused AdamW", "[ops][foreach]") {
         for (size_t i = 0; i < in[0].size(); ++i) steps.push_back(torch::ones({}));
         at::_fused_adamw_(in[0], gradients, averages, squares, {}, steps, 0.1, 0.9, 0.99, 0.01, 1e-8, false, false);
         auto results = in[0];
-        results.insert(results.end(), averages.begin(), averages.end());
-        results.insert(results.end(), squares.begin(), squares.end());
+        ranges::push_back(results, averages);
+        ranges::push_back(results, squares);
         return results;
       },
       1e-5);

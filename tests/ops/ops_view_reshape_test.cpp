@@ -3,6 +3,9 @@
 
 #include "ops/view_reshape.hpp"
 
+#include <c10/util/accumulate.h>
+#include <range/v3/numeric/iota.hpp>
+
 #include <algorithm>
 #include <numeric>
 
@@ -13,7 +16,7 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 
-int64_t product(c10::IntArrayRef sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>()); }
+int64_t product(c10::IntArrayRef sizes) { return c10::multiply_integers(sizes); }
 
 // A rank's shard: the global numbers of its elements in row-major order of its local shape.
 struct Part {
@@ -23,7 +26,7 @@ struct Part {
 
 Part whole(const Shape& sizes) {
   Part part{sizes, std::vector<int64_t>(product(sizes))};
-  std::iota(part.elements.begin(), part.elements.end(), 0);
+  ranges::iota(part.elements, 0);
   return part;
 }
 

@@ -4,6 +4,7 @@
 #include "tools/moves/check.hpp"
 
 #include <ATen/ATen.h>
+#include <range/v3/numeric/iota.hpp>
 
 #include <dtensor/base/error.hpp>
 
@@ -136,7 +137,7 @@ TEST_CASE("moves between meshes: large parts go while nobody waits", "[redistrib
 TEST_CASE("moves between meshes: plans of many ranks are made quickly and are even", "[redistribute]") {
   Alone alone(512, 300);
   std::vector<int> half(256);
-  std::iota(half.begin(), half.end(), 256);
+  ranges::iota(half, 256);
   const auto all = init_device_mesh(at::kCPU, {32, 16}, {"dp", "tp"});
   const DeviceMesh generation(at::kCPU, half, {64, 4}, {"dp", "tp"});
   const auto from = Layout::get(all, Placements{shard(0), shard(1)}, {4096, 4096}, at::kFloat);

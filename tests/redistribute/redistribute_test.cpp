@@ -6,6 +6,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <range/v3/view/cartesian_product.hpp>
 
 using namespace dtensor;
 using namespace dtensor::test;
@@ -41,9 +42,7 @@ void check_all_pairs(const Shape& mesh_sizes, const std::vector<Shape>& shapes, 
         for (const auto& shape : shapes) {
           const auto whole = global_tensor(shape, dtype);
           const auto all = layouts(mesh, choices, whole);
-          for (const auto& from : all) {
-            for (const auto& to : all) check_move(whole, from, to);
-          }
+          for (const auto& [from, to] : ranges::views::cartesian_product(all, all)) check_move(whole, from, to);
         }
       },
       transport);

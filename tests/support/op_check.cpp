@@ -1,9 +1,10 @@
 #include "tests/support/op_check.hpp"
 
 #include <fmt/ranges.h>
+#include <range/v3/view/cartesian_product.hpp>
+#include <range/v3/view/zip.hpp>
 
 #include <algorithm>
-#include <numeric>
 
 namespace dtensor::test {
 
@@ -94,11 +95,9 @@ std::vector<Placements> combinations(const std::vector<Placement>& choices, int6
   std::vector<Placements> all(1);
   for (int64_t m = 0; m < ndim; ++m) {
     std::vector<Placements> longer;
-    for (const auto& before : all) {
-      for (const auto& choice : choices) {
-        longer.push_back(before);
-        longer.back().push_back(choice);
-      }
+    for (const auto& [before, choice] : ranges::views::cartesian_product(all, choices)) {
+      longer.push_back(before);
+      longer.back().push_back(choice);
     }
     all = std::move(longer);
   }
@@ -121,9 +120,9 @@ void check_placed(const OpCase& op, const DeviceMesh& mesh, const std::vector<Pl
                   const Outcome& expected) {
   std::string what = op.name;
   Tensors inputs;
-  for (size_t i = 0; i < op.inputs.size(); ++i) {
-    what += " " + str(placements[i]);
-    inputs.push_back(placed(op.inputs[i], mesh, placements[i]));
+  for (const auto& [input, its] : ranges::views::zip(op.inputs, placements)) {
+    what += " " + str(its);
+    inputs.push_back(placed(input, mesh, its));
   }
   what += " on " + mesh.str();
   Outcome got;
@@ -208,7 +207,7 @@ void check_free(const OpCase& op, std::vector<int64_t> sizes, const std::vector<
   INFO(op.name);
   CHECK_NOTHROW(on_mesh(sizes, [&](const DeviceMesh& mesh) {
     Tensors tensors;
-    for (size_t i = 0; i < inputs.size(); ++i) tensors.push_back(placed(op.inputs[i], mesh, inputs[i]));
+    for (const auto& [input, its] : ranges::views::zip(op.inputs, inputs)) tensors.push_back(placed(input, mesh, its));
     const auto expected = op.run(clones(op.inputs));
     Tensors got;
     {

@@ -3,6 +3,7 @@
 
 #include <dtensor/training/clip.hpp>
 
+#include <range/v3/view/zip.hpp>
 #include <torch/nn/utils/clip_grad.h>
 
 namespace dt = dtensor;
@@ -116,7 +117,7 @@ TEST_CASE("clip: meshes that hold one another reduce at once", "[clip]") {
     expect(comm, 1, "clipping on four meshes");
     close(norm, expected.norm, "the norm");
     agreed(norm, world);
-    for (size_t i = 0; i < given.size(); ++i) close(given[i].grad(), expected.gradients[i], "gradient");
+    for (const auto& [parameter, gradient] : ranges::views::zip(given, expected.gradients)) close(parameter.grad(), gradient, "gradient");
 
     const std::vector<at::Tensor> apart = {laid_out(plain[0], mesh["tp"], {dt::shard(0)}), laid_out(plain[1], mesh["dp"], {dt::shard(1)}),
                                            plain[2], laid_out(plain[3], mesh["tp"], {dt::replicate()}), plain[4]};

@@ -5,6 +5,8 @@
 
 #include <dtensor/dtensor.hpp>
 
+#include <range/v3/numeric/iota.hpp>
+
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -81,7 +83,7 @@ std::string name_of(const Step& step) {
 Outcome run_on_mesh(const Program& program, bool& broke) {
   std::vector<int> ranks(c10::multiply_integers(program.mesh));
   std::vector<std::string> names;
-  for (size_t i = 0; i < ranks.size(); ++i) ranks[i] = static_cast<int>(i);
+  ranges::iota(ranks, 0);
   for (size_t m = 0; m < program.mesh.size(); ++m) names.push_back("dim" + std::to_string(m));
   const DeviceMesh mesh(at::kCPU, ranks, program.mesh, names);
   std::optional<Spmd> region;

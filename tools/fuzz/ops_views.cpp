@@ -1,8 +1,9 @@
 // Views, and what copies only where memory demands it.
 #include "sketch.hpp"
 
+#include <range/v3/numeric/iota.hpp>
+
 #include <algorithm>
-#include <numeric>
 
 namespace dtensor::fuzz {
 
@@ -61,7 +62,7 @@ bool two_dims(Sketch& sketch, T x, Ints& args) {
 
 bool order(Sketch& sketch, T x, Ints& args) {
   args.resize(x.dim());
-  std::iota(args.begin(), args.end(), 0);
+  ranges::iota(args, 0);
   for (auto i = x.dim() - 1; i > 0; --i) std::swap(args[i], args[sketch.random().below(i + 1)]);
   return true;
 }

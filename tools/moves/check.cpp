@@ -1,6 +1,10 @@
 #include "tools/moves/check.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
+#include <range/v3/numeric/iota.hpp>
+#include <range/v3/view/cartesian_product.hpp>
+#include <range/v3/view/enumerate.hpp>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <dtensor/base/error.hpp>
@@ -9,7 +13,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 
 namespace dtensor::moves {
 
@@ -51,7 +54,7 @@ Elements minus(Elements a, Elements b) {
   std::ranges::sort(a);
   std::ranges::sort(b);
   Elements rest;
-  std::set_difference(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(rest));
+  std::ranges::set_difference(a, b, std::back_inserter(rest));
   return rest;
 }
 
@@ -122,7 +125,7 @@ Elements elements_of(const Layout& layout, c10::IntArrayRef coordinate) {
   std::vector<Elements> held;
   for (const auto size : layout.sizes()) {
     held.emplace_back(size);
-    std::iota(held.back().begin(), held.back().end(), 0);
+    ranges::iota(held.back(), 0);
   }
   const Placement* flat = nullptr;
   int64_t place = 0;
@@ -139,21 +142,19 @@ Elements elements_of(const Layout& layout, c10::IntArrayRef coordinate) {
   }
   // A flat cut is in the order of memory.
   Sizes order(layout.ndim());
-  std::iota(order.begin(), order.end(), 0);
+  ranges::iota(order, 0);
   if (flat) order = memory_order(layout.strides());
   const auto steps = dtensor::contiguous_strides(layout.sizes());
   Elements elements{0};
   for (const auto d : order) {
     Elements longer;
-    for (const auto element : elements) {
-      for (const auto index : held[d]) longer.push_back(element + index * steps[d]);
-    }
+    for (const auto& [element, index] : ranges::views::cartesian_product(elements, held[d])) longer.push_back(element + index * steps[d]);
     elements = std::move(longer);
   }
   if (!flat) return elements;
   Elements own;
-  for (size_t e = 0; e < elements.size(); ++e) {
-    if ((flat->offset + static_cast<int64_t>(e)) / flat->unit == place) own.push_back(elements[e]);
+  for (const auto& [e, element] : ranges::views::enumerate(elements)) {
+    if ((flat->offset + static_cast<int64_t>(e)) / flat->unit == place) own.push_back(element);
   }
   return own;
 }
@@ -163,8 +164,7 @@ void check(const Pair& pair) {
   const int rank = from->mesh().world().rank();
   const auto whole = values(*from, 7), gradient = values(*from, 5);
   // What a part has in a maximum hangs on the others.
-  const bool linear =
-      std::none_of(from->placements().begin(), from->placements().end(), [](const Placement& p) { return p.is_partial(ReduceOp::max); });
+  const bool linear = std::ranges::none_of(from->placements(), [](const Placement& p) { return p.is_partial(ReduceOp::max); });
   const bool differentiable = linear && c10::isFloatingType(from->dtype());
   const auto local = (from->is_absent() ? at::empty({0}, whole.options()) : pending_part(whole, *from)).requires_grad_(differentiable);
   const auto source = from_local(local, from->mesh(), from->placements(), from->sizes());
@@ -192,7 +192,7 @@ LayoutPtr random_layout(std::mt19937_64& random, const DeviceMesh& mesh, const s
     for (int64_t m = 0; m < mesh.ndim(); ++m) {
       std::vector<int64_t> shares;
       for (int64_t i = 0; i < mesh.size(m); ++i) shares.push_back(below(4));
-      if (std::accumulate(shares.begin(), shares.end(), int64_t{0}) == 0) shares[0] = 1;
+      if (c10::sum_integers(shares) == 0) shares[0] = 1;
       const auto kind = below(ndim > 0 ? 8 : 3), d = ndim > 0 ? below(ndim) : 0;
       if (kind <= 1) placements.push_back(replicate());
       if (kind == 2) placements.push_back(partial(below(2) || dtype == at::kByte ? ReduceOp::sum : ReduceOp::max));
@@ -214,7 +214,7 @@ LayoutPtr random_layout(std::mt19937_64& random, const DeviceMesh& mesh, const s
 DeviceMesh random_mesh(std::mt19937_64& random) {
   const int world = World::current().size();
   std::vector<int> ranks(world);
-  std::iota(ranks.begin(), ranks.end(), 0);
+  ranges::iota(ranks, 0);
   if (random() % 2) std::shuffle(ranks.begin(), ranks.end(), random);
   const auto size = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(world));
   if (random() % 2) std::rotate(ranks.begin(), ranks.begin() + static_cast<int64_t>(random() % static_cast<uint64_t>(world)), ranks.end());

@@ -1,6 +1,7 @@
 // What is legal, found by running the raw operator on the parts: no rule is asked.
 #include "tools/opcheck/check.hpp"
 
+#include <range/v3/view/zip.hpp>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -90,7 +91,7 @@ std::vector<at::Tensor> effects(const Operator& op, const Stack& results, const 
 std::vector<Names> on_ranks(const Operator& op, const Sample& sample, const Case& placements, int64_t ranks) {
   const auto tensors = tensors_in(sample.arguments);
   std::vector<std::vector<at::Tensor>> by_operand;
-  for (size_t i = 0; i < tensors.size(); ++i) by_operand.push_back(parts_of(tensors[i], placements[i], {ranks}));
+  for (const auto& [tensor, its] : ranges::views::zip(tensors, placements)) by_operand.push_back(parts_of(tensor, its, {ranks}));
   std::vector<std::vector<at::Tensor>> by_result;
   for (int64_t r = 0; r < ranks; ++r) {
     std::vector<at::Tensor> locals, originals;
@@ -101,11 +102,11 @@ std::vector<Names> on_ranks(const Operator& op, const Sample& sample, const Case
     if (resized(op.schema(), arguments, with_tensors(sample.arguments, originals))) return {};
     const auto found = effects(op, stack, arguments);
     by_result.resize(found.size());
-    for (size_t k = 0; k < found.size(); ++k) by_result[k].push_back(found[k]);
+    for (auto&& [parts, part] : ranges::views::zip(by_result, found)) parts.push_back(part);
   }
   const auto expected = effects(op, sample.results, sample.after);
   std::vector<Names> names;
-  for (size_t k = 0; k < expected.size() && k < by_result.size(); ++k) names.push_back(placements_of(by_result[k], expected[k]));
+  for (const auto& [parts, whole] : ranges::views::zip(by_result, expected)) names.push_back(placements_of(parts, whole));
   return names;
 }
 

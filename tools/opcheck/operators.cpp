@@ -12,8 +12,7 @@ namespace {
 
 bool mentions_tensor(const c10::FunctionSchema& schema) {
   const auto is_tensor = [](const c10::Argument& a) { return a.type()->str().find("Tensor") != std::string::npos; };
-  return std::any_of(schema.arguments().begin(), schema.arguments().end(), is_tensor) ||
-         std::any_of(schema.returns().begin(), schema.returns().end(), is_tensor);
+  return std::ranges::any_of(schema.arguments(), is_tensor) || std::ranges::any_of(schema.returns(), is_tensor);
 }
 
 std::string base_of(const std::string& name) {

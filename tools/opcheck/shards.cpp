@@ -1,9 +1,9 @@
 #include "tools/opcheck/shards.hpp"
 
+#include <range/v3/numeric/iota.hpp>
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <numeric>
 #include <random>
 
 namespace dtensor::opcheck {
@@ -102,7 +102,7 @@ std::vector<at::Tensor> split_once(const at::Tensor& tensor, const Placement& pl
 
 std::vector<int64_t> memory_order(const at::Tensor& tensor) {
   std::vector<int64_t> order(tensor.dim());
-  std::iota(order.begin(), order.end(), 0);
+  ranges::iota(order, 0);
   if (tensor.is_contiguous()) return order;
   std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return tensor.stride(a) > tensor.stride(b); });
   return order;

@@ -3,6 +3,7 @@
 #include "src/comm/flight/places.hpp"
 
 #include <fmt/ranges.h>
+#include <range/v3/action/push_back.hpp>
 
 #include <algorithm>
 #include <map>
@@ -136,7 +137,7 @@ class Examination {
     const auto most = std::ranges::max_element(sides, {}, [](const auto& side) { return side.second.size(); });
     stuck.there = most->second;
     for (const auto& [what, ranks] : sides) {
-      if (what != most->first) stuck.other.insert(stuck.other.end(), ranks.begin(), ranks.end());
+      if (what != most->first) ranges::push_back(stuck.other, ranks);
     }
     stuck.call = calls.calls.at(stuck.there.front()).at(sequence);
     return stuck;
@@ -251,7 +252,7 @@ class Examination {
     const auto where = place_of(stuck.other);
     const bool even = stuck.other.size() >= stuck.there.size();
     report_.behind = stuck.other;
-    if (even) report_.behind.insert(report_.behind.end(), stuck.there.begin(), stuck.there.end());
+    if (even) ranges::push_back(report_.behind, stuck.there);
     std::ranges::sort(report_.behind);
     line(fmt::format("{} made {}{} where {} made {}{}{}", list(stuck.other), describe(other), where.empty() ? "" : " at " + where,
                      list(stuck.there), call, at.empty() ? "" : " at " + at,

@@ -11,6 +11,7 @@
 #include <dtensor/tensor/tensor.hpp>
 
 #include <fmt/ranges.h>
+#include <range/v3/action/push_back.hpp>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
 
@@ -150,7 +151,7 @@ std::vector<Wish> by_bytes(const Module& module, int64_t most, Taker& taker) {
     if (!wishes.empty() && bytes_of(wishes.back().parameters) + bytes_of(parameters) <= most) {
       wishes.back().name += "+" + name;
       auto& last = wishes.back().parameters;
-      last.insert(last.end(), parameters.begin(), parameters.end());
+      ranges::push_back(last, parameters);
     } else {
       wishes.push_back({name, std::move(parameters)});
     }

@@ -13,7 +13,7 @@
 namespace dtensor::fsdp {
 
 void Schedule::remove(Unit* unit) {
-  units_.erase(std::remove(units_.begin(), units_.end(), unit), units_.end());
+  std::erase(units_, unit);
   std::erase_if(next_, [&](const auto& entry) {
     return entry.second == unit || std::get<1>(entry.first) == unit || std::get<2>(entry.first) == unit;
   });

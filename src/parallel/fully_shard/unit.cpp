@@ -15,7 +15,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/accumulate.h>
 
-#include <numeric>
 
 namespace dtensor::fsdp {
 
@@ -69,7 +68,7 @@ void Unit::lay_out(const Parameters& parameters) {
   for (const auto& [name, parameter] : parameters) most.push_back(most_elements(DTensor(parameter).layout(), cut_));
   const auto plan = plan_buffer(most, mesh_.size(cut_), options_.block, static_cast<int64_t>(c10::elementSize(dtype_)));
   piece_ = plan.piece;
-  elements_ = std::accumulate(most.begin(), most.end(), int64_t{0});
+  elements_ = c10::sum_integers(most);
   members_.clear();
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& [name, parameter] = parameters[i];

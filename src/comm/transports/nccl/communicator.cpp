@@ -109,7 +109,7 @@ class NcclWork final : public Work {
 
 NcclCommunicator::NcclCommunicator(std::shared_ptr<Communicator> host, uint64_t id, std::shared_ptr<Session> session)
     : Communicator(host->name(), host->ranks(), host->rank()), host_(std::move(host)), id_(id), session_(std::move(session)) {
-  std::copy_if(ranks().begin(), ranks().end(), std::back_inserter(peers_), [this](int rank) { return rank != session_->rank; });
+  std::ranges::copy_if(ranks(), std::back_inserter(peers_), [this](int rank) { return rank != session_->rank; });
 }
 
 Async NcclCommunicator::do_all_reduce(const Call& call, const at::Tensor& input, at::Tensor result) {
@@ -226,7 +226,7 @@ std::shared_ptr<Channel> NcclCommunicator::channel(const CallInfo& call) {
     if (why) fail(comm::name(call.kind), "{}", failure(call, name(), *why));
   };
   const auto& world = session_->world;
-  const bool is_world = size() == session_->watchdog.transport().size() && std::is_sorted(ranks().begin(), ranks().end());
+  const bool is_world = size() == session_->watchdog.transport().size() && std::ranges::is_sorted(ranks());
   channel_ = world && is_world ? world->split(check) : make_channel(*host_, session_->device, check);
   session_->watchdog.add(channel_);
   return channel_;

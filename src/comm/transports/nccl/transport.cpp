@@ -8,11 +8,12 @@
 #include <dtensor/comm/transport_kind.hpp>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <range/v3/action/push_back.hpp>
+#include <range/v3/numeric/iota.hpp>
 
 #include <cstdio>
 #include <exception>
 #include <map>
-#include <numeric>
 #include <utility>
 
 namespace dtensor::comm {
@@ -67,7 +68,7 @@ class NcclTransport final : public Transport {
   std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks) override {
     host_->set_deadline(deadline());
     std::vector<int64_t> key{connected_[ranks]++};
-    key.insert(key.end(), ranks.begin(), ranks.end());
+    ranges::push_back(key, ranks);
     return std::make_shared<NcclCommunicator>(host_->connect(name, ranks), hash_counts(key), session_);
   }
 
@@ -79,7 +80,7 @@ class NcclTransport final : public Transport {
  private:
   void connect_everyone() {
     std::vector<int> everyone(host_->size());
-    std::iota(everyone.begin(), everyone.end(), 0);
+    ranges::iota(everyone, 0);
     const auto group = host_->connect("nccl", everyone);
     const auto end = Clock::now() + deadline();
     const auto check = [&] {

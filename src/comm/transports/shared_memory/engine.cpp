@@ -88,7 +88,7 @@ bool Engine::progress(bool give_way) {
 void Engine::take_note() {
   if (!std::exchange(news_, false)) return;
   const auto idle = [](const std::shared_ptr<Queue>& queue) { return queue->operations.empty(); };
-  active_.erase(std::remove_if(active_.begin(), active_.end(), idle), active_.end());
+  std::erase_if(active_, idle);
   pending_.store(static_cast<int>(active_.size()));
   bell_.ring();
 }
