@@ -43,7 +43,7 @@ LayoutPtr output_layout(const Decision& decision, size_t index, const at::Tensor
 
 c10::IValue distributed(const Decision& decision, const c10::IValue& value, size_t& index) {
   if (value.isTensor()) {
-    const auto local = value.toTensor();
+    const auto& local = value.toTensor();
     const auto i = index++;
     if (!local.defined()) return local;
     auto layout = output_layout(decision, i, local);
