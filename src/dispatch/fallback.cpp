@@ -31,6 +31,21 @@ namespace {
 bool any_distributed(const Stack& stack, size_t begin) { return any_tensor(arguments(stack, begin), as_dtensor); }
 bool any_defined(const Stack& stack, size_t begin) { return any_tensor(arguments(stack, begin), [](const at::Tensor&) { return true; }); }
 
+// Puts the local tensors in place of the distributed ones. Whether all have values.
+bool take_locals(Stack& stack, size_t begin) {
+  bool has_values = true;
+  for (size_t i = begin; i < stack.size(); ++i) {
+    auto& value = stack[i];
+    if (!value.isTensor()) continue;
+    auto* impl = const_cast<c10::TensorImpl*>(value.unsafeToTensorImpl());
+    if (!is_dtensor_impl(impl)) continue;
+    const auto& local = static_cast<DTensorImpl*>(impl)->local();
+    has_values &= !local.is_meta();
+    value = c10::IValue(local);
+  }
+  return has_values;
+}
+
 // The common case: tensors in, tensors out, nothing moves.
 void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision) try {
   const auto& info = *decision.info;
@@ -45,16 +60,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     written = begin_writes(info, arguments(stack, begin));
     self = stack[begin + info.written[0]];
   }
-  bool has_values = true;
-  for (size_t i = begin; i < stack.size(); ++i) {
-    auto& value = stack[i];
-    if (!value.isTensor()) continue;
-    auto* impl = const_cast<c10::TensorImpl*>(value.unsafeToTensorImpl());
-    if (!is_dtensor_impl(impl)) continue;
-    const auto& local = static_cast<DTensorImpl*>(impl)->local();
-    has_values &= !local.is_meta();
-    value = c10::IValue(local);
-  }
+  const auto has_values = take_locals(stack, begin);
   if (!info.written.empty() && stack.size() > begin + 1) {
     LocalMode local;
     separate_overlapping(info, stack, begin);
