@@ -14,7 +14,7 @@ namespace {
 
 void add_operand(Call& call, const c10::IValue& value, int argument, int element) {
   if (!value.isTensor()) return;
-  const auto tensor = value.toTensor();
+  const auto& tensor = value.toTensor();
   if (!tensor.defined()) return;
   if (auto* impl = as_dtensor(tensor)) {
     call.operands.push_back({impl->layout(), argument, element, false, impl->pinned});

@@ -203,7 +203,7 @@ void Engine::give_up(Queue& queue, Operation& operation, Milliseconds deadline) 
   queue.channel->withdraw();
   operation.end(lateness(call, queue.name, deadline, absent));
   const auto late = std::ranges::find_if(queue.operations, [&](const auto& other) { return other.get() == &operation; });
-  const auto kept = *late;
+  const auto kept = std::move(*late);  // which `call` is a part of
   queue.operations.erase(late);
   fail_all(queue, call.str() + " did not complete in time");
 }
