@@ -28,12 +28,17 @@ bool is_stopped(pid_t pid) {
   return name_end != stat.npos && name_end + 2 < stat.size() && (stat[name_end + 2] == 'T' || stat[name_end + 2] == 't');
 }
 
-std::vector<flight::Recording> recordings_in(const std::string& folder) {
+// `unreadable`: gets a line for each other file that has such a name.
+std::vector<flight::Recording> recordings_in(const std::string& folder, std::string* unreadable = nullptr) {
   std::vector<flight::Recording> found;
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
-    if (entry.path().extension() != ".events") continue;
+    if (entry.path().extension() != ".events" || !entry.is_regular_file(ignored)) continue;
     if (auto recording = flight::read_file(entry.path().string())) found.push_back(std::move(*recording));
+    else if (unreadable)
+      *unreadable += fmt::format("'{}' is no file of events ({} bytes, expected {}): it is cut or damaged, or another version wrote it; "
+                                 "hint: take the dtensor-run of the version that the job ran with\n",
+                                 entry.path().string(), entry.file_size(ignored), flight::Ring::bytes());
   }
   std::ranges::sort(found, [](const auto& a, const auto& b) { return a.rank < b.rank; });
   return found;
@@ -102,20 +107,21 @@ std::string report_of_folder(const std::string& folder) {
   int ranks = 0;
   char here[64] = {};
   gethostname(here, sizeof here - 1);
-  for (auto& recording : recordings_in(folder)) {
+  std::string unreadable;
+  for (auto& recording : recordings_in(folder, &unreadable)) {
     const bool local = recording.host == here, runs = recording.state == flight::State::running;
     const bool gone = local && runs && kill(recording.process, 0) != 0;
     ranks = std::max(ranks, recording.ranks);
     witnesses.push_back({recording.rank, recording, gone ? "has ended without a word (killed, or crashed)" : "",
                          local && runs && !gone && is_stopped(recording.process)});
   }
-  if (witnesses.empty()) return fmt::format("there are no events of ranks in '{}'\n", folder);
+  if (witnesses.empty()) return fmt::format("{}there are no events of ranks in '{}'\n", unreadable, folder);
   std::set<int> known;
   for (const auto& witness : witnesses) known.insert(witness.rank);
   for (int rank = 0; rank < ranks; ++rank) {
     if (!known.count(rank)) witnesses.push_back({rank, std::nullopt, "", false});
   }
-  return text_of(std::move(witnesses), folder, "");
+  return unreadable + text_of(std::move(witnesses), folder, "");
 }
 
 }  // namespace dtensor_run

@@ -1,4 +1,5 @@
 #include "src/checkpoint/archives.hpp"
+#include "src/checkpoint/damage.hpp"
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/deferred/deferred_init.hpp>
@@ -119,6 +120,8 @@ torch::serialize::InputArchive read_file(const std::string& path) {
   if (is_folder || !std::ifstream(path)) {
     throw std::runtime_error(fmt::format("'{}' cannot be opened: {}", path, is_folder ? "it is a folder" : text_of(errno)));
   }
+  if (const auto damage = damage_of(path); !damage.empty())
+    throw std::runtime_error(fmt::format("'{}' is damaged: {}; hint: it was cut, or changed on its way here; copy it again", path, damage));
   torch::serialize::InputArchive archive;
   try {
     archive.load_from(path, at::Device(at::kCPU));

@@ -243,7 +243,7 @@ void load_optimizer(torch::optim::Optimizer& optimizer, const std::string& path)
   const Ranks ranks("load", parameters);
   if (saves_itself(optimizer, parameters)) {
     auto archive = read_file_on_all(ranks, path);
-    return optimizer.load(archive);
+    return load_state(optimizer, archive, path);
   }
   Undo undo(optimizer);
   Told told;

@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace dtensor::comm {
@@ -14,6 +15,12 @@ namespace dtensor::comm {
 namespace {
 
 bool reduces(Collective kind) { return kind == Collective::all_reduce || kind == Collective::reduce_scatter; }
+
+// Of another rank's call the zero at the end may be missing.
+template <size_t N>
+std::string_view text_in(const char (&text)[N]) {
+  return {text, strnlen(text, N)};
+}
 
 bool has_equal_sizes(Collective kind) {
   return kind == Collective::all_reduce || kind == Collective::reduce_scatter || kind == Collective::broadcast;
@@ -39,8 +46,8 @@ std::string CallInfo::str() const {
   if (kind == Collective::recv) text += fmt::format("(from {}, tag {})", root, tag);
   text += fmt::format(" #{}", sequence);
   if (kind != Collective::barrier) text += fmt::format(" of {}[{}]", c10::toString(static_cast<c10::ScalarType>(dtype)), numel);
-  if (cause[0]) text += fmt::format(" by {}", cause);
-  if (subject[0]) text += fmt::format(" for '{}'", subject);
+  if (cause[0]) text += fmt::format(" by {}", text_in(cause));
+  if (subject[0]) text += fmt::format(" for '{}'", text_in(subject));
   return text;
 }
 

@@ -29,6 +29,7 @@ class Parcel final : public PartVisitor {
   static Parcel receive(comm::Communicator& group);
 
  private:
+  int64_t number(int64_t value);
   void pack(at::Tensor& tensor);
   at::Tensor unpack();
 

@@ -28,12 +28,20 @@ class Reader {
     auto value = read_(name);
     return value ? parse(name, *value) : otherwise;
   }
+  int port(const char* name) const { return check_port(name, number(name)); }
+  int port(const char* name, int otherwise) const { return check_port(name, number(name, otherwise)); }
   std::optional<int> number_if_set(const char* name) const {
     auto value = read_(name);
     return value ? std::optional<int>(parse(name, *value)) : std::nullopt;
   }
 
  private:
+  int check_port(const char* name, int port) const {
+    require(port > 0 && port <= 65535, "launch", "the environment of {} is malformed: {} is {}; expected a port, 1 to 65535", launcher_,
+            name, port);
+    return port;
+  }
+
   int parse(const char* name, const std::string& value) const {
     int result = 0;
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
@@ -51,7 +59,7 @@ LauncherRank from_torchrun(const ReadVariable& read) {
   const Reader reader(read, launcher);
   LauncherRank result{launcher, reader.number("RANK"), reader.number("WORLD_SIZE"), "", kDefaultPort, false};
   result.host = reader.text("MASTER_ADDR", "set it to the host of rank 0");
-  result.port = reader.number("MASTER_PORT");
+  result.port = reader.port("MASTER_PORT");
   result.agent_store = read("TORCHELASTIC_USE_AGENT_STORE") == "True";
   result.local_rank = reader.number_if_set("LOCAL_RANK");
   return result;
@@ -71,7 +79,7 @@ LauncherRank from_slurm(const ReadVariable& read) {
   }
   result.local_rank = reader.number_if_set("SLURM_LOCALID");
   // Jobs that share a node must not share a port; all tasks of one job agree on its number.
-  result.port = reader.number("MASTER_PORT", 20000 + reader.number("SLURM_JOB_ID", kDefaultPort) % 40000);
+  result.port = reader.port("MASTER_PORT", 20000 + reader.number("SLURM_JOB_ID", kDefaultPort) % 40000);
   return result;
 }
 
@@ -79,7 +87,7 @@ LauncherRank from_open_mpi(const ReadVariable& read) {
   const Reader reader(read, "Open MPI");
   LauncherRank result{"Open MPI", reader.number("OMPI_COMM_WORLD_RANK"), reader.number("OMPI_COMM_WORLD_SIZE"), "", kDefaultPort, false};
   result.host = reader.text("MASTER_ADDR", "pass it with mpirun -x MASTER_ADDR=HOST_OF_RANK_0");
-  result.port = reader.number("MASTER_PORT", kDefaultPort);
+  result.port = reader.port("MASTER_PORT", kDefaultPort);
   result.local_rank = reader.number_if_set("OMPI_COMM_WORLD_LOCAL_RANK");
   return result;
 }
@@ -121,11 +129,16 @@ std::optional<LauncherRank> find_launcher(const ReadVariable& read) {
 }
 
 std::string first_slurm_host(const std::string& list) {
+  const auto check = [&](bool ok) {
+    require(ok, "launch", "the node list of Slurm is malformed; got '{}'; expected such as 'node[03-05,9],x'; hint: set MASTER_ADDR to the "
+            "host of rank 0", list);
+  };
   const auto bracket = list.find('['), comma = list.find(',');
+  check(!list.empty() && comma != 0);
   if (bracket == std::string::npos || comma < bracket) return list.substr(0, comma);
-  const auto end = list.find_first_of(",-]", bracket);
-  require(end != std::string::npos, "launch", "the node list of Slurm is malformed; got '{}'", list);
-  const auto close = list.find(']', bracket), next = list.find(',', close);
+  const auto end = list.find_first_of(",-]", bracket), close = list.find(']', bracket);
+  check(close != std::string::npos && end > bracket + 1);
+  const auto next = list.find(',', close);
   const auto suffix = list.substr(close + 1, next == std::string::npos ? next : next - close - 1);
   return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1) + suffix;
 }

@@ -8,6 +8,7 @@
 #include "src/launch/environment.hpp"
 #include "src/launch/flight_recorder.hpp"
 #include "src/launch/memory.hpp"
+#include "src/launch/options.hpp"
 #include "src/launch/place.hpp"
 #include "src/launch/single_threaded.hpp"
 #include "src/launch/unfused.hpp"
@@ -17,7 +18,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -193,58 +193,12 @@ void run_process(const detail::LauncherRank& launched, const LaunchOptions& opti
   run_rank(std::move(transport), options.deadline, body, [&] { return report(launched.rank), true; });
 }
 
-double parse_number(const std::string& name, const std::string& text, double least) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  require(error == std::errc() && end == text.data() + text.size() && value >= least, "launch",
-          "{} does not parse; got '{}'; expected a number of at least {}", name, text, least);
-  return value;
-}
-
-// A deadline of more seconds (31 years) is one of so many: with more, a clock that counts nanoseconds runs over.
-constexpr int64_t kLongestDeadline = 1'000'000'000;
-
-comm::Milliseconds parse_deadline(const std::string& name, const std::string& text) {
-  const double seconds = std::min(parse_number(name, text, 0.001), static_cast<double>(kLongestDeadline));
-  return comm::Milliseconds(static_cast<int64_t>(1000 * seconds));
-}
-
-// The value of `--name VALUE` or `--name=VALUE`; the last one counts. Everything after "--" is the program's.
-std::optional<std::string> find_argument(int argc, char** argv, std::string_view name) {
-  std::optional<std::string> result;
-  for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
-    const std::string_view argument = argv[i];
-    if (argument == name) {
-      require(i + 1 < argc, "launch", "{} has no value; expected {} VALUE", name, name);
-      result = argv[++i];
-    } else if (argument.substr(0, name.size()) == name && argument.substr(name.size(), 1) == "=") {
-      result = std::string(argument.substr(name.size() + 1));
-    }
-  }
-  return result;
-}
-
-LaunchOptions parse_options(int argc, char** argv) {
-  LaunchOptions options;
-  auto seconds = detail::read_environment("DTENSOR_DEADLINE");
-  if (seconds) options.deadline = parse_deadline("DTENSOR_DEADLINE", *seconds);
-  seconds = find_argument(argc, argv, "--deadline");
-  if (seconds) options.deadline = parse_deadline("--deadline", *seconds);
-  if (auto ranks = find_argument(argc, argv, "--ranks")) {
-    const double count = parse_number("--ranks", *ranks, 1);
-    options.ranks = static_cast<int>(count);
-    require(options.ranks == count, "launch", "--ranks does not parse; got '{}'; expected a whole number", *ranks);
-  }
-  options.transport = find_argument(argc, argv, "--transport").value_or("");
-  return options;
-}
-
 }  // namespace
 
 // `may_end`: the process is the program's alone, and may be ended where a rank of it is stuck.
 static void launch(const LaunchOptions& given, const Body& body, bool may_end) {
   auto options = given;
-  options.deadline = std::min<comm::Milliseconds>(options.deadline, std::chrono::seconds(kLongestDeadline));
+  options.deadline = std::min<comm::Milliseconds>(options.deadline, detail::kLongestDeadline);
   require(options.ranks >= 1, "launch", "got {} ranks; expected at least 1", options.ranks);
   const auto launched = detail::find_launcher();
   const bool processes = launched && launched->size > 1;
@@ -268,7 +222,7 @@ void launch(const LaunchOptions& options, const Body& body) { launch(options, bo
 
 int launch(int argc, char** argv, const Body& body) {
   try {
-    launch(parse_options(argc, argv), body, true);
+    launch(detail::parse_options(argc, argv), body, true);
     return 0;
   } catch (...) {
     fmt::print(stderr, "error: {}\n", detail::text_of(std::current_exception()));  // one write: the lines of ranks do not mix

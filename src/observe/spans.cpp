@@ -1,5 +1,7 @@
 #include "src/observe/spans.hpp"
 
+#include <dtensor/base/error.hpp>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -124,21 +126,27 @@ std::string Spans::pack() const {
 
 Spans Spans::unpack(std::string_view bytes) {
   Spans all;
-  const auto take = [&](void* data, size_t size) {
-    std::memcpy(data, bytes.data(), size);
-    bytes.remove_prefix(size);
+  const auto expect = [](bool ok) {
+    require(ok, "trace", "another rank sent what is no list of its events; hint: all ranks must run the same version of the library");
   };
-  uint64_t counts[3];
-  take(counts, sizeof counts);
-  for (uint64_t i = 0; i < counts[0]; ++i) {
-    uint64_t size = 0;
-    take(&size, sizeof size);
-    all.texts.number_of(bytes.substr(0, size));
+  const auto next = [&](uint64_t size) {
+    expect(size <= bytes.size());
+    const auto piece = bytes.substr(0, size);
     bytes.remove_prefix(size);
-  }
-  all.spans.resize(counts[1]);
-  all.left_out = static_cast<int64_t>(counts[2]);
-  if (!all.spans.empty()) take(all.spans.data(), all.spans.size() * sizeof(Span));
+    return piece;
+  };
+  const auto number = [&] {
+    uint64_t value = 0;
+    next(sizeof value).copy(reinterpret_cast<char*>(&value), sizeof value);
+    return value;
+  };
+  const auto texts = number(), spans = number();
+  all.left_out = static_cast<int64_t>(number());
+  for (uint64_t i = 0; i < texts; ++i) expect(all.texts.number_of(next(number())) == i);
+  expect(bytes.size() % sizeof(Span) == 0 && bytes.size() / sizeof(Span) == spans);
+  all.spans.resize(spans);
+  if (spans > 0) std::memcpy(all.spans.data(), bytes.data(), bytes.size());
+  for (const auto& span : all.spans) expect(std::max({span.op, span.module, span.group}) < texts);
   return all;
 }
 

@@ -45,6 +45,7 @@ struct Spans {
   int64_t earliest() const;  // the largest number where there is none
 
   std::string pack() const;
+  // Throws Error for bytes that pack() did not make.
   static Spans unpack(std::string_view bytes);
 };
 

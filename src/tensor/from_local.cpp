@@ -16,7 +16,7 @@ namespace dtensor {
 
 namespace {
 
-constexpr int64_t kMaxDims = 16;
+constexpr int64_t kMaxDims = 16, kMaxLength = int64_t{1} << 60;
 
 // Every rank's (dtype, ndim, sizes...) in mesh order.
 struct Shapes {
@@ -39,7 +39,14 @@ Shapes exchange(const at::Tensor& local, const DeviceMesh& mesh) {
   const std::vector<int64_t> counts(mesh.size(), kMaxDims + 2);
   const auto all = mesh.communicator(dims).all_gather(at::tensor(mine, at::kLong), counts).get();
   const auto* words = static_cast<const int64_t*>(all.data_ptr());
-  return {std::vector<int64_t>(words, words + all.numel())};
+  Shapes shapes{std::vector<int64_t>(words, words + all.numel())};
+  for (int64_t i = 0; i < mesh.size(); ++i) {
+    const bool fits = shapes.ndim(i) >= 0 && shapes.ndim(i) <= kMaxDims &&
+                      std::ranges::all_of(shapes.sizes(i), [&](int64_t size) { return size >= 0 && size <= kMaxLength / mesh.size(); });
+    require(fits, "from_local", "rank {} sent what is no shape: [{}]; hint: all ranks must run the same version of the library",
+            mesh.ranks()[i], fmt::join(shapes.of(i), ", "));
+  }
+  return shapes;
 }
 
 // Global sizes: along each sharded dim, the sum of the local lengths over the mesh dimensions that shard it.

@@ -148,6 +148,33 @@ TEST_CASE("files: what does not fit is listed on every rank and nothing changes"
   }
 }
 
+TEST_CASE("files: a damaged file is found out and changes nothing", "[files]") {
+  const Folder folder;
+  torch::nn::Sequential model(torch::nn::Linear(4, 3), torch::nn::BatchNorm1d(3));
+  save(model, folder / "model.pt");
+  const auto bytes = bytes_of(folder / "model.pt");
+  const auto before = plain_bytes(model);
+  int refused = 0, tried = 0;
+  for (size_t place = 0; place < bytes.size(); place += 7, ++tried) {
+    auto changed = bytes;
+    changed[place] = static_cast<char>(~changed[place]);
+    std::ofstream(folder / "model.pt", std::ios::binary) << changed;
+    try {
+      load(model, folder / "model.pt");
+    } catch (const Error&) {
+      ++refused;
+    }
+    REQUIRE(plain_bytes(model) == before);  // what is between the records does not count
+  }
+  CHECK(refused > tried / 4);
+  std::ofstream(folder / "model.pt", std::ios::binary) << bytes.substr(0, bytes.size() / 2);
+  CHECK_THROWS_AS(load(model, folder / "model.pt"), Error);
+  auto changed = bytes;
+  changed[bytes.find("archive/data.pkl") + 200] ^= 1;
+  std::ofstream(folder / "model.pt", std::ios::binary) << changed;
+  CHECK_THROWS_WITH(load(model, folder / "model.pt"), says("is damaged: the checksum of its record"));
+}
+
 TEST_CASE("files: a file that cannot be completed leaves the old one and nothing else", "[files]") {
   const Folder folder;
   const auto path = folder / "model.pt";

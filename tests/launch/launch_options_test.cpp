@@ -67,6 +67,15 @@ TEST_CASE("the launcher's environment is read and what is missing is named", "[l
   CHECK(dtensor::detail::first_slurm_host("a,b") == "a");
   CHECK(dtensor::detail::first_slurm_host("n[1-2]-ib,m") == "n1-ib");
   CHECK(dtensor::detail::first_slurm_host("login,n[1-2]") == "login");
+  for (const char* list : {"", ",x", "n[1", "n[1,2", "n[]", "n[-2]"}) {
+    INFO(list);
+    CHECK(fails_with([&] { dtensor::detail::first_slurm_host(list); }, "the node list of Slurm is malformed"));
+  }
+  for (const char* port : {"0", "65536", "99999"}) {
+    auto wrong = torchrun;
+    wrong["MASTER_PORT"] = port;
+    CHECK(fails_with([&] { find(wrong); }, "expected a port, 1 to 65535"));
+  }
 }
 
 TEST_CASE("launch reads --ranks and --transport and --deadline and returns 1 after an error", "[launch]") {
@@ -90,7 +99,7 @@ TEST_CASE("launch reads --ranks and --transport and --deadline and returns 1 aft
   CHECK(seen == 13 + 512);
   CHECK(run({"--ranks=2", "--transport=pigeon"}, count) == 1);
   CHECK(run({"--ranks=100000000"}, count) == 1);
-  CHECK(run({"--ranks=two"}, count) == 1);
+  for (const char* ranks : {"two", "2.5", "inf", "1e300", "nan", "-1"}) CHECK(run({std::string("--ranks=") + ranks}, count) == 1);
   CHECK(run({"--ranks=0"}, count) == 1);
   CHECK(run({"--ranks"}, count) == 1);
   CHECK(seen == 13 + 512);

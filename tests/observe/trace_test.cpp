@@ -171,6 +171,20 @@ TEST_CASE("spans are the same after they were sent", "[observe][trace]") {
   CHECK(json.at("traceEvents")[1].at("args").at("unfinished") == true);
 }
 
+TEST_CASE("spans that were cut or changed on the way are refused", "[observe][trace]") {
+  dtensor::trace::Spans spans;
+  dtensor::comm::Event event;
+  event.op = "aten::mm";
+  spans.add(event);
+  const auto bytes = spans.pack();
+  for (size_t size = 0; size < bytes.size(); ++size) CHECK_THROWS_AS(dtensor::trace::Spans::unpack(bytes.substr(0, size)), dtensor::Error);
+  for (const size_t place : {0, 8, 24}) {  // the numbers of texts and spans, and the length of a text
+    auto changed = bytes;
+    changed.replace(place, 8, 8, '\xff');
+    CHECK_THROWS_AS(dtensor::trace::Spans::unpack(changed), dtensor::Error);
+  }
+}
+
 TEST_CASE("CommDebugMode counts by module and what other threads of the rank issue", "[observe][comm_debug]") {
   dtensor::launch(traced_ranks(2), [](dtensor::World& world) {
     const auto group = world.transport().connect("pair", {0, 1});

@@ -249,3 +249,16 @@ TEST_CASE("plans: a table of what lies where", "[parallel]") {
   print_plan(*plain, out);
   REQUIRE(out.str() == text(*plain));
 }
+
+TEST_CASE("plans: a pattern takes no longer for its stars", "[plans]") {
+  const std::string name(60, 'a');
+  std::string stars, groups = "re:";
+  for (int i = 0; i < 30; ++i) stars += "*a", groups += "(.*)*";
+  CHECK(detail::matches(stars, name));
+  CHECK_FALSE(detail::matches(stars + "b", name));
+  CHECK(detail::matches("*.w?ight", "layers.0.weight"));
+  CHECK_FALSE(detail::matches("*.w?ight", "layers.0.weight_g"));
+  CHECK_FALSE(detail::matches(groups + "b", name));
+  CHECK(detail::matches("re:(a|b)\\1*", "aaa"));
+  CHECK_THROWS_AS(detail::matches("re:" + std::string(5000, '('), name), Error);
+}

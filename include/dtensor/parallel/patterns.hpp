@@ -29,15 +29,23 @@ std::string closest(const std::string& pattern, const std::vector<std::string>& 
 
 inline constexpr std::string_view kRegex = "re:";
 
+// Where a letter does not match, the last '*' takes one more: an earlier one need not, so this takes no longer with many.
 inline bool matches_one(std::string_view pattern, std::string_view name) {
-  if (pattern.empty()) return name.empty();
-  if (pattern[0] == '*') {
-    for (size_t skip = 0; skip <= name.size(); ++skip) {
-      if (matches_one(pattern.substr(1), name.substr(skip))) return true;
+  size_t p = 0, n = 0, star = pattern.npos, taken = 0;
+  while (n < name.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      taken = n;
+    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == name[n])) {
+      ++p, ++n;
+    } else if (star != pattern.npos) {
+      p = star + 1;
+      n = ++taken;
+    } else {
+      return false;
     }
-    return false;
   }
-  return !name.empty() && (pattern[0] == '?' || pattern[0] == name[0]) && matches_one(pattern.substr(1), name.substr(1));
+  return pattern.find_first_not_of('*', p) == pattern.npos;
 }
 
 // How many letters to change, add or leave out until the pattern, without '|', matches the name (Levenshtein, 1966; '*' and '?' as in

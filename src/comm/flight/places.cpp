@@ -4,11 +4,13 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <optional>
 #include <sstream>
 #include <string_view>
+#include <system_error>
 
 #include <elf.h>
 
@@ -38,7 +40,9 @@ std::vector<Mapping> parse(const std::string& maps) {
 // The address as addr2line takes it: from where the file was loaded, unless it can be loaded in one place only.
 uint64_t in_file(uint64_t address, const Mapping& mapping, const std::vector<Mapping>& mappings) {
   Elf64_Ehdr header{};
-  std::ifstream(mapping.path, std::ios::binary).read(reinterpret_cast<char*>(&header), sizeof header);
+  std::error_code ignored;
+  if (std::filesystem::is_regular_file(mapping.path, ignored))  // a pipe would have it wait
+    std::ifstream(mapping.path, std::ios::binary).read(reinterpret_cast<char*>(&header), sizeof header);
   if (header.e_type == ET_EXEC) return address;
   for (const auto& first : mappings) {
     if (first.path == mapping.path) return address - first.begin;
@@ -53,6 +57,13 @@ bool is_of_libraries(std::string_view path) {
     if (file.starts_with(name)) return true;
   }
   return false;
+}
+
+// For a shell: 'a b'.
+std::string quoted(const std::string& text) {
+  std::string result = "'";
+  for (const char letter : text) result += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
+  return result + "'";
 }
 
 std::string output_of(const std::string& command) {
@@ -72,7 +83,7 @@ bool is_of_a_header(std::string_view file) {
 
 // A line is "0x1f: step at train.cpp:42", or " (inlined by) main at train.cpp:7", which is of the same address.
 std::map<uint64_t, Place> ask_addr2line(const std::string& path, const std::vector<uint64_t>& addresses) {
-  std::string command = fmt::format("timeout 2 addr2line -afpiCe '{}'", path);
+  std::string command = fmt::format("timeout 2 addr2line -afpiCe {}", quoted(path));
   for (const auto address : addresses) command += fmt::format(" {:#x}", address);
   std::map<uint64_t, Place> places;
   std::istringstream lines(output_of(command + " 2>/dev/null"));

@@ -52,7 +52,12 @@ struct GroupCalls {
   RingGroup group;
   std::map<int, std::map<uint64_t, Event>> calls;
 
-  std::vector<int> members() const { return {group.ranks, group.ranks + std::min(group.size, RingGroup::kNamed)}; }
+  // Those that are named, and those that have called.
+  std::set<int> members() const {
+    std::set<int> ranks(group.ranks, group.ranks + std::min(group.size, RingGroup::kNamed));
+    for (const auto& [rank, of_rank] : calls) ranks.insert(rank);
+    return ranks;
+  }
 };
 
 // The first call of a group that is not done everywhere it should be.
@@ -146,12 +151,12 @@ class Examination {
   // A message is stuck where its receiver waits and nothing was sent, or the other way round.
   void find_stuck_messages() {
     for (const auto& mine : messages_) {
-      if (!is_open(mine.event) || mine.event.root >= std::min(mine.group->size, RingGroup::kNamed)) continue;
-      const int peer = mine.group->ranks[mine.event.root];
+      if (!is_open(mine.event) || !mine.peer()) continue;
+      const int peer = *mine.peer();
       const auto answers = [&](const Message& theirs) {
         return theirs.rank == peer && theirs.group->key == mine.group->key && theirs.event.kind != mine.event.kind &&
                theirs.event.tag == mine.event.tag && theirs.event.sequence == mine.event.sequence &&
-               theirs.group->ranks[theirs.event.root] == mine.rank;
+               theirs.peer() == mine.rank;
       };
       Stuck stuck{nullptr, mine.event.sequence, {mine.rank}, {}, {}, {}, mine.event};
       if (std::ranges::none_of(messages_, answers)) (is_known(peer) ? stuck.absent : stuck.unknown).push_back(peer);
@@ -321,6 +326,12 @@ class Examination {
     int rank;
     const RingGroup* group;
     Event event;
+
+    // Empty where the group's ranks are not all named, and its peer is none of those that are.
+    std::optional<int> peer() const {
+      const bool named = event.root >= 0 && event.root < std::min(group->size, RingGroup::kNamed);
+      return named ? std::optional(group->ranks[event.root]) : std::nullopt;
+    }
   };
 
   const std::vector<Witness>& witnesses_;

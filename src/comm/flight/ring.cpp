@@ -37,20 +37,44 @@ void* map_file(const std::string& file, size_t bytes) {
   return memory;
 }
 
+// In a damaged file the zero at the end of a text may be missing.
+template <size_t N>
+std::string_view text_in(const ShortText<N>& text) {
+  return {text.text, strnlen(text.text, N)};
+}
+
+template <size_t N>
+void end(ShortText<N>& text) {
+  text.text[N - 1] = 0;
+}
+
 Recording copy_of(const RingHeader& header, const Event* events) {
   Recording copy;
   copy.rank = header.rank, copy.ranks = header.ranks, copy.process = header.process, copy.thread = header.thread;
   copy.state = header.state, copy.signal = header.signal, copy.answers = header.answers != 0;
   copy.stack.assign(header.stack, header.stack + std::clamp<int>(header.depth, 0, kMostFrames));
-  copy.host = std::string_view(header.host);
-  copy.error = std::string_view(header.error);
+  copy.host = text_in(header.host);
+  copy.error = text_in(header.error);
   copy.groups.assign(header.group, header.group + std::clamp<int>(header.groups, 0, kMostGroups));
+  for (auto& group : copy.groups) {
+    group.size = std::max(group.size, 0);
+    end(group.name);
+  }
   const auto issued = header.issued.load();
-  for (auto number = issued > Events::kKept ? issued - Events::kKept + 1 : 1; number <= issued; ++number) {
-    const Event event = events[(number - 1) % Events::kKept];
-    if (event.number == number) copy.events.push_back(event);
+  const auto kept = std::min(issued, Events::kKept);
+  for (auto number = issued - kept; kept > 0 && number < issued; ++number) {
+    Event event = events[number % Events::kKept];
+    if (event.number != number + 1) continue;
+    end(event.group), end(event.op), end(event.module);
+    copy.events.push_back(event);
   }
   return copy;
+}
+
+// Whether it can be what a rank left: files are cut, and written over.
+bool is_sane(const RingHeader& header) {
+  return header.rank >= 0 && header.rank < header.ranks && header.ranks <= kMostRanks && header.process >= 0 &&
+         header.state.load() >= State::running && header.state.load() <= State::failed;
 }
 
 }  // namespace
@@ -75,7 +99,9 @@ std::optional<Recording> read_file(const std::string& file) {
   std::vector<uint64_t> aligned(bytes.size() / sizeof(uint64_t) + 1);
   std::memcpy(aligned.data(), bytes.data(), bytes.size());
   const auto* begin = reinterpret_cast<const char*>(aligned.data());
-  return copy_of(*reinterpret_cast<const RingHeader*>(begin), reinterpret_cast<const Event*>(begin + sizeof(RingHeader)));
+  const auto& header = *reinterpret_cast<const RingHeader*>(begin);
+  if (!is_sane(header)) return std::nullopt;
+  return copy_of(header, reinterpret_cast<const Event*>(begin + sizeof(RingHeader)));
 }
 
 std::string file_of_rank(const std::string& folder, int rank) { return fmt::format("{}/rank-{}.events", folder, rank); }

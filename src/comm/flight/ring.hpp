@@ -13,7 +13,7 @@
 namespace dtensor::comm::flight {
 
 constexpr char kMagic[8] = {'d', 't', 'f', 'l', 'i', 'g', 'h', '1'};
-constexpr int kMostGroups = 256, kMostFrames = 64;
+constexpr int kMostGroups = 256, kMostFrames = 64, kMostRanks = 1 << 16;
 
 // Ranks beyond those that fit are counted, not named.
 struct RingGroup {
@@ -75,7 +75,7 @@ struct Recording {
 };
 
 Recording copy_of(const Ring& ring);
-// Empty where there is no such file, or it is none of these.
+// Empty where there is no such file, or it is none of these, or damaged.
 std::optional<Recording> read_file(const std::string& file);
 
 // "FOLDER/rank-3.events", and where a process says what is loaded where.

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <atomic>
+#include <charconv>
 #include <cstdlib>
 
 #include <unistd.h>
@@ -13,6 +14,8 @@
 namespace dtensor::comm {
 
 namespace {
+
+constexpr int kLastPort = 65535;
 
 // The agent's store still has the keys of earlier jobs of this program, and after a restart those of the attempt before.
 std::string next_key() {
@@ -37,6 +40,17 @@ std::string own_name(const GlooOptions& options) {
 
 }  // namespace
 
+void read_address(const std::string& text, GlooOptions& options) {
+  int port = 0;
+  const auto* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, port);
+  require(error == std::errc() && port > 0 && port <= kLastPort && end - rest > 1 && *rest == ' ', "rendezvous",
+          "the store has '{}' where rank 0 leaves its port and host; expected such as '29501 node7'; hint: all ranks must run the same "
+          "version of the library", text.substr(0, 200));
+  options.port = port;
+  options.host = std::string(rest + 1, end);
+}
+
 std::shared_ptr<Listener> meet_through_agent(GlooOptions& options) {
   const auto key = next_key();
   try {
@@ -55,8 +69,7 @@ std::shared_ptr<Listener> meet_through_agent(GlooOptions& options) {
     }
     const auto bytes = store.get(key);
     const std::string address(bytes.begin(), bytes.end());
-    options.port = std::stoi(address);
-    options.host = address.substr(address.find(' ') + 1);
+    read_address(address, options);
     return nullptr;
   } catch (const c10::Error& error) {
     fail("rendezvous", "rank {} cannot meet the others through torchrun's store at {}:{}: {}", options.rank, options.host, options.port,

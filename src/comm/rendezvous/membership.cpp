@@ -18,6 +18,8 @@ namespace dtensor::comm {
 namespace {
 
 constexpr const char* kSilentEnd = "its process ended without a word (killed, crashed, or cut off from the network)";
+constexpr const char* kForeignEnd =
+    "it sent what no rank of this job sends (its memory is damaged, or it runs another version of the library)";
 // How long a rank that is done waits for the others to take note.
 constexpr std::chrono::seconds kFarewell{2};
 // How often the others tell rank 0 that they are there, once it waits for them, and the shortest silence that it takes for an end.
@@ -37,6 +39,13 @@ Progress unpack(const std::string& bytes) {
     progress[entry[0]] = entry[1];
   }
   return progress;
+}
+
+// Whether a frame is one that the peer at the other end sends: rank 0 passes on those of all ranks.
+bool is_news(const Frame& frame, int peer, int size) {
+  const bool known = frame.kind == Frame::Kind::left ? frame.payload.size() % (2 * sizeof(uint64_t)) == 0
+                                                     : frame.kind == Frame::Kind::failed || frame.kind == Frame::Kind::alive;
+  return known && frame.rank >= 0 && frame.rank < size && (peer == 0 || frame.rank == peer);
 }
 
 }  // namespace
@@ -139,8 +148,13 @@ void Membership::serve() {
 
 void Membership::handle(int rank) {
   std::optional<Frame> frame;
+  const char* end = kSilentEnd;
   try {
     frame = sockets_[rank].receive(Clock::now() + std::chrono::seconds(10));
+    if (frame && !is_news(*frame, rank, static_cast<int>(members_.size()))) {
+      frame.reset();
+      end = kForeignEnd;
+    }
   } catch (const std::system_error&) {
   } catch (const Socket::TimedOut&) {
   }
@@ -153,9 +167,8 @@ void Membership::handle(int rank) {
     cut_off_ = rank == 0;
     changed_.notify_all();
     if (members_[rank].left) return;
-    frame = Frame{Frame::Kind::failed, rank, kSilentEnd};
+    frame = Frame{Frame::Kind::failed, rank, end};
   }
-  if (frame->rank < 0 || frame->rank >= static_cast<int>(members_.size())) return;
   if (frame->kind == Frame::Kind::alive) {
     std::lock_guard lock(mutex_);
     members_[frame->rank].heard = Clock::now();

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 #include <system_error>
 
 namespace dtensor::comm {
@@ -23,15 +24,32 @@ std::string pack(const std::vector<std::string>& strings) {
   return bytes;
 }
 
-std::vector<std::string> unpack(const std::string& bytes) {
+// Empty unless the bytes are `count` strings.
+std::vector<std::string> unpack(std::string_view bytes, int count) {
   std::vector<std::string> strings;
-  for (size_t at = 0; at + sizeof(uint64_t) <= bytes.size();) {
+  while (static_cast<int>(strings.size()) < count) {
     uint64_t length = 0;
-    std::memcpy(&length, bytes.data() + at, sizeof length);
-    strings.push_back(bytes.substr(at + sizeof length, length));
-    at += sizeof length + length;
+    if (bytes.size() < sizeof length) return {};
+    std::memcpy(&length, bytes.data(), sizeof length);
+    bytes.remove_prefix(sizeof length);
+    if (length > bytes.size()) return {};
+    strings.emplace_back(bytes.substr(0, length));
+    bytes.remove_prefix(length);
   }
+  if (!bytes.empty()) return {};
   return strings;
+}
+
+// Empty: it is sent.
+std::string problem_of_sending(Socket& socket, const Frame& frame) {
+  try {
+    socket.send(frame);
+    return "";
+  } catch (const Socket::TimedOut&) {
+    return "takes no messages";
+  } catch (const std::system_error& error) {
+    return fmt::format("went away: {}", error.what());
+  }
 }
 
 // Whether a connection could not be accepted for want of what waiting does not bring.
@@ -94,8 +112,9 @@ void Rendezvous::gather(Listener& listener) {
       continue;  // a stranger that does not speak our protocol, or went away
     }
   }
-  for (auto& socket : sockets_) {
-    if (socket.open()) socket.send({Frame::Kind::welcome, 0, ""});
+  for (int rank = 1; rank < options_.size; ++rank) {
+    const auto problem = problem_of_sending(sockets_[rank], {Frame::Kind::welcome, 0, ""});
+    if (!problem.empty()) give_up(fmt::format("rank {} {}", rank, problem));
   }
 }
 
@@ -138,18 +157,29 @@ std::string Rendezvous::local_address() const {
 }
 
 std::vector<std::string> Rendezvous::exchange(const std::vector<std::string>& mine) {
+  const auto tell = [&](int rank, const Frame& frame) {
+    const auto problem = problem_of_sending(sockets_[rank], frame);
+    if (!problem.empty()) give_up(fmt::format("rank {} {}", rank, problem));
+  };
+  const auto next_strings = [&](int rank, Frame::Kind kind) {
+    const auto payload = next(rank, kind).payload;
+    auto strings = unpack(payload, options_.size);
+    require(!strings.empty(), "rendezvous", "rank {} sent {} bytes that are not a text for each of the {} ranks; hint: all ranks must run "
+            "the same version of the library, and nothing else may use the port of {}", rank, payload.size(), options_.size, address());
+    return strings;
+  };
   if (options_.rank != 0) {
-    sockets_[0].send({Frame::Kind::address, options_.rank, pack(mine)});
-    return unpack(next(0, Frame::Kind::table).payload);
+    tell(0, {Frame::Kind::address, options_.rank, pack(mine)});
+    return next_strings(0, Frame::Kind::table);
   }
   std::vector<std::vector<std::string>> given{mine};
-  for (int rank = 1; rank < options_.size; ++rank) given.push_back(unpack(next(rank, Frame::Kind::address).payload));
+  for (int rank = 1; rank < options_.size; ++rank) given.push_back(next_strings(rank, Frame::Kind::address));
   const auto column = [&](int rank) {
     std::vector<std::string> result;
     for (const auto& row : given) result.push_back(row.at(rank));
     return result;
   };
-  for (int rank = 1; rank < options_.size; ++rank) sockets_[rank].send({Frame::Kind::table, 0, pack(column(rank))});
+  for (int rank = 1; rank < options_.size; ++rank) tell(rank, {Frame::Kind::table, 0, pack(column(rank))});
   return column(0);
 }
 

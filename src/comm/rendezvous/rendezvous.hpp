@@ -39,6 +39,8 @@ class Rendezvous {
 // Under torchrun an agent already listens on options.host:port, with a c10d store: rank 0 listens on a free port instead
 // and leaves its address in that store. Sets host and port; returns rank 0's listener.
 std::shared_ptr<Listener> meet_through_agent(GlooOptions& options);
+// Sets host and port from what rank 0 leaves there: "29501 node7". Throws for anything else.
+void read_address(const std::string& text, GlooOptions& options);
 
 // make_gloo_transport for a rank 0 that listens already.
 std::unique_ptr<Transport> make_gloo_transport(const GlooOptions& options, std::shared_ptr<Listener> listener);

@@ -23,7 +23,7 @@ namespace dtensor::comm {
 namespace {
 
 constexpr uint32_t kMagic = 0x64740001;         // "dt", version 1
-constexpr uint64_t kLongestFrame = 1ull << 32;  // anything longer is not ours
+constexpr uint64_t kLongestFrame = 1ull << 28;  // anything longer is not ours
 
 struct Header {
   uint32_t magic;
@@ -167,10 +167,15 @@ bool Socket::read_all(void* data, size_t size, Clock::time_point end) {
 std::optional<Frame> Socket::receive(Clock::time_point end) {
   Header header{};
   if (!read_all(&header, sizeof header, end)) return std::nullopt;
-  if (header.magic != kMagic || header.length > kLongestFrame)
+  if (header.magic != kMagic || header.kind > Frame::Kind::alive || header.length > kLongestFrame)
     throw std::system_error(EPROTO, std::generic_category(), "not a dtensor peer");
-  Frame frame{header.kind, header.rank, std::string(header.length, '\0')};
-  if (!read_all(frame.payload.data(), frame.payload.size(), end)) return std::nullopt;
+  Frame frame{header.kind, header.rank, ""};
+  // Memory for what has come, not for what was announced: anybody may have connected.
+  constexpr uint64_t kPiece = 1 << 20;
+  for (uint64_t done = 0; done < header.length; done = frame.payload.size()) {
+    frame.payload.resize(std::min(header.length, done + kPiece));
+    if (!read_all(frame.payload.data() + done, frame.payload.size() - done, end)) return std::nullopt;
+  }
   return frame;
 }
 

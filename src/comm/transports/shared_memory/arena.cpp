@@ -3,6 +3,7 @@
 
 #include <dtensor/base/error.hpp>
 
+#include "src/comm/transports/shared_memory/card.hpp"
 #include "src/comm/transports/shared_memory/peer_memory.hpp"
 
 #include <algorithm>
@@ -13,7 +14,6 @@
 #include <initializer_list>
 #include <mutex>
 #include <random>
-#include <sstream>
 
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -101,7 +101,7 @@ struct Arena::Entry {
 };
 
 struct Arena::Header {
-  char token[48];
+  char token[kTokenBytes];
   pthread_mutex_t mutex;
   bool full;  // for good, so that all members of a group find the same
   int32_t entry_count;
@@ -134,29 +134,13 @@ void Arena::make() {
   random_token().copy(header_->token, sizeof header_->token - 1);
 }
 
-// What the ranks tell each other: where a rank is, and the file that it offers. Empty: none.
-struct Arena::Card {
-  std::string host;
-  pid_t process = 0;
-  int fd = -1;
-  uint64_t header = 0;  // the address of the file's header in that process
-  std::string token;
-
-  std::string str() const { return host.empty() ? "" : fmt::format("{} {} {} {} {}", host, process, fd, header, token); }
-  static Card parse(const std::string& text) {
-    Card card;
-    std::istringstream(text) >> card.host >> card.process >> card.fd >> card.header >> card.token;
-    return card;
-  }
-};
-
 // The token tells whether the file is the one that was meant.
 bool Arena::join(const Card& card) {
   fd_ = open(fmt::format("/proc/{}/fd/{}", card.process, card.fd).c_str(), O_RDWR | O_CLOEXEC);
   struct stat status{};
   if (fd_ < 0 || fstat(fd_, &status) != 0 || status.st_size < pages(sizeof(Header))) return false;
   header_ = static_cast<Header*>(map(fd_, 0, pages(sizeof(Header))));
-  return header_ && card.token == header_->token;
+  return header_ && card.token == std::string_view(header_->token, strnlen(header_->token, kTokenBytes));
 }
 
 // Every rank offers a file of its own; that of the first rank of a host is used.

@@ -18,6 +18,7 @@ namespace dtensor::comm::shared_memory {
 
 // A mapped part of the arena; unmapped and given back on destruction.
 class Region;
+struct Card;
 
 // Where the threads of one rank sleep.
 struct alignas(64) Bell {
@@ -63,7 +64,6 @@ class Arena {
   struct Entry;
   Arena() = default;
   void make();
-  struct Card;
   bool join(const Card& card);
   void forget();
   void give_back(int entry);

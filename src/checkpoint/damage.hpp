@@ -1,0 +1,12 @@
+// Finds out that a file was damaged before libtorch reads it.
+#pragma once
+
+#include <string>
+
+namespace dtensor::files {
+
+// Compares the checksum of each record of a file of torch::save, which is a zip archive. libtorch does not: it runs what it finds, and ends
+// the process where that is no program. Returns what is wrong, or nothing; also for files that are no archive, which libtorch refuses.
+std::string damage_of(const std::string& path);
+
+}  // namespace dtensor::files
