@@ -151,7 +151,7 @@ TEST_CASE("files: what does not fit is listed on every rank and nothing changes"
 TEST_CASE("files: a damaged file is found out and changes nothing", "[files]") {
   const Folder folder;
   torch::nn::Sequential model(torch::nn::Linear(4, 3), torch::nn::BatchNorm1d(3));
-  save(model, folder / "model.pt");
+  dt::save(model, folder / "model.pt");
   const auto bytes = bytes_of(folder / "model.pt");
   const auto before = plain_bytes(model);
   int refused = 0, tried = 0;
@@ -160,19 +160,19 @@ TEST_CASE("files: a damaged file is found out and changes nothing", "[files]") {
     changed[place] = static_cast<char>(~changed[place]);
     std::ofstream(folder / "model.pt", std::ios::binary) << changed;
     try {
-      load(model, folder / "model.pt");
-    } catch (const Error&) {
+      dt::load(model, folder / "model.pt");
+    } catch (const dt::Error&) {
       ++refused;
     }
     REQUIRE(plain_bytes(model) == before);  // what is between the records does not count
   }
   CHECK(refused > tried / 4);
   std::ofstream(folder / "model.pt", std::ios::binary) << bytes.substr(0, bytes.size() / 2);
-  CHECK_THROWS_AS(load(model, folder / "model.pt"), Error);
+  CHECK_THROWS_AS(dt::load(model, folder / "model.pt"), dt::Error);
   auto changed = bytes;
   changed[bytes.find("archive/data.pkl") + 200] ^= 1;
   std::ofstream(folder / "model.pt", std::ios::binary) << changed;
-  CHECK_THROWS_WITH(load(model, folder / "model.pt"), says("is damaged: the checksum of its record"));
+  CHECK_THROWS_WITH(dt::load(model, folder / "model.pt"), says("is damaged: the checksum of its record"));
 }
 
 TEST_CASE("files: a file that cannot be completed leaves the old one and nothing else", "[files]") {

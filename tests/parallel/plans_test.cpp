@@ -254,11 +254,11 @@ TEST_CASE("plans: a pattern takes no longer for its stars", "[plans]") {
   const std::string name(60, 'a');
   std::string stars, groups = "re:";
   for (int i = 0; i < 30; ++i) stars += "*a", groups += "(.*)*";
-  CHECK(detail::matches(stars, name));
-  CHECK_FALSE(detail::matches(stars + "b", name));
-  CHECK(detail::matches("*.w?ight", "layers.0.weight"));
-  CHECK_FALSE(detail::matches("*.w?ight", "layers.0.weight_g"));
-  CHECK_FALSE(detail::matches(groups + "b", name));
-  CHECK(detail::matches("re:(a|b)\\1*", "aaa"));
-  CHECK_THROWS_AS(detail::matches("re:" + std::string(5000, '('), name), Error);
+  CHECK(dtensor::detail::matches(stars, name));
+  CHECK_FALSE(dtensor::detail::matches(stars + "b", name));
+  CHECK(dtensor::detail::matches("*.w?ight", "layers.0.weight"));
+  CHECK_FALSE(dtensor::detail::matches("*.w?ight", "layers.0.weight_g"));
+  CHECK_FALSE(dtensor::detail::matches(groups + "b", name));
+  CHECK(dtensor::detail::matches("re:(a|b)\\1*", "aaa"));
+  CHECK_THROWS_AS(dtensor::detail::matches("re:" + std::string(5000, '('), name), Error);
 }
