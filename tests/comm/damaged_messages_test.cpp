@@ -55,7 +55,7 @@ bool rank_0_refuses(const std::string& addresses) {
 
 }  // namespace
 
-TEST_CASE("a frame of another protocol is refused, and one that does not come takes no memory", "[comm]") {
+TEST_CASE("a frame of another protocol is refused and one that does not come takes no memory", "[comm]") {
   for (const auto& [kind, length] : {std::pair(99u, uint64_t{0}), std::pair(1u, uint64_t{1} << 40)}) {
     auto [from, to] = both_ends();
     from.send({static_cast<Frame::Kind>(kind), 0, ""});
@@ -77,7 +77,7 @@ TEST_CASE("addresses that are none are refused by rank 0", "[comm]") {
   CHECK(rank_0_refuses(text_with_length(~uint64_t{0} - 7, "a")));  // the next text would be this one, for ever
 }
 
-TEST_CASE("a rank that sends foreign news has failed, and cannot speak for others", "[comm]") {
+TEST_CASE("a rank that sends foreign news has failed and cannot speak for others", "[comm]") {
   const Frame foreign[] = {{Frame::Kind::hello, 1, "2"}, {Frame::Kind::left, 1, "12345"}, {Frame::Kind::failed, 2, "not me"}};
   for (const auto& frame : foreign) {
     auto [from, to] = both_ends();
@@ -118,7 +118,7 @@ TEST_CASE("another rank's call is told though its texts have no end", "[comm]") 
   CHECK(text.find(" by " + std::string(sizeof call.cause, 'c') + " for '" + std::string(sizeof call.subject, 's') + "'") != text.npos);
 }
 
-TEST_CASE("a damaged file of events is none, and one without ends is read", "[comm][flight]") {
+TEST_CASE("a damaged file of events is none and one without ends is read", "[comm][flight]") {
   const auto file = (std::filesystem::temp_directory_path() / fmt::format("damaged-{}.events", getpid())).string();
   const auto read_with = [&](const std::function<void(flight::RingHeader&)>& damage) {
     {
@@ -145,7 +145,7 @@ TEST_CASE("a damaged file of events is none, and one without ends is read", "[co
 }
 
 // Of larger groups the ring names the first 54 ranks only.
-TEST_CASE("the report knows ranks that their group does not name, and messages to them", "[comm][flight]") {
+TEST_CASE("the report knows ranks that their group does not name and messages to them", "[comm][flight]") {
   flight::RingGroup group;
   group.key = 7;
   group.size = 100;
