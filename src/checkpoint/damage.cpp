@@ -129,6 +129,10 @@ class Archive {
                     number_at<uint32_t>(directory, at + 42)};
       check(kHeader + name + extra + comment <= directory.size() - at, "its directory is cut off");
       record.name = directory.substr(at + kHeader, name);
+      // libtorch reads nothing where a record counts as a folder, and takes what its memory happens to hold.
+      constexpr uint32_t kFolder = 0x10;
+      const bool folder = (number_at<uint32_t>(directory, at + 38) & kFolder) != 0 || record.name.ends_with('/');
+      check(!folder || record.size == 0, "its directory says that a record is a folder");
       widen(record, directory.substr(at + kHeader + name, extra));
       records.push_back(std::move(record));
       at += kHeader + name + extra + comment;

@@ -153,7 +153,13 @@ TEST_CASE("files: a damaged file is found out and changes nothing", "[files]") {
   torch::nn::Sequential model(torch::nn::Linear(4, 3), torch::nn::BatchNorm1d(3));
   dt::save(model, folder / "model.pt");
   const auto bytes = bytes_of(folder / "model.pt");
-  const auto before = plain_bytes(model);
+  const auto values = [&] {
+    std::vector<torch::Tensor> all;
+    for (const auto& tensor : model->parameters()) all.push_back(tensor.detach().clone());
+    for (const auto& tensor : model->buffers()) all.push_back(tensor.clone());
+    return all;
+  };
+  const auto before = values();
   int refused = 0, tried = 0;
   for (size_t place = 0; place < bytes.size(); place += 7, ++tried) {
     auto changed = bytes;
@@ -164,7 +170,9 @@ TEST_CASE("files: a damaged file is found out and changes nothing", "[files]") {
     } catch (const dt::Error&) {
       ++refused;
     }
-    REQUIRE(plain_bytes(model) == before);  // what is between the records does not count
+    INFO("byte " << place << " of " << bytes.size());
+    const auto now = values();  // what is between the records does not count
+    REQUIRE(std::ranges::equal(now, before, [](const auto& a, const auto& b) { return a.equal(b); }));
   }
   CHECK(refused > tried / 4);
   std::ofstream(folder / "model.pt", std::ios::binary) << bytes.substr(0, bytes.size() / 2);

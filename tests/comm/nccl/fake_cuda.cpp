@@ -269,6 +269,11 @@ cudaStream_t native_stream(const c10::Stream& stream) {
 
 namespace dtensor::rng::cuda {
 
+bool have_kernels() { return false; }
+Device current_device() { return {}; }
+void* current_stream() { return nullptr; }
 bool is_capturing() { return dtensor_tests::is_capturing; }
+bool draw(const Elements&, const Words&, const Numbers&) { return false; }
+bool draw_by_counter(const Elements&, const CounterDraw&, const CounterNumbers&) { return false; }
 
 }  // namespace dtensor::rng::cuda
