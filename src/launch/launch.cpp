@@ -176,6 +176,12 @@ std::string names_of_kinds_for_processes() {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
+void note_ignored_ranks(const LaunchOptions& options, const detail::LauncherRank& launched) {
+  if (options.ranks == 1 || options.ranks == launched.size || launched.rank != 0) return;
+  fmt::print(stderr, "dtensor: {} started {} rank{}; --ranks {} counts without a launcher only\n", launched.launcher, launched.size,
+             launched.size == 1 ? "" : "s", options.ranks);
+}
+
 void run_process(const detail::LauncherRank& launched, const LaunchOptions& options, const comm::TransportKind& kind, const Body& body) {
   require(kind.process != nullptr, "launch", "{} started {} processes, which need the transport of processes; got '{}'; expected one of {}",
           launched.launcher, launched.size, kind.name, names_of_kinds_for_processes());
@@ -211,6 +217,7 @@ static void launch(const LaunchOptions& given, const Body& body, bool may_end) {
   require(processes || kind.threads, "launch", "the transport '{}' is of processes; hint: dtensor-run -n {} ./program", kind.name,
           options.ranks);
   detail::keep_freed_memory();
+  if (launched && !kind.one_for_all) note_ignored_ranks(options, *launched);
   if (processes) return run_process(*launched, options, kind, body);
   if (launched && !kind.one_for_all) options.ranks = 1;
   const auto make = kind.threads({options.ranks, options.deadline});

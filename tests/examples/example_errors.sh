@@ -61,3 +61,10 @@ refuse 1 'expected NAME=SIZE' "${launch[@]}" "$program" --mesh dp
 refuse 1 'addr2line -Cfpe' "${launch[@]}" "$program" --mesh dp=4 "${small[@]}"  # where it was thrown
 refuse 1 '/nonexistent/text' "${launch[@]}" "$program" --data /nonexistent/text
 refuse 2 'choose sizes whose product is 2' "${launch[@]}" "$program" --mesh dp=3 "${small[@]}"
+refuse 1 'dtensor-run started 2 ranks; --ranks 3 counts without a launcher only' "${launch[@]}" "$program" --ranks 3 --mesh dp=3 "${small[@]}"
+
+# Under a launcher --ranks does not count, which is said where it asks for another number.
+"${launch[@]}" "$DTENSOR_BUILD/examples/custom_op" --ranks 2 >"$TMPDIR/out" 2>&1
+! grep -q 'counts without' "$TMPDIR/out"
+"${launch[@]}" "$DTENSOR_BUILD/examples/custom_op" --ranks 4 >"$TMPDIR/out" 2>&1
+grep -Fqx 'dtensor: dtensor-run started 2 ranks; --ranks 4 counts without a launcher only' "$TMPDIR/out"
