@@ -233,11 +233,11 @@ TEST_CASE("checkpoint: what is saved for backward is freed", "[checkpoint]") {
   const auto straight = [](const auto& fn, const at::Tensor& x) { return fn(x); };
   const auto once = [](const auto& fn, const at::Tensor& x) { return dt::checkpoint(fn, x); };
   const auto twice = [](const auto& fn, const at::Tensor& x) {
-    return dt::checkpoint([&fn](const at::Tensor& in) { return dt::checkpoint(fn, in); }, x);
+    return dt::checkpoint([fn](const at::Tensor& in) { return dt::checkpoint(fn, in); }, x);
   };
   const auto inner = [](const auto& fn, const at::Tensor& x) {
     return dt::checkpoint(
-        [&fn](const at::Tensor& in) {
+        [fn](const at::Tensor& in) {
           return dt::checkpoint([](const at::Tensor& y) { return y + 0; }, fn(in));
         },
         x);
