@@ -1,9 +1,13 @@
 // Collectives on plain tensors, over the ranks of a mesh. They are differentiable and may be waited for later.
 //
-//   auto dp = mesh["dp"];                              // the ranks that differ from this one along "dp"; a mesh of several dims: all its
-//   ranks auto sum = dt::all_reduce(x, dp); auto rows = dt::all_gather(x, dp);                 // x of rank 0, then x of rank 1, ... along
-//   dim 0 auto under_way = dt::start_all_gather(x, dp);      // the same; other work may go on until auto later =
-//   std::move(under_way).wait();
+//   auto dp = mesh["dp"];                          // the ranks that differ from this one along "dp" (of a larger mesh: all its ranks)
+//
+//   auto sum = dt::all_reduce(x, dp);
+//
+//   auto rows = dt::all_gather(x, dp);             // x of rank 0, then x of rank 1, ... along dim 0
+//
+//   auto under_way = dt::start_all_gather(x, dp);  // the same, while other work goes on
+//   auto later = std::move(under_way).wait();
 //
 // DTensors need none of these: their layouts decide what is communicated. They are for code on local tensors: in local_map, in attention
 // over cut sequences, in routers of experts.

@@ -6,12 +6,14 @@
 #include "src/redistribute/plan_cache.hpp"
 #include "src/redistribute/transition.hpp"
 
+#include <dtensor/base/compat.hpp>
 #include <dtensor/base/error.hpp>
 #include <dtensor/mesh/alias.hpp>
 #include <dtensor/mesh/two_meshes.hpp>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/accumulate.h>
 #include <fmt/ranges.h>
 #include <range/v3/numeric/accumulate.hpp>
@@ -229,6 +231,7 @@ std::string MeshMovePlan::str() const {
 MeshMovePlan plan_move_between(const LayoutPtr& from, const LayoutPtr& to) { return cached(from, to)->plan; }
 
 comm::Async move_local_between(const at::Tensor& given, const LayoutPtr& from, const LayoutPtr& to) {
+  const c10::impl::ExcludeDispatchKeyGuard below{c10::DispatchKeySet(kDTensorKey)};  // local tensors stay plain inside Spmd
   const auto prepared = cached(from, to);
   const auto& plan = prepared->plan;
   if (!prepared->before && !prepared->after) return {};

@@ -1,4 +1,5 @@
 // Runs a plan on a local tensor, and caches plans.
+#include <dtensor/base/compat.hpp>
 #include <dtensor/base/error.hpp>
 #include <dtensor/mesh/world.hpp>
 
@@ -7,6 +8,7 @@
 
 #include <dtensor/mesh/two_meshes.hpp>
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/hash.h>
 #include <fmt/ranges.h>
 
@@ -87,6 +89,7 @@ double move_seconds(const LayoutPtr& from, const LayoutPtr& to) {
 
 comm::Async move_local(const at::Tensor& local, const LayoutPtr& from, const LayoutPtr& to) {
   if (from == to) return {local, {}};
+  const c10::impl::ExcludeDispatchKeyGuard below{c10::DispatchKeySet(kDTensorKey)};  // local tensors stay plain inside Spmd
   if (local.sizes() != from->local_sizes() || local.scalar_type() != from->dtype()) {
     fail("redistribute", "the local tensor does not fit its layout {}; got {} [{}]; expected [{}]", from->str(),
          c10::toString(local.scalar_type()), fmt::join(local.sizes(), ", "), fmt::join(from->local_sizes(), ", "));

@@ -1,6 +1,7 @@
 // What collectives on plain tensors are made of: one that is under way, and a linear function with its adjoint.
 #pragma once
 
+#include <dtensor/base/error.hpp>
 #include <dtensor/comm/work.hpp>
 #include <dtensor/tensor/spmd.hpp>
 
@@ -31,6 +32,7 @@ class Pending {
 
   // The result, once. Throws dtensor::Error when a peer failed, called something else, or the deadline passed.
   Result wait() && {
+    require(finish_ != nullptr, "wait", "the result of this collective was taken already; hint: keep what the first wait() returned");
     if (work_) work_->wait();
     return std::exchange(finish_, {})();
   }
