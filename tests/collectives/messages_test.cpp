@@ -109,6 +109,27 @@ TEST_CASE("batches of messages: messages of one direction and tag keep their ord
   }));
 }
 
+// The group of a mesh is made when it is first used: here by two of its ranks only, which must not get other groups of the same ranks mixed
+// up.
+TEST_CASE("batches of messages: the first use of a mesh may be that of two ranks", "[collectives]") {
+  for (const std::string transport : {"threads", "shm", "gloo"}) {
+    INFO(transport);
+    CHECK_NOTHROW(on_ranks(
+        4,
+        [](World& world) {
+          const auto mesh = init_device_mesh(torch::kCPU, {4}, {"first"}), other = init_device_mesh(torch::kCPU, {4}, {"second"});
+          const auto sent = torch::arange(3, torch::kDouble);
+          if (world.rank() == 0) exchange_messages({outgoing(sent, 1)}, mesh);
+          if (world.rank() == 1)
+            require(exchange_messages({incoming(torch::empty_like(sent), 0)}, mesh)[0].equal(sent), "test", "the message");
+          world.barrier();
+          require(all_reduce(sent, other).equal(4 * sent), "test", "on another mesh");
+          require(all_reduce(sent, mesh).equal(4 * sent), "test", "on the same mesh");
+        },
+        transport));
+  }
+}
+
 TEST_CASE("batches of messages: refusals", "[collectives]") {
   CHECK_NOTHROW(on_ranks(2, [](World& world) {
     const auto mesh = line(world);

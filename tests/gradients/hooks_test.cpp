@@ -97,6 +97,13 @@ TEST_CASE("hooks of leaves see the gradient in its layout and when it has been a
       (w * 1).sum().backward();
       require(order.size() == 4 && full_tensor(w.grad()).equal(expected + 2), "test", "the handle has gone");
     }
+    refuses("[add_gradient_hook] the hook is empty", [&] { add_gradient_hook(values.clone().requires_grad_(), {}); });
+    for (const bool plain : {false, true}) {
+      const auto w = distribute_tensor(values, mesh, {shard(0)}).tensor().detach().requires_grad_();
+      add_gradient_hook(w, [&](const at::Tensor& gradient) { return plain ? torch::ones({4, 3}, torch::kDouble) : gradient.sum(0); });
+      refuses(plain ? "the hook returned a plain tensor of sizes [4, 3]; expected f64[4, 3] (S(0))" : "the hook returned f64[3]",
+              [&] { (w * 2).sum().backward(); });
+    }
     refuses("got a tensor without a gradient", [&] { add_gradient_hook(values, [](const at::Tensor&) { return at::Tensor(); }); });
     refuses("got the result of an operator", [&] { (void)after_gradient(values.clone().requires_grad_() * 1, [](const at::Tensor&) {}); });
   }));

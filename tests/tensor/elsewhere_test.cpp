@@ -2,6 +2,10 @@
 #include "tests/support/dispatch_support.hpp"
 #include "tests/support/refuses.hpp"
 
+#include <dtensor/dispatch/flat_group.hpp>
+#include <dtensor/redistribute/between_meshes.hpp>
+#include <dtensor/redistribute/redistribute.hpp>
+
 #include <fmt/ranges.h>
 
 #include <atomic>
@@ -282,4 +286,26 @@ TEST_CASE("elsewhere: ranks that are not concerned run ahead", "[elsewhere]") {
         },
         transport));
   }
+}
+
+TEST_CASE("elsewhere: local tensors move inside Spmd as outside", "[elsewhere]") {
+  on_every_transport_of_four([](World& world) {
+    const auto mesh = init_device_mesh(torch::kCPU, {4}, {"all"});
+    const TwoMeshes meshes;
+    const auto whole = counting({4, 8});
+    const auto get = [&](const DeviceMesh& on, const Placement& placement) {
+      return Layout::get(on, Placements{placement}, whole.sizes(), torch::kDouble);
+    };
+    const auto rows = get(mesh, shard(0)), columns = get(mesh, shard(1)), first = get(meshes.first, shard(0)),
+               second = get(meshes.second, shard(1));
+    const Spmd spmd(mesh);
+    const auto row = local_shard(distribute_tensor(whole, mesh, {shard(0)}).tensor());
+    const auto column = move_local(row, rows, columns).get();
+    require(!is_dtensor(column), "test", "the result is plain");
+    const auto own = world.rank() < 2 ? local_shard(distribute_tensor(whole, meshes.first, {shard(0)}).tensor()) : at::Tensor();
+    const auto moved = move_local_between(own, first, second).get();
+    const NoSpmd plain;
+    require(column.equal(whole.narrow(1, 2 * world.rank(), 2)), "test", "on one mesh");
+    if (world.rank() >= 2) require(moved.equal(whole.narrow(1, 4 * (world.rank() - 2), 4)), "test", "between two");
+  });
 }

@@ -67,7 +67,8 @@ class NcclTransport final : public Transport {
 
   std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks) override {
     host_->set_deadline(deadline());
-    std::vector<int64_t> key{connected_[ranks]++};
+    std::vector<int64_t> key{connected_[{name, ranks}]++};
+    ranges::push_back(key, name);
     ranges::push_back(key, ranks);
     return std::make_shared<NcclCommunicator>(host_->connect(name, ranks), hash_counts(key), session_);
   }
@@ -101,7 +102,7 @@ class NcclTransport final : public Transport {
   const std::unique_ptr<Transport> host_;  // outlives the session, which asks it about peers
   Control* const control_;
   const std::shared_ptr<Session> session_;
-  std::map<std::vector<int>, int64_t> connected_;  // how often each list of ranks was connected
+  std::map<std::pair<std::string, std::vector<int>>, int64_t> connected_;  // how often each was
 };
 
 }  // namespace

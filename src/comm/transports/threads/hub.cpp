@@ -49,9 +49,9 @@ void Group::give_up(Slot& slot, Milliseconds deadline) {
   slot.fail_if_incomplete("it " + lateness(deadline, slot.absent()));
 }
 
-std::shared_ptr<Group> Hub::group(const std::vector<int>& ranks, int nth) {
+std::shared_ptr<Group> Hub::group(const std::string& name, const std::vector<int>& ranks, int nth) {
   std::lock_guard lock(mutex_);
-  auto& place = groups_[{ranks, nth}];
+  auto& place = groups_[{name, ranks, nth}];
   if (!place) place = std::make_shared<Group>(ranks, *this);
   return place;
 }

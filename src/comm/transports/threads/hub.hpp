@@ -6,6 +6,9 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
 
 namespace dtensor::comm::threads {
 
@@ -46,7 +49,7 @@ class Hub {
   int size() const { return static_cast<int>(left_.size()); }
 
   // The `nth` group of these ranks.
-  std::shared_ptr<Group> group(const std::vector<int>& ranks, int nth);
+  std::shared_ptr<Group> group(const std::string& name, const std::vector<int>& ranks, int nth);
 
   void leave(int rank, const std::string& why);
 
@@ -55,7 +58,7 @@ class Hub {
 
  private:
   std::mutex mutex_;
-  std::map<std::pair<std::vector<int>, int>, std::shared_ptr<Group>> groups_;
+  std::map<std::tuple<std::string, std::vector<int>, int>, std::shared_ptr<Group>> groups_;
   std::vector<bool> left_;
   std::optional<std::string> failure_;
 };

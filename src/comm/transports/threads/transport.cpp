@@ -7,6 +7,9 @@
 #include "src/comm/transports/threads/hub.hpp"
 
 #include <cstring>
+#include <map>
+#include <string>
+#include <utility>
 
 namespace dtensor::comm {
 
@@ -143,7 +146,7 @@ class ThreadsTransport final : public Transport {
 
   std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks) override {
     const int position = position_in(name, ranks, rank_, size());
-    return std::make_shared<ThreadsCommunicator>(name, ranks, position, hub_->group(ranks, connected_[ranks]++), *this);
+    return std::make_shared<ThreadsCommunicator>(name, ranks, position, hub_->group(name, ranks, connected_[{name, ranks}]++), *this);
   }
 
   void leave(const std::string& why) override {
@@ -155,7 +158,7 @@ class ThreadsTransport final : public Transport {
   std::shared_ptr<Hub> hub_;
   const int rank_;
   bool left_ = false;
-  std::map<std::vector<int>, int> connected_;  // how often each list of ranks was connected
+  std::map<std::pair<std::string, std::vector<int>>, int> connected_;  // how often each was
 };
 
 }  // namespace
