@@ -48,6 +48,8 @@ class Positions {
 };
 
 bool in_forward(Kind kind);
+// Whether there is any backward.
+bool trains(const Schedule& schedule);
 
 // -- How -----------------------------------------------------------------------------------------------------------------
 
@@ -55,6 +57,12 @@ inline std::string name_of(const Schedule& schedule) { return schedule.name.empt
 
 inline bool in_forward(Kind kind) {
   return kind == Kind::F || kind == Kind::SEND_F || kind == Kind::RECV_F || kind == Kind::UNSHARD || kind == Kind::RESHARD;
+}
+
+inline bool trains(const Schedule& schedule) {
+  return std::ranges::any_of(schedule.ranks, [](const auto& list) {
+    return std::ranges::any_of(list, [](const Action& action) { return !in_forward(action.kind); });
+  });
 }
 
 inline Place place_of(const Schedule& schedule, const Action& action) {
