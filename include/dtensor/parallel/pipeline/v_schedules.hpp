@@ -2,6 +2,7 @@
 #pragma once
 
 #include <dtensor/parallel/pipeline/generators.hpp>
+#include <dtensor/parallel/pipeline/plan.hpp>
 
 #include <deque>
 
@@ -12,6 +13,13 @@ namespace dtensor::pipelining {
 // No bubble between a rank's first and last action where F = I = W, with 1F1B's memory (Qi et al., "Zero Bubble Pipeline Parallelism", 2023,
 // section 6).
 Schedule zbv(const Sizes& sizes);
+
+// About half of 1F1B's memory, and half of its bubble where F = I = W (Qi et al., "Pipeline Parallelism with Controllable Memory", 2024).
+Schedule v_half(const Sizes& sizes);
+
+// About a third of 1F1B's memory and two thirds of its bubble where F = I = W. Where they differ much, the bubble grows with the microbatches (the same
+// paper).
+Schedule v_min(const Sizes& sizes);
 
 // Forward and backward of two stages overlap in pairs, so that the communication of experts hides behind computation (DeepSeek-AI, "DualPipe", 2024, cut
 // in half by Sea AI Lab).
@@ -127,6 +135,59 @@ inline std::vector<Action> dualpipev_list(int ranks, int rank, int microbatches)
 
 inline Schedule zbv(const Sizes& sizes) {
   return detail::in_v("zbv", sizes, 2 * sizes.ranks - 1, [&](int rank, int count) { return detail::zbv_list(sizes.ranks, rank, count); });
+}
+
+namespace detail {
+
+// When a rank does F of its first and second stage, then I of the second and first, for microbatch 0. Each later microbatch comes six units behind the one
+// before, so that a microbatch holds its activations only as long as the pattern is high.
+using Pattern = std::array<int, 4>;
+
+// The microbatches in the order of a pattern, with W's where ranks would wait and at most `most` activations on a rank.
+template <class PatternOf>
+Schedule by_pattern(std::string name, const Sizes& sizes, int most, PatternOf pattern_of) {
+  const auto order = in_v(std::move(name), sizes, 1, [&](int rank, int microbatches) {
+    const Pattern pattern = pattern_of(rank);
+    const int first = rank, second = 2 * sizes.ranks - 1 - rank;
+    const std::array<Action, 4> actions{Action{first, Kind::F}, {second, Kind::F}, {second, Kind::I}, {first, Kind::I}};
+    std::vector<std::pair<int, Action>> timed;
+    for (size_t i = 0; i < pattern.size(); ++i) {
+      for (int microbatch = 0; microbatch < microbatches; ++microbatch) {
+        timed.emplace_back(pattern[i] + 6 * microbatch, actions[i]);
+        timed.back().second.microbatch = microbatch;
+      }
+    }
+    std::ranges::stable_sort(timed, {}, &std::pair<int, Action>::first);
+    std::vector<Action> list;
+    for (const auto& [time, action] : timed) list.push_back(action);
+    return list;
+  });
+  std::optional<Schedule> best;
+  double least = 0;
+  for (const int overtake : {2, 3, -1}) {
+    auto plan = plan_weights(order, {}, {.most_activations = most, .forwards_overtake = overtake});
+    const double makespan = plan ? simulate_checked(*plan, {}).makespan : 0;
+    if (plan && (!best || makespan < least)) best = std::move(plan), least = makespan;
+  }
+  require(best.has_value(), "pipeline", "{} found no order of {} ranks within {} activations; expected one; hint: this is an error of dtensor",
+          order.name, sizes.ranks, most);
+  return *std::move(best);
+}
+
+}  // namespace detail
+
+inline Schedule v_half(const Sizes& sizes) {
+  const int p = sizes.ranks, even = p % 2 == 0;
+  return detail::by_pattern("v_half", sizes, p + 1 + even, [&](int rank) {
+    return detail::Pattern{2 * rank, 3 * p - rank - 2, 3 * p + 3 * even + 2 * rank - 1, 6 * p + 3 * even - rank - 2};
+  });
+}
+
+inline Schedule v_min(const Sizes& sizes) {
+  const int p = sizes.ranks, gap = p % 3 == 0 ? 2 : 0;  // without it, two actions would fall on one unit
+  return detail::by_pattern("v_min", sizes, (2 * p + 2) / 3 + 2, [&](int rank) {
+    return detail::Pattern{rank, 2 * p - rank - 1, 2 * p + gap + rank, 4 * p + gap - rank - 1};
+  });
 }
 
 inline Schedule dualpipev(const Sizes& sizes) {
