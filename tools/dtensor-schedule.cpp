@@ -21,13 +21,14 @@ struct Options {
   std::vector<double> costs;
   double overlapped = -1;
   int memory = 0;  // 0: any
-  bool csv = false, messages = false, forward = false, details = false;
+  int gathered = 0;
+  bool csv = false, messages = false, reduced = false, forward = false, details = false;
 };
 
 std::string table_of_names() {
-  auto table = fmt::format("\n{:<16}{:<8}{:<23}{}\n", "Schedules:", "chunks", "PyTorch's name", "what it is");
+  auto table = fmt::format("\n{:<18}{:<8}{:<23}{}\n", "Schedules:", "chunks", "PyTorch's name", "what it is");
   for (const auto& schedule : named_schedules()) {
-    table += fmt::format("  {:<14}{:<8}{:<23}{}\n", schedule.name, schedule.chunks == 0 ? "any" : fmt::format("{}", schedule.chunks), schedule.pytorch,
+    table += fmt::format("  {:<16}{:<8}{:<23}{}\n", schedule.name, schedule.chunks == 0 ? "any" : fmt::format("{}", schedule.chunks), schedule.pytorch,
                          schedule.what);
   }
   return table +
@@ -53,6 +54,9 @@ void add_options(CLI::App& app, Options& options) {
   app.add_flag("--forward", options.forward, "Forwards only, as in an evaluation");
   app.add_flag("--csv", options.csv, "Print the schedule in PyTorch's CSV form, and nothing else");
   app.add_flag("--messages", options.messages, "With sends and receives in the CSV");
+  app.add_option("--gather", options.gathered, "With UNSHARD and RESHARD in the CSV, which keep this many stages of a rank gathered")
+      ->check(CLI::Range(1, 1 << 10));
+  app.add_flag("--reduce", options.reduced, "With REDUCE_GRAD in the CSV, after each stage's last backward");
   app.add_flag("--details", options.details, "Print what each rank does, waits, holds and sends, too");
   app.add_option("--svg", options.svg_file, "Draw it into this file");
   app.add_option("--trace", options.trace_file, "Write it for chrome://tracing or https://ui.perfetto.dev into this file");
@@ -92,7 +96,8 @@ Schedule read(const Options& options) {
 Schedule make(const Options& options) {
   if (!options.check_file.empty()) return read(options);
   const auto most = options.memory > 0 ? options.memory : std::numeric_limits<int>::max();
-  return options.name == "automatic" ? automatic(options.sizes, costs_of(options), most) : make_schedule(options.name, options.sizes);
+  const bool measured = CLI::detail::to_lower(options.name) == "automatic";
+  return measured ? automatic(options.sizes, costs_of(options), most) : make_schedule(options.name, options.sizes);
 }
 
 void write_file(const std::string& file, const std::string& text) {
@@ -122,8 +127,9 @@ void run(const Options& options) {
   if (!options.svg_file.empty()) write_file(options.svg_file, to_svg(schedule, timeline));
   if (!options.trace_file.empty()) write_file(options.trace_file, to_chrome_trace(schedule, timeline));
   if (options.csv) {
-    const bool lower = options.messages && !detail::has_messages(schedule);
-    fmt::print("{}", to_csv(lower ? with_messages(schedule) : schedule));
+    if (options.gathered > 0) schedule = with_gathering(schedule, options.gathered);
+    if (options.reduced) schedule = with_reductions(schedule);
+    fmt::print("{}", to_csv(options.messages ? with_messages(schedule) : schedule));
     return;
   }
   fmt::print("{}", describe(schedule));

@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 
 #pragma GCC visibility push(default)
 
@@ -75,8 +74,9 @@ inline std::string to_csv(const Schedule& schedule) {
 
 inline Schedule load_csv(const std::string& file) {
   std::ifstream in(file, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
-  require(in.good() || (in.eof() && !in.bad()), "pipeline", "cannot read '{}': {}; expected a CSV file of a schedule; hint: see docs/pipeline.md", file,
+  std::string text;
+  for (std::array<char, 4096> bytes; in.read(bytes.data(), bytes.size()) || in.gcount() > 0;) text.append(bytes.data(), in.gcount());
+  require(in.eof() && !in.bad(), "pipeline", "cannot read '{}': {}; expected a CSV file of a schedule; hint: see docs/pipeline.md", file,
           std::strerror(errno));
   return from_csv(text, file);
 }

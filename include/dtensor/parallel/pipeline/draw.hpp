@@ -30,8 +30,9 @@ class Svg {
     for (int stage = 0; stage < schedule.stages(); ++stage) chunk_[stage] = chunks[schedule.rank_of_stage[stage]]++;
     chunks_ = *std::ranges::max_element(chunks);
     double shortest = timeline.makespan;
-    for_each_box([&](int, const Action&, const Interval& time) {
+    for_each_box([&](int, const Action& action, const Interval& time) {
       if (time.end > time.start) shortest = std::min(shortest, time.end - time.start);
+      for (const auto& part : Parts(action)) occurs_[static_cast<size_t>(part.kind)] = true;
     });
     const double whole = std::max(timeline.makespan, 1e-300);
     scale_ = std::clamp(kBox / std::max(shortest, 1e-300) * whole, kNarrowest, kWidest) / whole;
@@ -58,7 +59,7 @@ class Svg {
 
  private:
   static constexpr double kLeft = 70, kRight = 20, kTop = 34, kBottom = 54, kRow = 28, kGap = 4, kBox = 20, kNarrowest = 600, kWidest = 12000,
-                          kLegendWidth = 720;
+                          kLegendWidth = 780;
 
   static std::string escaped(std::string_view name) {
     std::string safe;
@@ -107,19 +108,21 @@ class Svg {
   }
 
   void draw_axis(double y) {
-    double step = std::pow(10, std::floor(std::log10(std::max(timeline_.makespan, 1e-300))));
-    while (timeline_.makespan / step < 8) step /= 2;
+    const double ten = std::pow(10, std::floor(std::log10(std::max(timeline_.makespan, 1e-300))));
+    double step = ten;
+    for (const double part : {0.5, 0.2, 0.1}) step = timeline_.makespan / step < 8 ? part * ten : step;
     for (double at = 0; at <= timeline_.makespan * 1.0001; at += step) write(kLeft + at * scale_, y, "middle", fmt::format("{:g}", at), "fill=\"#606060\"");
   }
 
   void draw_legend(double y) {
     double x = kLeft;
     for (size_t kind = 0; kind < kColors.size(); ++kind) {
+      if (!occurs_[kind]) continue;
       for (int chunk = 0; chunk < chunks_; ++chunk, x += 16) {
         text_ += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"14\" height=\"14\" fill=\"{}\"/>\n", x, y, color(static_cast<Kind>(kind), chunk));
       }
       write(x + 4, y + 12, "start", std::string(kMeanings[kind]));
-      x += 14 + 7.0 * static_cast<double>(kMeanings[kind].size());
+      x += 20 + 7.0 * static_cast<double>(kMeanings[kind].size());
     }
     if (chunks_ > 1) write(x + 4, y + 12, "start", "lighter: the rank's later stages", "fill=\"#606060\"");
   }
@@ -128,6 +131,7 @@ class Svg {
   const Timeline& timeline_;
   std::vector<int> chunk_;  // of each stage, among those of its rank
   int chunks_ = 1;
+  std::array<bool, kColors.size()> occurs_{};
   double scale_ = 1;
   std::string text_;
 };
