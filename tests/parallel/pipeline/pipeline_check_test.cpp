@@ -76,7 +76,7 @@ Tried try_all_changes(const Schedule& schedule) {
 
 TEST_CASE("pipeline check: every action removed, doubled or swapped is refused by name or legal", "[pipeline]") {
   Tried sum;
-  for (const auto& [ranks, microbatches] : {std::pair{1, 1}, {1, 2}, {2, 1}, {2, 3}, {3, 2}, {3, 4}}) {
+  for (const auto& [ranks, microbatches] : {std::pair{1, 1}, {1, 2}, {2, 1}, {2, 3}, {3, 2}}) {
     for (const auto& schedule : every_schedule(ranks, microbatches, 2)) {
       for (const auto& form : {schedule, with_messages(schedule)}) {
         CHECK(Oracle(form).legal());

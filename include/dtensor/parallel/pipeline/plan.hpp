@@ -3,7 +3,6 @@
 
 #include <dtensor/parallel/pipeline/simulate.hpp>
 
-#include <deque>
 #include <limits>
 #include <optional>
 #include <queue>
@@ -50,7 +49,8 @@ class Planner {
       events_.pop();
       if (ranks_[rank].busy_until <= now) decide(rank, now);
     }
-    const bool all = std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.left == 0 && rank.weights.empty(); });
+    const bool all =
+        std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.left == 0 && rank.next_weight == rank.weights.size(); });
     return all ? std::optional(std::move(result_)) : std::nullopt;
   }
 
@@ -67,7 +67,8 @@ class Planner {
   };
   struct Rank {
     std::vector<Lane> lanes;
-    std::deque<Action> weights;
+    std::vector<Action> weights;  // I is done,
+    size_t next_weight = 0;       // and W not yet from here on
     size_t left = 0;
     int held = 0;
     double busy_until = 0;
@@ -119,9 +120,10 @@ class Planner {
       const int microbatch = chosen->passes[chosen->next++].second;
       --rank.left;
       start(number, {chosen->stage, chosen->kind, microbatch}, now);
-    } else if (!rank.weights.empty() && soonest - now >= rules_.patience * duration(rank.weights.front(), costs_)) {
-      const auto weight = rank.weights.front();
-      rank.weights.pop_front();
+    } else if (rank.next_weight < rank.weights.size()) {
+      const auto weight = rank.weights[rank.next_weight];
+      if (soonest - now < rules_.patience * duration(weight, costs_)) return;
+      ++rank.next_weight;
       start(number, weight, now);
     }
   }

@@ -4,8 +4,6 @@
 #include <dtensor/parallel/pipeline/generators.hpp>
 #include <dtensor/parallel/pipeline/plan.hpp>
 
-#include <deque>
-
 #pragma GCC visibility push(default)
 
 namespace dtensor::pipelining {
@@ -41,31 +39,33 @@ class VList {
     ++forwards_[forward], ++backwards_[backward];
   }
   void input(int chunk) {
-    waiting_[chunk].push_back(static_cast<int>(order_.size()));
-    order_.push_back({stage_[chunk], Kind::W, backwards_[chunk]});
+    waiting_.push_back({stage_[chunk], Kind::W, backwards_[chunk]});
     list_.push_back({stage_[chunk], Kind::I, backwards_[chunk]++});
   }
-  // The W that waits longest, of a chunk or of all; none if none waits.
-  void weight(int chunk) {
-    if (!waiting_[chunk].empty()) take(chunk);
+  // The W that waits longest, of a chunk or of all; false if none waits.
+  bool weight(int chunk) {
+    return take([&](const Action& action) { return action.stage == stage_[chunk]; });
   }
-  void weight() {
-    if (waiting_[0].empty() || (!waiting_[1].empty() && waiting_[1].front() < waiting_[0].front())) return weight(1);
-    weight(0);
+  bool weight() {
+    return take([](const Action&) { return true; });
   }
   int forwards(int chunk) const { return forwards_[chunk]; }
-  bool weights_wait(int chunk) const { return !waiting_[chunk].empty(); }
   std::vector<Action> list() && { return std::move(list_); }
 
  private:
-  void take(int chunk) {
-    list_.push_back(order_[waiting_[chunk].front()]);
-    waiting_[chunk].pop_front();
+  template <class Fits>
+  bool take(Fits fits) {
+    for (auto waits = waiting_.begin(); waits != waiting_.end(); ++waits) {
+      if (!fits(*waits)) continue;
+      list_.push_back(*waits);
+      waiting_.erase(waits);
+      return true;
+    }
+    return false;
   }
 
   int stage_[2], forwards_[2] = {0, 0}, backwards_[2] = {0, 0};
-  std::vector<Action> list_, order_;
-  std::deque<int> waiting_[2];
+  std::vector<Action> list_, waiting_;
 };
 
 // What is left of an action without the microbatches from `microbatches` on.
@@ -102,7 +102,7 @@ inline std::vector<Action> zbv_list(int ranks, int rank, int microbatches) {
   for (int i = 0; i < rank; ++i) list.input(0), list.input(1);
   for (int i = 0; i < ranks - rank; ++i) list.input(0), list.weight(0);
   for (const int chunk : {1, 0}) {
-    while (list.weights_wait(chunk)) list.weight(chunk);
+    while (list.weight(chunk)) continue;
   }
   return std::move(list).list();
 }
@@ -139,28 +139,30 @@ inline Schedule zbv(const Sizes& sizes) {
 
 namespace detail {
 
-// When a rank does F of its first and second stage, then I of the second and first, for microbatch 0. Each later microbatch comes six units
-// behind the one before, so that a microbatch holds its activations only as long as the pattern is high.
+// When a rank does F of its first and second stage, then I of the second and first, for microbatch 0. Each microbatch comes six units
+// behind the one before, so a rank holds a sixth of the time from F to I in activations.
 using Pattern = std::array<int, 4>;
+inline constexpr int kApart = 6;
+
+inline std::vector<Action> in_pattern(const Pattern& pattern, int ranks, int rank, int microbatches) {
+  const int last = 2 * ranks - 1 - rank;
+  const std::array<Action, 4> actions{Action{rank, Kind::F}, {last, Kind::F}, {last, Kind::I}, {rank, Kind::I}};
+  std::vector<Action> list;
+  for (int time = 0; list.size() < actions.size() * microbatches; ++time) {
+    for (size_t i = 0; i < actions.size(); ++i) {
+      const int since = time - pattern[i];
+      if (since < 0 || since % kApart != 0 || since / kApart >= microbatches) continue;
+      list.push_back(actions[i]);
+      list.back().microbatch = since / kApart;
+    }
+  }
+  return list;
+}
 
 // The microbatches in the order of a pattern, with W's where ranks would wait and at most `most` activations on a rank.
-template <class PatternOf>
-Schedule by_pattern(std::string name, const Sizes& sizes, int most, PatternOf pattern_of) {
+inline Schedule by_pattern(std::string name, const Sizes& sizes, int most, Pattern (*pattern_of)(int ranks, int rank)) {
   const auto order = in_v(std::move(name), sizes, 1, [&](int rank, int microbatches) {
-    const Pattern pattern = pattern_of(rank);
-    const int first = rank, second = 2 * sizes.ranks - 1 - rank;
-    const std::array<Action, 4> actions{Action{first, Kind::F}, {second, Kind::F}, {second, Kind::I}, {first, Kind::I}};
-    std::vector<std::pair<int, Action>> timed;
-    for (size_t i = 0; i < pattern.size(); ++i) {
-      for (int microbatch = 0; microbatch < microbatches; ++microbatch) {
-        timed.emplace_back(pattern[i] + 6 * microbatch, actions[i]);
-        timed.back().second.microbatch = microbatch;
-      }
-    }
-    std::ranges::stable_sort(timed, {}, &std::pair<int, Action>::first);
-    std::vector<Action> list;
-    for (const auto& [time, action] : timed) list.push_back(action);
-    return list;
+    return in_pattern(pattern_of(sizes.ranks, rank), sizes.ranks, rank, microbatches);
   });
   std::optional<Schedule> best;
   double least = 0;
@@ -175,15 +177,16 @@ Schedule by_pattern(std::string name, const Sizes& sizes, int most, PatternOf pa
 }  // namespace detail
 
 inline Schedule v_half(const Sizes& sizes) {
-  const int p = sizes.ranks, even = p % 2 == 0;
-  return detail::by_pattern("v_half", sizes, p + 1 + even, [&](int rank) {
-    return detail::Pattern{2 * rank, 3 * p - rank - 2, 3 * p + 3 * even + 2 * rank - 1, 6 * p + 3 * even - rank - 2};
+  const int even = sizes.ranks % 2 == 0;
+  return detail::by_pattern("v_half", sizes, sizes.ranks + 1 + even, [](int p, int rank) {
+    const int gap = p % 2 == 0 ? 3 : 0;  // without it, two actions would fall on one unit
+    return detail::Pattern{2 * rank, 3 * p - rank - 2, 3 * p + gap + 2 * rank - 1, 6 * p + gap - rank - 2};
   });
 }
 
 inline Schedule v_min(const Sizes& sizes) {
-  const int p = sizes.ranks, gap = p % 3 == 0 ? 2 : 0;  // without it, two actions would fall on one unit
-  return detail::by_pattern("v_min", sizes, (p + 1) / 3 * 2 + 2, [&](int rank) {
+  return detail::by_pattern("v_min", sizes, (sizes.ranks + 1) / 3 * 2 + 2, [](int p, int rank) {
+    const int gap = p % 3 == 0 ? 2 : 0;
     return detail::Pattern{rank, 2 * p - rank - 1, 2 * p + gap + rank, 4 * p + gap - rank - 1};
   });
 }
