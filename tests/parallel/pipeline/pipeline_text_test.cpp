@@ -60,7 +60,7 @@ TEST_CASE("pipeline text: a CSV comes back as it was", "[pipeline]") {
   // What others write: quoted cells, other line ends, waiting, a mark of the encoding, an empty line at the end.
   const auto schedule = from_csv("\xEF\xBB\xBF\"0F0\", 0F1,,,0B0,,0B1\r\n,1F0,1F1,1B0,1B1,\r\n\r\n");
   CHECK(schedule.ranks == from_csv("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1").ranks);
-  refuses("csv: row 2, cell 3: [pipeline] '1G1' is no action", [] { from_csv("0F0,0F1\n1F0,,1G1"); });
+  refuses("csv: row 2, cell 3: '1G1' is no action", [] { from_csv("0F0,0F1\n1F0,,1G1"); });
 }
 
 TEST_CASE("pipeline text: files", "[pipeline]") {

@@ -138,6 +138,17 @@ inline std::optional<Action> read_pair(std::string_view text) {
   return overlapped(forward->stage, forward->microbatch, backward->stage, backward->microbatch);
 }
 
+inline std::optional<Action> read_action(std::string_view text) {
+  const auto word = blanks_removed(text);
+  return word.starts_with('(') ? read_pair(word) : read_simple(word);
+}
+
+inline std::string no_action(std::string_view text) {
+  return joined({"'", blanks_removed(text).substr(0, 64),
+                 "' is no action; expected [stage][F|I|W|B|SEND_F|RECV_F|SEND_B|RECV_B][microbatch], [stage][UNSHARD|RESHARD|REDUCE_GRAD] "
+                 "or a pair ([stage]F[microbatch];[stage]B[microbatch]); hint: stage 2's forward of microbatch 0 is 2F0"});
+}
+
 }  // namespace detail
 
 inline Action overlapped(int stage, int microbatch, int backward_stage, int backward_microbatch) {
@@ -157,15 +168,8 @@ inline std::string text(const Action& action) {
 inline std::string csv_text(const Action& action) { return action.kind == Kind::OVERLAP_F_B ? text(action) + "OVERLAP_F_B" : text(action); }
 
 inline Action parse_action(std::string_view text) {
-  const auto word = detail::blanks_removed(text);
-  const auto action = word.starts_with('(') ? detail::read_pair(word) : detail::read_simple(word);
-  if (!action) {
-    detail::refuse({"'", word.substr(0, 64),
-                    "' is no action; expected [stage][F|I|W|B|SEND_F|RECV_F|SEND_B|RECV_B][microbatch], "
-                    "[stage][UNSHARD|RESHARD|REDUCE_GRAD] or a pair ([stage]F[microbatch];[stage]B[microbatch]); hint: stage 2's forward "
-                    "of microbatch "
-                    "0 is 2F0"});
-  }
+  const auto action = detail::read_action(text);
+  if (!action) detail::refuse({detail::no_action(text)});
   return *action;
 }
 

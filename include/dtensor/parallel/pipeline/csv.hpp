@@ -28,13 +28,9 @@ inline void add_cell(Schedule& schedule, std::string_view cell, int row, int col
   cell = blanks_removed(cell);
   if (cell.size() > 1 && cell.front() == '"' && cell.back() == '"') cell = blanks_removed(cell.substr(1, cell.size() - 2));
   if (cell.empty()) return;
-  Action action;
-  try {
-    action = parse_action(cell);
-  } catch (const Error& error) {
-    detail::refuse({schedule.name, ": row ", row, ", cell ", column, ": ", error.what_without_backtrace()});
-  }
-  schedule.ranks.back().push_back(action);
+  const auto action = read_action(cell);
+  if (!action) refuse({schedule.name, ": row ", row, ", cell ", column, ": ", no_action(cell)});
+  schedule.ranks.back().push_back(*action);
 }
 
 // Which stages and microbatches the actions speak of.
