@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cstdint>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <string_view>
 
@@ -45,6 +46,8 @@ Action overlapped(int stage, int microbatch, int backward_stage, int backward_mi
 
 // "2F0", "1UNSHARD", "(0F7;7B3)"; a message to or from a stage that is not the next one also names that: "0SEND_F3@2".
 std::string text(const Action& action);
+
+std::ostream& operator<<(std::ostream& out, const Action& action);
 
 // The same as PyTorch writes it in files: "(0F7;7B3)OVERLAP_F_B".
 std::string csv_text(const Action& action);
@@ -164,6 +167,8 @@ inline std::string text(const Action& action) {
   if (action.other_stage >= 0) result += "@" + std::to_string(action.other_stage);
   return result;
 }
+
+inline std::ostream& operator<<(std::ostream& out, const Action& action) { return out << text(action); }
 
 inline std::string csv_text(const Action& action) { return action.kind == Kind::OVERLAP_F_B ? text(action) + "OVERLAP_F_B" : text(action); }
 
