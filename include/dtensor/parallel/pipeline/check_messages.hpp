@@ -113,12 +113,6 @@ inline void check_messages(const Schedule& schedule, const Positions& positions,
   messages.check(training);
 }
 
-inline bool has_any(const Schedule& schedule, Kind one, Kind other) {
-  return std::ranges::any_of(schedule.ranks, [&](const auto& list) {
-    return std::ranges::any_of(list, [&](const Action& action) { return action.kind == one || action.kind == other; });
-  });
-}
-
 // Follows which stages of a rank are gathered: since which action, -1: not.
 inline void check_gathered(const Schedule& schedule, int rank, std::vector<int>& since) {
   const auto& list = schedule.ranks[rank];
@@ -166,7 +160,7 @@ inline void check_reduced(const Schedule& schedule, int stage) {
 }
 
 inline void check_gathering(const Schedule& schedule) {
-  if (has_any(schedule, Kind::UNSHARD, Kind::RESHARD)) {
+  if (any_action(schedule, [](Kind kind) { return kind == Kind::UNSHARD || kind == Kind::RESHARD; })) {
     std::vector<int> since(schedule.stages(), -1);
     for (int rank = 0; rank < static_cast<int>(schedule.ranks.size()); ++rank) check_gathered(schedule, rank, since);
     for (int stage = 0; stage < schedule.stages(); ++stage) {
@@ -175,7 +169,7 @@ inline void check_gathering(const Schedule& schedule) {
              {"nothing frees it; expected ", stage, "RESHARD after its last use; hint: see with_gathering"});
     }
   }
-  if (has_any(schedule, Kind::REDUCE_GRAD, Kind::REDUCE_GRAD)) {
+  if (any_action(schedule, [](Kind kind) { return kind == Kind::REDUCE_GRAD; })) {
     for (int stage = 0; stage < schedule.stages(); ++stage) check_reduced(schedule, stage);
   }
 }

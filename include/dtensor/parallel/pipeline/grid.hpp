@@ -4,6 +4,7 @@
 #include <dtensor/parallel/pipeline/schedule.hpp>
 
 #include <algorithm>
+#include <cstdlib>
 
 #pragma GCC visibility push(default)
 
@@ -23,7 +24,8 @@ std::string grid_around(const Schedule& schedule, const std::vector<Place>& plac
 
 namespace detail {
 
-inline constexpr int kColumnsAround = 4, kRowsAround = 2, kMostRows = 8;
+inline constexpr int kColumnsAround = 4, kRowsAround = 2;
+inline constexpr size_t kMostRows = 8;
 
 // A text among blanks, `before` of them on its left.
 inline std::string padded(std::string text, size_t width, double before) {
@@ -32,13 +34,22 @@ inline std::string padded(std::string text, size_t width, double before) {
   return std::string(left, ' ') + std::move(text) + std::string(blanks - left, ' ');
 }
 
-inline std::string grid_row(const Schedule& schedule, const Place& middle, bool marked, size_t width) {
+// The actions around a place.
+inline std::vector<Action> columns(const Schedule& schedule, const Place& middle) {
   const auto& list = schedule.ranks[middle.rank];
-  const int first = std::max(0, middle.position - kColumnsAround);
-  auto row = "  rank " + padded(std::to_string(middle.rank), 3, 0) + " from action " + padded(std::to_string(first), 4, 0);
-  for (int i = first; i <= middle.position + kColumnsAround && i < static_cast<int>(list.size()); ++i) {
-    const bool mark = marked && i == middle.position;
-    row += padded(mark ? ">" + text(list[i]) + "<" : text(list[i]), width, 0.5);
+  std::vector<Action> shown;
+  for (int i = std::max(0, middle.position - kColumnsAround); i <= middle.position + kColumnsAround; ++i) {
+    if (i < static_cast<int>(list.size())) shown.push_back(list[i]);
+  }
+  return shown;
+}
+
+inline std::string grid_row(const Schedule& schedule, const Place& middle, bool marked, size_t width) {
+  int position = std::max(0, middle.position - kColumnsAround);
+  auto row = "  rank " + padded(std::to_string(middle.rank), 3, 0) + " from action " + padded(std::to_string(position), 4, 0);
+  for (const auto& action : columns(schedule, middle)) {
+    const bool mark = marked && position++ == middle.position;
+    row += padded(mark ? ">" + text(action) + "<" : text(action), width, 0.5);
   }
   return row.substr(0, row.find_last_not_of(' ') + 1) + "\n";
 }
@@ -46,28 +57,22 @@ inline std::string grid_row(const Schedule& schedule, const Place& middle, bool 
 }  // namespace detail
 
 inline std::string grid_around(const Schedule& schedule, const std::vector<Place>& places) {
-  auto rows = places;
-  if (places.size() == 1) {
-    const auto [rank, position] = places.front();
-    rows.clear();
-    const int last = std::min(static_cast<int>(schedule.ranks.size()) - 1, rank + detail::kRowsAround);
-    for (int i = std::max(0, rank - detail::kRowsAround); i <= last; ++i) rows.push_back({i, position});
-  }
-  if (rows.size() > detail::kMostRows) rows.resize(detail::kMostRows);
-  std::ranges::stable_sort(rows, {}, &Place::rank);
+  const int ranks = static_cast<int>(schedule.ranks.size());
+  std::vector<Place> rows;  // in the order of ranks
+  std::vector<bool> marked;
   size_t width = 6;
-  for (const auto& [rank, position] : rows) {
-    const auto& list = schedule.ranks[rank];
-    for (int i = std::max(0, position - detail::kColumnsAround);
-         i <= position + detail::kColumnsAround && i < static_cast<int>(list.size()); ++i) {
-      width = std::max(width, text(list[i]).size() + 3);
+  for (int rank = 0; rank < ranks && rows.size() < detail::kMostRows; ++rank) {
+    for (const auto& place : places) {
+      const bool beside = places.size() == 1 && std::abs(rank - place.rank) <= detail::kRowsAround;
+      if (rank != place.rank && !beside) continue;
+      rows.push_back({rank, place.position});
+      marked.push_back(rank == place.rank);
+      for (const auto& action : detail::columns(schedule, rows.back())) width = std::max(width, text(action).size() + 3);
+      break;
     }
   }
   std::string grid;
-  for (const auto& row : rows) {
-    const bool marked = std::ranges::any_of(places, [&](const Place& place) { return place.rank == row.rank; });
-    grid += detail::grid_row(schedule, row, marked, width);
-  }
+  for (size_t i = 0; i < rows.size(); ++i) grid += detail::grid_row(schedule, rows[i], marked[i], width);
   return grid;
 }
 

@@ -59,19 +59,18 @@ inline bool in_forward(Kind kind) {
 }
 
 inline bool trains(const Schedule& schedule) {
-  return std::ranges::any_of(schedule.ranks, [](const auto& list) {
-    return std::ranges::any_of(list, [](const Action& action) { return !in_forward(action.kind); });
-  });
+  return any_action(schedule, [](Kind kind) { return !in_forward(kind); });
 }
 
 inline Place place_of(const Schedule& schedule, const Action& action) {
   const int rank = schedule.rank_of_stage[action.stage];
   const auto& list = schedule.ranks[rank];
-  const auto has = [&](const Action& other) {
-    return std::ranges::any_of(Parts(other), [&](const Action& part) { return part == action; });
-  };
-  const auto found = std::ranges::find_if(list, has);
-  return {rank, found == list.end() ? 0 : static_cast<int>(found - list.begin())};
+  for (int i = 0; i < static_cast<int>(list.size()); ++i) {
+    for (const auto& part : Parts(list[i])) {
+      if (part == action) return {rank, i};
+    }
+  }
+  return {rank, 0};
 }
 
 inline Positions::Positions(const Schedule& schedule)

@@ -101,11 +101,7 @@ inline int edge_of(const Edges& edges, const Action& message) {
   return outward ? edges.find(message.stage, other) : edges.find(other, message.stage);
 }
 
-inline bool has_messages(const Schedule& schedule) {
-  return std::ranges::any_of(schedule.ranks, [](const auto& list) {
-    return std::ranges::any_of(list, [](const Action& action) { return is_message(action.kind); });
-  });
-}
+inline bool has_messages(const Schedule& schedule) { return any_action(schedule, is_message); }
 
 inline Progress::Progress(const Schedule& schedule, const Rules& rules)
     : schedule_(schedule),

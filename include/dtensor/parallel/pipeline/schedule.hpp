@@ -91,6 +91,15 @@ inline std::string describe(const Schedule& schedule) {
 
 namespace detail {
 
+inline bool any_action(const Schedule& schedule, bool (*is)(Kind)) {
+  for (const auto& list : schedule.ranks) {
+    for (const auto& action : list) {
+      if (is(action.kind)) return true;
+    }
+  }
+  return false;
+}
+
 // `schedule` with what `change` makes of each action: one, or none.
 template <class Change>
 Schedule changed(const Schedule& schedule, Change change) {
