@@ -19,6 +19,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/accumulate.h>
 #include <fmt/ranges.h>
+#include <range/v3/action/push_back.hpp>
 #include <range/v3/numeric/accumulate.hpp>
 
 #include <algorithm>
@@ -338,7 +339,8 @@ comm::Async MeshChannel::receive(const LayoutPtr& before, const LayoutPtr& after
     parts.push_back(part.tensor);
     add_work(works, std::move(part));
   });
-  comm::Async received{{}, works.empty() ? comm::WorkPtr() : c10::make_intrusive<AllOf>(std::move(works))};
+  comm::Async received;
+  if (!works.empty()) received.work = c10::make_intrusive<AllOf>(std::move(works));
   if (parts.size() == 1) {
     received.tensor = parts[0];
     return unpack(std::move(received), result, prepared);

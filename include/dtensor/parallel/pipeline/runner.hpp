@@ -120,7 +120,7 @@ inline const std::vector<Sent>* Runner::known(const Letter& letter) {
   }
   const auto& kept = stages_.at(letter.stage).kept;
   const auto found = kept.find(letter.microbatch);
-  return found == kept.end() ? nullptr : &found->second.sent;
+  return found == kept.end() || found->second.sent.empty() ? nullptr : &found->second.sent;
 }
 
 inline void Runner::hand_on(const Letter& letter, TensorVector tensors, const std::vector<Sent>& sent) {

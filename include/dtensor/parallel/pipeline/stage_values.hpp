@@ -102,7 +102,8 @@ inline Numbers inverse(const Numbers& order) {
 inline Sent way_of(const at::Tensor& output, const DeviceMesh& to) {
   Sent sent;
   sent.tracked = output.requires_grad();
-  const auto order = memory_order(output.is_non_overlapping_and_dense() ? output.strides() : contiguous_strides(output.sizes()));
+  const auto row_major = dtensor::contiguous_strides(output.sizes());
+  const auto order = memory_order(output.is_non_overlapping_and_dense() ? output.strides() : c10::IntArrayRef(row_major));
   sent.order.assign(order.begin(), order.end());
   const auto& layout = *find_layout(output.detach().permute(sent.order));
   sent.before = Layout::get(layout.mesh(), without_partial(layout.placements()), layout.sizes(), layout.dtype());
