@@ -1,6 +1,6 @@
 #include "src/deferred/record.hpp"
 
-#include "rng/copy.hpp"
+#include <dtensor/rng/position.hpp>
 #include "rng/own_shard.hpp"
 #include "src/deferred/replay.hpp"
 #include "src/dispatch/decide.hpp"

@@ -1,6 +1,6 @@
 #include "src/deferred/replay.hpp"
 
-#include "rng/copy.hpp"
+#include <dtensor/rng/position.hpp>
 #include "src/deferred/exact.hpp"
 
 #include <dtensor/dispatch/local_mode.hpp>

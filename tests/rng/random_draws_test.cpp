@@ -202,3 +202,29 @@ TEST_CASE("random: over gloo", "[random]") {
     }
   }
 }
+
+TEST_CASE("random draws: how much was drawn is counted and skipped", "[random]") {
+  for (const int64_t count : {0, 1, 3, 623, 624, 625, 5000, 3'000'000}) {
+    CAPTURE(count);
+    auto one = at::make_generator<at::CPUGeneratorImpl>(uint64_t{5}), other = at::make_generator<at::CPUGeneratorImpl>(uint64_t{5});
+    auto counted = Generator(5), skipped = Generator(5);
+    for (int round = 0; round < 2; ++round) {
+      const auto before = rng::copy_of(one);
+      at::rand({count}, one);
+      const auto draws = rng::draws_between(before, one);
+      CHECK(draws == count);
+      rng::skip_draws(other, draws);
+      CHECK(at::rand({4}, one).equal(at::rand({4}, other)));
+      const auto marked = rng::copy_of(counted);
+      at::empty({count}).uniform_(0, 1, counted);
+      rng::skip_draws(skipped, rng::draws_between(marked, counted));
+      CHECK(at::empty({4}).uniform_(0, 1, counted).equal(at::empty({4}).uniform_(0, 1, skipped)));
+    }
+  }
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(uint64_t{5});
+  const auto before = rng::copy_of(generator);
+  at::randn({3}, generator);
+  CHECK_THROWS_WITH(rng::draws_between(before, generator), says("half of a pair"));
+  generator.set_current_seed(6);
+  CHECK_THROWS_WITH(rng::draws_between(before, generator), says("seeded anew"));
+}

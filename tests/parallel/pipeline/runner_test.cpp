@@ -17,31 +17,38 @@ constexpr int64_t kWidth = 8;
 
 struct Layer : torch::nn::Module {
   Layer() : up(register_module("up", torch::nn::Linear(kWidth, 2 * kWidth))), down(register_module("down", torch::nn::Linear(2 * kWidth, kWidth))) {}
-  at::Tensor forward(const at::Tensor& x) { return x + down(torch::gelu(up(x))); }
+  at::Tensor forward(const at::Tensor& x) { return x + torch::dropout(down(torch::gelu(up(x))), dropout, true); }
+  double dropout = 0;
   torch::nn::Linear up, down;
 };
 
-// What one device computes: losses, then gradients.
-TensorVector on_one_device(int layers, int microbatches) {
+// What one device computes in `steps` steps of which the last counts: losses, gradients, and what is drawn afterwards.
+TensorVector on_one_device(int layers, int microbatches, double dropout = 0, int steps = 1) {
   torch::manual_seed(0);
   std::vector<std::shared_ptr<Layer>> model;
   for (int i = 0; i < layers; ++i) model.push_back(std::make_shared<Layer>());
   TensorVector results;
   const auto batch = torch::randn({2 * microbatches, kWidth});
-  for (const auto& x : batch.chunk(microbatches)) {
-    auto h = x;
-    for (const auto& layer : model) h = layer->forward(h);
-    const auto loss = h.square().mean();
-    loss.backward();
-    results.push_back(loss.detach());
+  for (const auto& layer : model) layer->dropout = dropout;
+  for (int step = 0; step < steps; ++step) {
+    results.clear();
+    for (const auto& layer : model) layer->zero_grad();
+    for (const auto& x : batch.chunk(microbatches)) {
+      auto h = x;
+      for (const auto& layer : model) h = layer->forward(h);
+      const auto loss = h.square().mean();
+      loss.backward();
+      results.push_back(loss.detach());
+    }
   }
   for (const auto& layer : model) {
     for (const auto& parameter : layer->parameters()) results.push_back(parameter.grad());
   }
+  results.push_back(torch::rand({3}));
   return results;
 }
 
-void check_pipeline(const DeviceMesh& mesh, const Schedule& schedule, const TensorVector& expected, int steps = 2) {
+void check_pipeline(const DeviceMesh& mesh, const Schedule& schedule, const TensorVector& expected, double dropout = 0, int steps = 2) {
   const auto own = mesh.slice("pp", mesh.coordinate(mesh.dim("pp")));
   const int layers = schedule.stages();
   std::vector<std::shared_ptr<Layer>> model;
@@ -52,6 +59,7 @@ void check_pipeline(const DeviceMesh& mesh, const Schedule& schedule, const Tens
     for (int i = 0; i < layers; ++i) model.push_back(std::make_shared<Layer>());
     batch = torch::randn({2 * schedule.microbatches, kWidth});
   }
+  for (const auto& layer : model) layer->dropout = dropout;
   std::vector<StageForward> forwards;
   for (const auto& layer : model) forwards.push_back([layer](const TensorVector& x) { return TensorVector{layer->forward(x[0])}; });
   Runner runner(mesh, "pp", schedule, forwards);
@@ -60,6 +68,7 @@ void check_pipeline(const DeviceMesh& mesh, const Schedule& schedule, const Tens
   for (int step = 0; step < steps; ++step) {
     for (const auto& layer : model) layer->zero_grad();
     const auto losses = runner.step(inputs, [](const TensorVector& outputs, int) { return outputs[0].square().mean(); });
+    if (step + 1 < steps) continue;
     for (size_t i = 0; i < losses.size(); ++i) {
       require(full_tensor(losses[i]).equal(expected[i]), "test", "{}: loss {} differs", schedule.name, i);
     }
@@ -74,6 +83,7 @@ void check_pipeline(const DeviceMesh& mesh, const Schedule& schedule, const Tens
       }
     }
   }
+  require(torch::rand({3}).equal(expected.back()), "test", "{}: the random numbers after the steps differ", schedule.name);
 }
 
 }  // namespace
@@ -86,8 +96,11 @@ TEST_CASE("pipeline: one device's losses and gradients under every schedule", "[
         if (name == "looped_bfs") continue;  // it adds in another order
         CAPTURE(ranks, transport, name);
         const auto schedule = make_schedule(name, {.ranks = ranks, .microbatches = 2 * ranks});
-        const auto expected = on_one_device(schedule.stages(), schedule.microbatches);
-        REQUIRE_NOTHROW(on_ranks(ranks, [&](World&) { check_pipeline(init_device_mesh(c10::kCPU, {ranks}, {"pp"}), schedule, expected); }, transport));
+        for (const double dropout : {0.0, 0.25}) {
+          const auto expected = on_one_device(schedule.stages(), schedule.microbatches, dropout, 2);
+          const auto run = [&](World&) { check_pipeline(init_device_mesh(c10::kCPU, {ranks}, {"pp"}), schedule, expected, dropout); };
+          REQUIRE_NOTHROW(on_ranks(ranks, run, transport));
+        }
       }
     }
   }

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <dtensor/parallel/pipeline/check.hpp>
+#include <dtensor/parallel/pipeline/draws.hpp>
 #include <dtensor/parallel/pipeline/mail.hpp>
 #include <dtensor/parallel/pipeline/stage.hpp>
 
 #include <dtensor/observe/scope.hpp>
+#include <dtensor/rng/device_generator.hpp>
 #include <dtensor/tensor/spmd.hpp>
 
 #include <c10/core/GradMode.h>
@@ -39,9 +41,8 @@ class Runner {
   bool has(int stage) const { return stages_.count(stage) > 0; }
 
  private:
-  using Signature = std::string;
-
   void run(const Action& action);
+  size_t run_unknown(const Schedule& actions);
   void forward(Stage& stage, int microbatch);
   void backward(Stage& stage, int microbatch, Kind kind);
   void hand_on(const Letter& letter, TensorVector tensors, const std::vector<Sent>& sent);
@@ -53,6 +54,7 @@ class Runner {
   std::vector<DeviceMesh> meshes_;  // of the schedule's ranks
   int rank_;
   Mail mail_;
+  StageDraws draws_;
   std::map<int, Stage> stages_;
   std::map<std::pair<int, Signature>, std::vector<Sent>> ways_;  // to a stage, for microbatches of these sizes
   std::map<Letter, std::pair<TensorVector, std::vector<Sent>>> at_hand_;  // between two stages of this rank
@@ -103,7 +105,8 @@ inline Runner::Runner(const DeviceMesh& mesh, std::string_view dim, Schedule sch
     : schedule_(std::move(schedule)),
       meshes_(detail::slices(mesh, dim)),
       rank_(static_cast<int>(mesh.coordinate(mesh.dim(dim)))),
-      mail_((check(schedule_), schedule_), meshes_, rank_) {
+      mail_((check(schedule_), schedule_), meshes_, rank_),
+      draws_(schedule_.stages(), mesh.communicator(mesh.dim(dim))) {
   require(schedule_.ranks.size() == meshes_.size(), "pipeline", "the schedule is for {} ranks, and the mesh dimension '{}' has {}", schedule_.ranks.size(),
           dim, meshes_.size());
   require(static_cast<int>(forwards.size()) == schedule_.stages(), "pipeline", "got {} stages; expected the schedule's {}", forwards.size(),
@@ -223,6 +226,7 @@ inline void Runner::run(const Action& action) {
   auto& stage = stages_.at(action.stage);
   try {
     const Scope scope(text(action));
+    if (action.kind == Kind::F) draws_.go_to(action.stage, action.microbatch);
     action.kind == Kind::F ? forward(stage, action.microbatch) : backward(stage, action.microbatch, action.kind);
   } catch (const c10::Error& error) {
     fail("pipeline", "stage {} failed at {} (microbatch {}) in step {}: {}", action.stage, text(action), action.microbatch, steps_,
@@ -230,6 +234,18 @@ inline void Runner::run(const Action& action) {
   } catch (const std::exception& error) {
     fail("pipeline", "stage {} failed at {} (microbatch {}) in step {}: {}", action.stage, text(action), action.microbatch, steps_, error.what());
   }
+}
+
+// The forwards of microbatches from which something is learned, in step with the other ranks. How many were this rank's.
+inline size_t Runner::run_unknown(const Schedule& actions) {
+  size_t own = 0;
+  for (const int microbatch : draws_.unknown()) {
+    for (int s = 0; s < actions.stages(); ++s) {
+      own += has(s);
+      draws_.learn(microbatch, s, actions.rank_of_stage[s], [&] { run({s, Kind::F, microbatch}); });
+    }
+  }
+  return own;
 }
 
 inline TensorVector Runner::step(const std::vector<TensorVector>& inputs, const LossOf& loss, bool sync) {
@@ -245,11 +261,15 @@ inline TensorVector Runner::step(const std::vector<TensorVector>& inputs, const 
     stage.kept.clear();
     stage.backwards = schedule_.microbatches;
   }
-  const auto actions = c10::GradMode::is_enabled() ? compute_only(schedule_) : forward_only(compute_only(schedule_));
+  draws_.begin(signatures_, rng::generator_for(World::current(), c10::Device(meshes_[rank_].device_type())));
+  const auto training = compute_only(schedule_);
+  const auto actions = with_first(c10::GradMode::is_enabled() ? training : forward_only(training), draws_.unknown());
   mail_.begin(actions, [this](const Letter& letter) { return known(letter); });
-  for (const auto& action : actions.ranks[rank_]) {
-    for (const auto& part : Parts(action)) run(part);
+  const auto done = run_unknown(actions);
+  for (size_t i = done; i < actions.ranks[rank_].size(); ++i) {
+    for (const auto& part : Parts(actions.ranks[rank_][i])) run(part);
   }
+  draws_.end();
   mail_.finish();
   ++steps_;
   return std::move(losses_);
