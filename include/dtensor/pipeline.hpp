@@ -56,6 +56,7 @@ struct PipelineStep {
 class Pipeline {
  public:
   using Loss = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
+  using Tensors = std::vector<at::Tensor>;
 
   // See dt::pipeline().
   Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std::vector<Piece> pieces, const PipelineOptions& options);
@@ -69,11 +70,15 @@ class Pipeline {
   // microbatch, action and step), and for a batch of fewer rows than microbatches.
   PipelineStep step(const at::Tensor& input, const at::Tensor& target, const Loss& loss, bool sync = true);
 
+  // The same with microbatches that are cut already: shard each over a data dimension of stage_mesh().
+  PipelineStep step(const Tensors& inputs, const Tensors& targets, const Loss& loss, bool sync = true);
+
   // The same without gradients.
   PipelineStep evaluate(const at::Tensor& input, const at::Tensor& target, const Loss& loss);
+  PipelineStep evaluate(const Tensors& inputs, const Tensors& targets, const Loss& loss);
 
   // Of this rank's stages, with the names that they have in the whole model.
-  std::vector<at::Tensor> parameters() const;
+  Tensors parameters() const;
   std::vector<std::pair<std::string, at::Tensor>> named_parameters() const { return own_; }
 
   // Gives the parameters of this rank's stages their values, those of one device (see dt::DeferredInit). The others stay without memory.
@@ -84,18 +89,23 @@ class Pipeline {
   double grad_norm(double norm_type = 2) const;
   double clip_grad_norm_(double max_norm, double norm_type = 2) const;
 
+  // f(parameter), whole, for every parameter of the model in its order, on every rank: for files and comparisons. `f` is called on the ranks
+  // that have the parameter; where it gives an undefined tensor, so does this. Communicates each of them.
+  Tensors gather(const std::function<at::Tensor(const at::Tensor& parameter)>& f) const;
+
   const pipelining::Schedule& schedule() const { return runner_->schedule(); }
   int microbatches() const { return schedule().microbatches; }
   const std::vector<int>& cut() const { return cut_; }  // pieces of each stage
 
  private:
-  PipelineStep run(const at::Tensor& input, const at::Tensor& target, const Loss& loss, bool sync);
+  PipelineStep run(const Tensors& inputs, const Tensors& targets, const Loss& loss, bool sync);
+  Tensors cut_batch(const char* what, const at::Tensor& batch) const;
 
   comm::Communicator* group_;  // the ranks of the pipeline
   std::vector<int> cut_;
   std::vector<std::pair<std::string, at::Tensor>> own_;
   std::vector<size_t> positions_;  // of own_ in the whole model's list, of `count_`
-  size_t count_ = 0;
+  std::vector<int> rank_of_;       // of each parameter of the whole model
   std::shared_ptr<pipelining::Runner> runner_;
 };
 
@@ -131,11 +141,21 @@ inline StageForward together(std::vector<StageForward> pieces) {
   };
 }
 
-// Pieces of tensors, of lengths that differ by one at most.
-inline std::vector<at::Tensor> microbatches_of(const char* what, const at::Tensor& batch, int count) {
-  require(batch.defined() && batch.dim() > 0 && batch.size(0) >= count, "pipeline", "the {} has {} rows; expected at least one for each of {} microbatches",
-          what, batch.defined() && batch.dim() > 0 ? batch.size(0) : 0, count);
-  return batch.tensor_split(count, 0);
+// From the rank `root` of the group, which alone gives it; undefined if it is so there.
+inline at::Tensor broadcast_any(comm::Communicator& group, const at::Tensor& tensor, int root, c10::DeviceType device) {
+  constexpr int64_t kMostDims = 61;
+  auto form = at::zeros({3 + kMostDims}, at::kLong);
+  if (group.rank() == root && tensor.defined()) {
+    require(tensor.dim() <= kMostDims, "pipeline", "got a tensor of {} dims; expected {} at most", tensor.dim(), kMostDims);
+    form[0] = 1, form[1] = static_cast<int64_t>(tensor.scalar_type()), form[2] = tensor.dim();
+    for (int64_t d = 0; d < tensor.dim(); ++d) form[3 + d] = tensor.size(d);
+  }
+  form = group.broadcast(form, root).get();
+  const auto* numbers = form.data_ptr<int64_t>();
+  if (numbers[0] == 0) return {};
+  const auto options = at::TensorOptions(c10::Device(device)).dtype(static_cast<c10::ScalarType>(numbers[1]));
+  const auto own = group.rank() == root ? tensor.contiguous() : at::empty({numbers + 3, static_cast<size_t>(numbers[2])}, options);
+  return group.broadcast(own, root).get();
 }
 
 }  // namespace pipelining::detail
@@ -145,7 +165,6 @@ inline Pipeline::Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std
   group_ = &mesh.communicator(dim);
   auto schedule = pipelining::detail::schedule_for(options, static_cast<int>(mesh.size(dim)));
   const auto all = module.named_parameters();
-  count_ = all.size();
 
   std::vector<std::vector<size_t>> uses;
   auto costs = options.costs;
@@ -162,13 +181,13 @@ inline Pipeline::Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std
           std::accumulate(cut_.begin(), cut_.end(), 0), cut_.size(), pieces.size(), schedule.stages());
 
   std::vector<pipelining::StageForward> forwards;
-  std::vector<int> rank_of(count_, -1);
+  rank_of_.assign(all.size(), -1);
   for (size_t s = 0, p = 0; s < cut_.size(); ++s) {
     std::vector<pipelining::StageForward> together;
     for (int i = 0; i < cut_[s]; ++i, ++p) {
       together.push_back(std::move(pieces[p].forward));
       for (const auto position : uses[p]) {
-        auto& rank = rank_of[position];
+        auto& rank = rank_of_[position];
         const int here = schedule.rank_of_stage[s];
         require(rank < 0 || rank == here, "pipeline", "'{}' is used by stages of ranks {} and {}; expected one rank; hint: a schedule in a V (zbv) has the "
                 "first and the last stage on one rank", all[position].key(), rank, here);
@@ -177,9 +196,9 @@ inline Pipeline::Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std
     }
     forwards.push_back(pipelining::detail::together(std::move(together)));
   }
-  for (size_t i = 0; i < count_; ++i) {
-    require(rank_of[i] >= 0, "pipeline", "no piece uses the parameter '{}'; hint: name its module in the piece that does", all[i].key());
-    if (rank_of[i] != group_->rank()) continue;
+  for (size_t i = 0; i < rank_of_.size(); ++i) {
+    require(rank_of_[i] >= 0, "pipeline", "no piece uses the parameter '{}'; hint: name its module in the piece that does", all[i].key());
+    if (rank_of_[i] != group_->rank()) continue;
     positions_.push_back(i);
     own_.emplace_back(all[i].key(), all[i].value());
   }
@@ -194,22 +213,37 @@ inline std::vector<at::Tensor> Pipeline::parameters() const {
 
 inline void Pipeline::materialize() const { dtensor::materialize(parameters()); }
 
+inline Pipeline::Tensors Pipeline::cut_batch(const char* what, const at::Tensor& batch) const {
+  const auto rows = batch.defined() && batch.dim() > 0 ? batch.size(0) : 0;
+  require(rows >= microbatches(), "pipeline", "the {} has {} rows; expected at least one for each of {} microbatches", what, rows, microbatches());
+  return batch.tensor_split(microbatches(), 0);
+}
+
 inline PipelineStep Pipeline::step(const at::Tensor& input, const at::Tensor& target, const Loss& loss, bool sync) {
+  return step(cut_batch("input", input), cut_batch("target", target), loss, sync);
+}
+
+inline PipelineStep Pipeline::step(const Tensors& inputs, const Tensors& targets, const Loss& loss, bool sync) {
   require(c10::GradMode::is_enabled(), "pipeline", "step() computes gradients, and they are off; hint: evaluate() needs none");
-  return run(input, target, loss, sync);
+  return run(inputs, targets, loss, sync);
 }
 
 inline PipelineStep Pipeline::evaluate(const at::Tensor& input, const at::Tensor& target, const Loss& loss) {
-  const at::NoGradGuard no_grad;
-  return run(input, target, loss, false);
+  return evaluate(cut_batch("input", input), cut_batch("target", target), loss);
 }
 
-inline PipelineStep Pipeline::run(const at::Tensor& input, const at::Tensor& target, const Loss& loss, bool sync) {
-  std::vector<pipelining::TensorVector> inputs;
-  for (const auto& x : pipelining::detail::microbatches_of("input", input, microbatches())) inputs.push_back({x});
-  const auto targets = pipelining::detail::microbatches_of("target", target, microbatches());
+inline PipelineStep Pipeline::evaluate(const Tensors& inputs, const Tensors& targets, const Loss& loss) {
+  const at::NoGradGuard no_grad;
+  return run(inputs, targets, loss, false);
+}
+
+inline PipelineStep Pipeline::run(const Tensors& inputs, const Tensors& targets, const Loss& loss, bool sync) {
+  require(inputs.size() == targets.size(), "pipeline", "got {} inputs and {} targets; expected one each for {} microbatches", inputs.size(), targets.size(),
+          microbatches());
+  std::vector<pipelining::TensorVector> lists;
+  for (const auto& x : inputs) lists.push_back({x});
   const auto losses = runner_->step(
-      inputs,
+      lists,
       [&](const pipelining::TensorVector& outputs, int microbatch) {
         require(outputs.size() == 1, "pipeline", "the last piece gives {} tensors; expected one, the loss's first argument", outputs.size());
         return loss(outputs[0], targets[microbatch]);
@@ -240,13 +274,26 @@ inline double Pipeline::grad_norm(double norm_type) const {
       positions.push_back(positions_[i]);
     }
   }
-  auto powers = at::zeros({static_cast<int64_t>(count_)}, at::kDouble);
+  auto powers = at::zeros({static_cast<int64_t>(rank_of_.size())}, at::kDouble);
   for (const auto& spread : detail::spread_of(gradients)) {
     const auto own = detail::powers_of(spread, gradients, norm_type);
     for (size_t i = 0; i < spread.members.size(); ++i) powers[static_cast<int64_t>(positions[spread.members[i]])] = own[static_cast<int64_t>(i)];
   }
   powers = group_->all_reduce(powers, std::isinf(norm_type) ? ReduceOp::max : ReduceOp::sum).get();
   return std::isinf(norm_type) ? powers.max().item<double>() : std::pow(powers.sum().item<double>(), 1 / norm_type);
+}
+
+inline Pipeline::Tensors Pipeline::gather(const std::function<at::Tensor(const at::Tensor&)>& f) const {
+  const NoSpmd plain;
+  const at::NoGradGuard no_grad;
+  Tensors result;
+  for (size_t i = 0, own = 0; i < rank_of_.size(); ++i) {
+    at::Tensor tensor;
+    if (rank_of_[i] == group_->rank()) tensor = f(own_[own++].second);
+    if (tensor.defined()) tensor = full_tensor(tensor);
+    result.push_back(pipelining::detail::broadcast_any(*group_, tensor, rank_of_[i], runner_->mesh_of(0).device_type()));
+  }
+  return result;
 }
 
 inline double Pipeline::clip_grad_norm_(double max_norm, double norm_type) const {
