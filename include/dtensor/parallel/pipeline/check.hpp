@@ -42,6 +42,13 @@ inline void check_sizes(const Schedule& schedule) {
   }
 }
 
+inline std::string first_of(const Schedule& schedule, int rank, int stage) {
+  for (const auto& action : schedule.ranks[rank]) {
+    if (std::ranges::any_of(Parts(action), [&](const Action& part) { return part.stage == stage; })) return text(action);
+  }
+  return "nothing of it";
+}
+
 // That an action is of its rank, of a microbatch that there is, and of this pass.
 inline void check_action(const Schedule& schedule, const Place& place, const Action& action, Pass pass) {
   for (const auto& part : Parts(action)) {
@@ -50,7 +57,8 @@ inline void check_action(const Schedule& schedule, const Place& place, const Act
     }
     const int owner = schedule.rank_of_stage[part.stage];
     if (owner != place.rank) {
-      refuse(schedule, place, "stage {} is on rank {}; expected there; hint: all that a stage does is in one rank's list", part.stage, owner);
+      refuse(schedule, place, "stage {} is on rank {}, which has {}; expected it there; hint: all that a stage does is in one rank's list", part.stage, owner,
+             first_of(schedule, owner, part.stage));
     }
     if (of_microbatch(part.kind) && (part.microbatch < 0 || part.microbatch >= schedule.microbatches)) {
       refuse(schedule, place, "there is no microbatch {}; expected 0 to {}; hint: see Schedule::microbatches", part.microbatch,
@@ -98,11 +106,12 @@ inline void check_complete(const Schedule& schedule, const Positions& positions,
     lacks(schedule, {stage, Kind::W, microbatch}, {rank, at.backward}, "I is half of a backward; expected its W; hint: B is both halves at once");
   }
   if (at.backward <= at.forward) {
-    refuse(schedule, {rank, at.backward}, "it comes before its forward, action {}; expected F before {}; hint: a backward needs what its F keeps",
-           at.forward, at.split ? "I" : "B");
+    refuse(schedule, {rank, at.backward}, "it comes before {}, action {}; expected F before {}; hint: a backward needs what its F keeps",
+           text(Action{stage, Kind::F, microbatch}), at.forward, at.split ? "I" : "B");
   }
   if (at.split && at.weight < at.backward) {
-    refuse(schedule, {rank, at.weight}, "it comes before its first half, action {}; expected I before W; hint: W needs what I leaves", at.backward);
+    refuse(schedule, {rank, at.weight}, "it comes before {}, action {}; expected I before W; hint: W needs what I leaves",
+           text(Action{stage, Kind::I, microbatch}), at.backward);
   }
 }
 

@@ -84,11 +84,12 @@ class Messages {
     if (send < 0) lacks(schedule_, sends, maker, "rank {} needs this {}; expected each message once; hint: see with_messages", user.rank, what);
     if (receive < 0) lacks(schedule_, receives, user, "rank {} sends this {}; expected each message once; hint: see with_messages", maker.rank, what);
     if (send < maker.position) {
-      refuse(schedule_, {maker.rank, send}, "the {} is made later, in action {}; expected it before; hint: see with_messages", what, maker.position);
+      refuse(schedule_, {maker.rank, send}, "the {} is made later, by {}, action {}; expected it before; hint: see with_messages", what,
+             text(schedule_.ranks[maker.rank][maker.position]), maker.position);
     }
     if (receive > user.position) {
-      refuse(schedule_, {user.rank, receive}, "the {} is needed earlier, in action {}; expected the message before; hint: see with_messages", what,
-             user.position);
+      refuse(schedule_, {user.rank, receive}, "the {} is needed earlier, by {}, action {}; expected the message before; hint: see with_messages", what,
+             text(schedule_.ranks[user.rank][user.position]), user.position);
     }
   }
 
@@ -148,8 +149,8 @@ inline void check_reduced(const Schedule& schedule, int stage) {
     lacks(schedule, {stage, Kind::REDUCE_GRAD}, {rank, last}, "other stages reduce their gradients; expected it of all; hint: see with_reductions");
   }
   if (reduced < last) {
-    refuse(schedule, {rank, reduced}, "stage {}'s last backward is action {}; expected it before; hint: gradients are reduced once, when all are there",
-           stage, last);
+    refuse(schedule, {rank, reduced}, "the stage's last backward is {}, action {}; expected it before; hint: gradients are reduced once, when all are there",
+           text(list[last]), last);
   }
 }
 

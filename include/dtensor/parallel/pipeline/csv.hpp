@@ -11,8 +11,8 @@
 
 namespace dtensor::pipelining {
 
-// Reads "0F0,0F1,0B0,0B1\n1F0,...", with messages or without; empty cells are waiting and mean nothing. A stage is on the rank of the first row
-// that names it. The schedule need not be right: check() says. Throws for cells that are no action.
+// Reads "0F0,0F1,0B0,0B1\n1F0,...", with messages or without; empty cells are waiting and mean nothing. A stage is on the rank
+// whose row has most of its actions. The schedule need not be right: check() says. Throws for cells that are no action.
 Schedule from_csv(std::string_view text, std::string name = "csv");
 std::string to_csv(const Schedule& schedule);
 
@@ -35,11 +35,21 @@ inline void add_cell(Schedule& schedule, std::string_view cell, int row, int col
     fail("pipeline", "{}: row {}, cell {}: {}", schedule.name, row, column, error.what_without_backtrace());
   }
   schedule.ranks.back().push_back(action);
-  for (const auto& part : Parts(action)) {
-    const auto stage = static_cast<size_t>(part.stage);
-    if (schedule.rank_of_stage.size() <= stage) schedule.rank_of_stage.resize(stage + 1, -1);
-    if (schedule.rank_of_stage[stage] < 0) schedule.rank_of_stage[stage] = static_cast<int>(schedule.ranks.size()) - 1;
-    schedule.microbatches = std::max(schedule.microbatches, part.microbatch + 1);
+}
+
+// Which stages and microbatches the actions speak of.
+inline void find_sizes(Schedule& schedule) {
+  std::vector<int> most, count;  // actions of each stage: in the row with the most, in this row
+  for (int rank = 0; rank < static_cast<int>(schedule.ranks.size()); ++rank) {
+    std::ranges::fill(count, 0);
+    for (const auto& action : schedule.ranks[rank]) {
+      for (const auto& part : Parts(action)) {
+        const auto stage = static_cast<size_t>(part.stage);
+        if (count.size() <= stage) count.resize(stage + 1, 0), most.resize(stage + 1, 0), schedule.rank_of_stage.resize(stage + 1, -1);
+        if (++count[stage] > most[stage]) most[stage] = count[stage], schedule.rank_of_stage[stage] = rank;
+        schedule.microbatches = std::max(schedule.microbatches, part.microbatch + 1);
+      }
+    }
   }
 }
 
@@ -60,6 +70,7 @@ inline Schedule from_csv(std::string_view text, std::string name) {
       line.remove_prefix(std::min(comma + 1, line.size()));
     }
   }
+  detail::find_sizes(schedule);
   return schedule;
 }
 

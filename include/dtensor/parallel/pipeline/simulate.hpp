@@ -72,9 +72,9 @@ inline double duration(const Action& action, const Costs& costs) {
 }
 
 inline std::string summary(const Timeline& timeline) {
-  std::vector<int> peaks;
-  for (const auto& rank : timeline.ranks) peaks.push_back(rank.peak);
-  return fmt::format("makespan {:g} ideal {:g} bubble {:.4f} peak [{}]", timeline.makespan, timeline.ideal, timeline.bubble(), fmt::join(peaks, ", "));
+  std::string peaks;
+  for (const auto& rank : timeline.ranks) peaks += fmt::format("{}{}", peaks.empty() ? "" : ", ", rank.peak);
+  return fmt::format("makespan {:g} ideal {:g} bubble {:.4f} peak [{}]", timeline.makespan, timeline.ideal, timeline.bubble(), peaks);
 }
 
 namespace detail {
