@@ -72,36 +72,6 @@ dt::Plan parameter_plan(const torch::nn::Module& model, const zoo::Entry& entry,
   return dt::tensor_parallel({{"layer*.conv2.conv", dt::ColwiseParallel()}, {"layer*.conv3", dt::RowwiseParallel()}});
 }
 
-// A step's microbatches, and what is done with them.
-struct Microbatches {
-  std::vector<torch::Tensor> inputs, targets;
-
-  torch::Tensor loss(const torch::Tensor& scores, const torch::Tensor& target) const {
-    const auto loss = zoo::loss(scores, target);
-    return inputs.size() == 1 ? loss : loss / static_cast<double>(inputs.size());
-  }
-};
-
-// Forward and backward of the microbatches, in order, and the sum of their losses.
-double run(const Microbatches& m, zoo::Model& model) {
-  double sum = 0;
-  for (size_t i = 0; i < m.inputs.size(); ++i) {
-    std::optional<dt::NoSync> last_alone;  // gradients are reduced once
-    if (i + 1 < m.inputs.size()) last_alone.emplace();
-    std::optional<dt::Scope> scope("forward");  // what the trace shows beside operators and collectives
-    const auto loss = m.loss(model.forward(m.inputs[i]), m.targets[i]);
-    scope.emplace("backward");
-    loss.backward();
-    sum += loss.item<double>();
-  }
-  return sum;
-}
-
-// The same over the stages of a pipeline.
-double run(const Microbatches& m, dt::Pipeline& pipe) {
-  return pipe.step(m.inputs, m.targets, [&](const torch::Tensor& scores, const torch::Tensor& target) { return m.loss(scores, target); }).loss;
-}
-
 int microbatches(const ZooOptions& o) {
   if (o.microbatches > 0) return o.microbatches;
   int64_t most = 0;  // of ranks of a pipeline
@@ -111,40 +81,97 @@ int microbatches(const ZooOptions& o) {
   return most > 0 ? static_cast<int>(2 * most) : 1;
 }
 
-// Trains from the seed and returns the losses. Without a mesh this is plain libtorch on one device; a mesh adds the
-// lines that begin with "if (mesh)" and "if (pipe)", and nothing else.
-Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, const std::optional<dt::DeviceMesh>& whole_mesh,
-            const std::string& name, StepLog* log) {
-  Curve curve{name, {}};
-  const bool pipelined = whole_mesh && has(*whole_mesh, "pp");
-  const auto mesh = pipelined ? dt::stage_mesh(*whole_mesh) : whole_mesh;
-  std::optional<dt::Spmd> spmd;
-  if (mesh) spmd.emplace(*mesh);
+// A step's microbatches; on a mesh, as they lie there.
+struct Microbatches {
+  std::vector<torch::Tensor> inputs, targets;
 
+  Microbatches(const ZooOptions& o, const zoo::Entry& entry, const torch::Tensor& input, const torch::Tensor& target,
+               const std::optional<dt::DeviceMesh>& mesh)
+      : inputs(input.tensor_split(microbatches(o))), targets(target.tensor_split(microbatches(o))) {
+    const std::optional<int64_t> along = entry.is_text() ? 1 : 2, labels_along = entry.is_text() ? std::optional(1) : std::nullopt;
+    for (size_t i = 0; mesh && i < inputs.size(); ++i) {
+      inputs[i] = dt::distribute_tensor(inputs[i], *mesh, placements(*mesh, along, o.sp));
+      targets[i] = dt::distribute_tensor(targets[i], *mesh, placements(*mesh, labels_along, o.sp));
+    }
+  }
+
+  torch::Tensor loss(const torch::Tensor& scores, const torch::Tensor& target) const {
+    const auto loss = zoo::loss(scores, target);
+    return inputs.size() == 1 ? loss : loss / static_cast<double>(inputs.size());
+  }
+};
+
+// A model, and in a pipeline this rank's stages of it.
+struct Learner {
+  std::shared_ptr<zoo::Model> model;
+  std::optional<dt::Pipeline> pipe = {};
+
+  // Forward and backward of the microbatches, in order, and the sum of their losses.
+  double run(const Microbatches& m) {
+    const auto loss = [&m](const torch::Tensor& scores, const torch::Tensor& target) { return m.loss(scores, target); };
+    if (pipe) return pipe->step(m.inputs, m.targets, loss).loss;
+    double sum = 0;
+    for (size_t i = 0; i < m.inputs.size(); ++i) {
+      std::optional<dt::NoSync> no_sync;  // gradients are reduced once, after the last
+      if (i + 1 < m.inputs.size()) no_sync.emplace();
+      std::optional<dt::Scope> scope("forward");  // what the trace shows beside operators and collectives
+      const auto value = loss(model->forward(m.inputs[i]), m.targets[i]);
+      scope.emplace("backward");
+      value.backward();
+      sum += value.item<double>();
+    }
+    return sum;
+  }
+
+  std::vector<torch::Tensor> parameters() const { return pipe ? pipe->parameters() : model->parameters(); }
+  double clip(double limit) const { return pipe ? pipe->clip_grad_norm_(limit) : dt::clip_grad_norm_(parameters(), limit); }
+  std::vector<torch::Tensor> whole_parameters() const {
+    return pipe ? pipe->gather([](const torch::Tensor& p) { return p.clone(); }) : ::whole_parameters(*model);
+  }
+  std::vector<torch::Tensor> whole_gradients() const {
+    const auto gradient = [](const torch::Tensor& p) { return p.grad().defined() ? p.grad().clone() : torch::Tensor(); };
+    return pipe ? pipe->gather(gradient) : ::whole_gradients(*model);
+  }
+};
+
+// From the seed. A mesh adds the lines that begin with "if (mesh)"; a pipeline lies on `whole`, and its stages on `mesh`.
+Learner make(const ZooOptions& o, const zoo::Entry& entry, const std::optional<dt::DeviceMesh>& whole,
+             const std::optional<dt::DeviceMesh>& mesh) {
   torch::manual_seed(o.seed);
   std::optional<dt::DeferredInit> deferred;
   if (mesh) deferred.emplace(*mesh);
-  const auto model = entry.make();
-  model->to(o.dtype == "float64" ? torch::kFloat64 : torch::kFloat32);
-  if (o.dropout > 0) model->set_dropout(o.dropout);
+  Learner learner{entry.make()};
+  auto& model = *learner.model;
+  model.to(o.dtype == "float64" ? torch::kFloat64 : torch::kFloat32);
+  if (o.dropout > 0) model.set_dropout(o.dropout);
   if (mesh) deferred.reset();
-  if (mesh) dt::parallelize_module(*model, *mesh, parameter_plan(*model, entry, *mesh));
-  if (mesh && o.fsdp) shard_fully(*model, *mesh, o.zero);
-  std::optional<dt::Pipeline> pipe;
-  if (pipelined) {
-    pipe = dt::pipeline(*model, *whole_mesh, model->pieces(), {.schedule = o.schedule, .microbatches = microbatches(o), .chunks = o.chunks});
+  if (mesh) dt::parallelize_module(model, *mesh, parameter_plan(model, entry, *mesh));
+  if (mesh && o.fsdp) shard_fully(model, *mesh, o.zero);
+  if (whole && has(*whole, "pp")) {
+    const dt::PipelineOptions options{.schedule = o.schedule, .microbatches = microbatches(o), .chunks = o.chunks};
+    learner.pipe = dt::pipeline(model, *whole, model.pieces(), options);
+    learner.pipe->materialize();
+  } else if (mesh) {
+    dt::materialize(model);
   }
-  if (pipe) pipe->materialize();
-  if (mesh && !pipe) dt::materialize(*model);
-  if (o.compare) curve.initial = pipe ? pipe->gather([](const auto& p) { return p; }) : whole_parameters(*model);
+  return learner;
+}
 
-  const auto parameters = pipe ? pipe->parameters() : model->parameters();
-  torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(o.lr).betas({0.9, 0.95}));
+// Trains from the seed and returns the losses; without a mesh on one device.
+Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, const std::optional<dt::DeviceMesh>& whole,
+            const std::string& name, StepLog* log) {
+  Curve curve{name, {}};
+  const auto mesh = whole && has(*whole, "pp") ? dt::stage_mesh(*whole) : whole;
+  std::optional<dt::Spmd> spmd;
+  if (mesh) spmd.emplace(*mesh);
+  auto learner = make(o, entry, whole, mesh);
+  if (o.compare) curve.initial = learner.whole_parameters();
+
+  torch::optim::AdamW optimizer(learner.parameters(), torch::optim::AdamWOptions(o.lr).betas({0.9, 0.95}));
   dt::lr::Scheduler scheduler(optimizer, learning_rate(o.steps));
-  Saved saved(*model, optimizer, scheduler);
+  Saved saved(*learner.model, optimizer, scheduler);
   const int64_t first = saved.resume(o);
-  const auto [all_elements, elements_here] = pipe ? count_parameters(parameters) : count_parameters(model->parameters());
-  const std::optional<int64_t> along = entry.is_text() ? 1 : 2, labels_along = entry.is_text() ? std::optional(1) : std::nullopt;
+  const auto [parameters, parameters_here] = count_parameters(learner.parameters());
   if (log) log->begin(name, o.steps);
   dt::CommDebugMode traffic;
   std::optional<dt::Trace> trace;
@@ -152,24 +179,15 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
   const dt::OverlapLinear overlap(o.overlap);
   for (int64_t step = first; step < o.steps; ++step) {
     const auto start = std::chrono::steady_clock::now();
-    auto [input, target] = batch(step);
+    const auto [input, target] = batch(step);
     const auto items = static_cast<double>(target.numel());
-    Microbatches m{input.tensor_split(microbatches(o)), target.tensor_split(microbatches(o))};
-    for (auto& x : m.inputs) {
-      if (mesh) x = dt::distribute_tensor(x, *mesh, placements(*mesh, along, o.sp));
-    }
-    for (auto& x : m.targets) {
-      if (mesh) x = dt::distribute_tensor(x, *mesh, placements(*mesh, labels_along, o.sp));
-    }
+    const Microbatches m(o, entry, input, target, mesh);
 
     optimizer.zero_grad();
-    curve.loss.push_back(pipe ? run(m, *pipe) : run(m, *model));
-    if (o.compare && step == first) {
-      curve.gradients = pipe ? pipe->gather([](const auto& p) { return p.grad().defined() ? p.grad().clone() : p.grad(); }) : whole_gradients(*model);
-    }
+    curve.loss.push_back(learner.run(m));
+    if (o.compare && step == first) curve.gradients = learner.whole_gradients();
     std::optional<dt::Scope> scope("optimizer");
-    const double limit = o.clip > 0 ? o.clip : std::numeric_limits<double>::infinity();
-    const double norm = pipe ? pipe->clip_grad_norm_(limit) : dt::clip_grad_norm_(parameters, limit);
+    const double norm = learner.clip(o.clip > 0 ? o.clip : std::numeric_limits<double>::infinity());
     const double rate = scheduler.rates()[0];
     optimizer.step();
     scope.reset();
@@ -180,7 +198,7 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
     if (log) log->add({step, curve.loss.back(), norm, rate, took.count() * 1e3, items / took.count()});
   }
   if (trace) trace->stop();
-  if (log) log->end(all_elements, elements_here, traffic.count(), traffic.bytes());
+  if (log) log->end(parameters, parameters_here, traffic.count(), traffic.bytes());
   if (log && mesh && o.traffic) fmt::print("{}\n{}\n", traffic.str(), traffic.module_str());
   return curve;
 }
@@ -202,7 +220,8 @@ void check_use(const CLI::App& app, const ZooOptions& o) {
   unused("--schedule", pp, add_pp);
   unused("--chunks", pp, add_pp);
   for (const auto* option : {"--fsdp", "--save", "--resume"}) unused(option, !pp, "does not go with a pipeline yet");
-  if (o.batch < microbatches(o)) throw CLI::ValidationError("--microbatches", fmt::format("{} are more than the {} of --batch", microbatches(o), o.batch));
+  if (o.batch < microbatches(o))
+    throw CLI::ValidationError("--microbatches", fmt::format("{} are more than the {} of --batch", microbatches(o), o.batch));
   unused("--seq", zoo::find(o.model).is_text(), o.model + " takes images, of one size");
 }
 
@@ -222,7 +241,8 @@ ZooOptions parse_options(CLI::App& app, int argc, char** argv) {
       ->needs(fsdp);
   app.add_option("--overlap", o.overlap, "pieces of tensor-parallel layers, which overlap with their collective")
       ->check(CLI::Range(1, 1024));
-  app.add_option("--schedule", o.schedule, "with a mesh dimension pp: in which order a rank works; build/tools/dtensor-schedule --help lists them");
+  app.add_option("--schedule", o.schedule,
+                 "with a mesh dimension pp: in which order a rank works; build/tools/dtensor-schedule --help lists them");
   app.add_option("--microbatches", o.microbatches, "into how many a batch is cut (default: 1, or twice the ranks of pp)")->check(positive);
   app.add_option("--chunks", o.chunks, "with pp: stages of a rank (default: what the schedule has)")->check(positive);
   app.add_option("--dropout", o.dropout, "how much of what transformer blocks add is dropped")->check(CLI::Range(0.0, 0.999));

@@ -57,8 +57,8 @@ void Saved::save(const RunOptions& o, int64_t steps) const {
   dt::save(scheduler_, o.save + ".schedule.pt");
 }
 
-// What the gradients of the first step are beside one device's: "bit-equal", or the largest difference of an element beside the largest of its
-// parameter's.
+// What the gradients of the first step are beside one device's: "bit-equal", or the largest difference of an element beside the largest
+// of its parameter's.
 static std::string compare_gradients(const std::vector<Curve>& curves) {
   double largest = 0;
   bool equal = true;

@@ -72,7 +72,8 @@ int64_t draws_between(const at::Generator& before, const at::Generator& after) {
   auto &from = of_cpu(before), &to = of_cpu(after);
   const bool half = to.next_float_normal_sample().has_value() || to.next_double_normal_sample().has_value();
   require(!half || of_cpu(before).engine().data().left_ == to.engine().data().left_, kTag,
-          "the generator holds half of a pair of normal numbers: fewer than 16 were drawn at once, an odd number of times; hint: draw an even number "
+          "the generator holds half of a pair of normal numbers: fewer than 16 were drawn at once, an odd number of times; hint: draw an "
+          "even number "
           "of them, or use dt::Generator");
   return words_between_far(from.engine(), to.engine());
 }

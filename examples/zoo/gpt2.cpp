@@ -92,7 +92,8 @@ torch::Tensor Gpt2Impl::forward(const torch::Tensor& ids) {
 std::vector<dtensor::Piece> Gpt2Impl::pieces() {
   std::vector<dtensor::Piece> all{dtensor::piece("wte|wpe", [this](const torch::Tensor& ids) { return embed(ids); })};
   for (size_t i = 0; i < h_->size(); ++i) {
-    all.push_back(dtensor::piece("h." + std::to_string(i), [block = h_->ptr<Gpt2BlockImpl>(i)](const torch::Tensor& x) { return block->forward(x); }));
+    const auto block = h_->ptr<Gpt2BlockImpl>(i);
+    all.push_back(dtensor::piece("h." + std::to_string(i), [block](const torch::Tensor& x) { return block->forward(x); }));
   }
   all.push_back(dtensor::piece("ln_f|wte", [this](const torch::Tensor& x) { return at::linear(ln_f_(x), wte->weight); }));
   return all;

@@ -57,7 +57,8 @@ std::vector<dtensor::Piece> Llama3Impl::pieces() {
       return layer->forward(x, table(x));
     }));
   }
-  all.push_back(dtensor::piece(options_.tied ? "norm|tok_embeddings" : "norm|output", [this](const torch::Tensor& x) { return scores(x); }));
+  const auto* head = options_.tied ? "norm|tok_embeddings" : "norm|output";
+  all.push_back(dtensor::piece(head, [this](const torch::Tensor& x) { return scores(x); }));
   return all;
 }
 

@@ -89,8 +89,8 @@ class Pipeline {
   double grad_norm(double norm_type = 2) const;
   double clip_grad_norm_(double max_norm, double norm_type = 2) const;
 
-  // f(parameter), whole, for every parameter of the model in its order, on every rank: for files and comparisons. `f` is called on the ranks
-  // that have the parameter; where it gives an undefined tensor, so does this. Communicates each of them.
+  // f(parameter), whole, for every parameter of the model in its order, on every rank: for files and comparisons. `f` is called on the
+  // ranks that have the parameter; where it gives an undefined tensor, so does this. Communicates each of them.
   Tensors gather(const std::function<at::Tensor(const at::Tensor& parameter)>& f) const;
 
   const pipelining::Schedule& schedule() const { return runner_->schedule(); }
@@ -109,16 +109,17 @@ class Pipeline {
   std::shared_ptr<pipelining::Runner> runner_;
 };
 
-// Cuts `module` into stages along a dimension of `mesh`. The module was built on stage_mesh(mesh), under dt::Spmd or dt::DeferredInit; every
-// rank builds it whole, but with DeferredInit parameters take no memory before pipe.materialize(). Lay out parameters by
+// Cuts `module` into stages along a dimension of `mesh`. The module was built on stage_mesh(mesh), under dt::Spmd or dt::DeferredInit;
+// every rank builds it whole, but with DeferredInit parameters take no memory before pipe.materialize(). Lay out parameters by
 // parallelize_module and fully_shard in between; what they do with parameters of other ranks' stages does not matter.
 //
-// `pieces`, in the order of the computation: each takes what the one before gives, the first the microbatch's input. Between any two of them
-// the model may be cut.
+// `pieces`, in the order of the computation: each takes what the one before gives, the first the microbatch's input. Between any two of
+// them the model may be cut.
 //
 // Throws for fewer pieces than stages, a piece whose pattern matches nothing, a parameter that no piece uses or that stages of two ranks
 // use, and a schedule that does not fit the mesh or is incomplete.
-inline Pipeline pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std::vector<Piece> pieces, const PipelineOptions& options = {}) {
+inline Pipeline pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std::vector<Piece> pieces,
+                         const PipelineOptions& options = {}) {
   return Pipeline(module, mesh, std::move(pieces), options);
 }
 
@@ -176,9 +177,10 @@ inline Pipeline::Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std
   }
   require(costs.size() == pieces.size(), "pipeline", "got {} costs of {} pieces", costs.size(), pieces.size());
   cut_ = options.cut.empty() ? pipelining::balanced_cut(costs, schedule.stages()) : options.cut;
-  require(static_cast<int>(cut_.size()) == schedule.stages() && std::accumulate(cut_.begin(), cut_.end(), 0) == static_cast<int>(pieces.size()),
-          "pipeline", "the cut [{}] is of {} pieces into {} stages; expected {} pieces and the schedule's {} stages", fmt::join(cut_, ", "),
-          std::accumulate(cut_.begin(), cut_.end(), 0), cut_.size(), pieces.size(), schedule.stages());
+  require(
+      static_cast<int>(cut_.size()) == schedule.stages() && std::accumulate(cut_.begin(), cut_.end(), 0) == static_cast<int>(pieces.size()),
+      "pipeline", "the cut [{}] is of {} pieces into {} stages; expected {} pieces and the schedule's {} stages", fmt::join(cut_, ", "),
+      std::accumulate(cut_.begin(), cut_.end(), 0), cut_.size(), pieces.size(), schedule.stages());
 
   std::vector<pipelining::StageForward> forwards;
   rank_of_.assign(all.size(), -1);
@@ -189,8 +191,10 @@ inline Pipeline::Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std
       for (const auto position : uses[p]) {
         auto& rank = rank_of_[position];
         const int here = schedule.rank_of_stage[s];
-        require(rank < 0 || rank == here, "pipeline", "'{}' is used by stages of ranks {} and {}; expected one rank; hint: a schedule in a V (zbv) has the "
-                "first and the last stage on one rank", all[position].key(), rank, here);
+        require(rank < 0 || rank == here, "pipeline",
+                "'{}' is used by stages of ranks {} and {}; expected one rank; hint: a schedule in a V (zbv) has the "
+                "first and the last stage on one rank",
+                all[position].key(), rank, here);
         rank = here;
       }
     }
@@ -215,7 +219,8 @@ inline void Pipeline::materialize() const { dtensor::materialize(parameters()); 
 
 inline Pipeline::Tensors Pipeline::cut_batch(const char* what, const at::Tensor& batch) const {
   const auto rows = batch.defined() && batch.dim() > 0 ? batch.size(0) : 0;
-  require(rows >= microbatches(), "pipeline", "the {} has {} rows; expected at least one for each of {} microbatches", what, rows, microbatches());
+  require(rows >= microbatches(), "pipeline", "the {} has {} rows; expected at least one for each of {} microbatches", what, rows,
+          microbatches());
   return batch.tensor_split(microbatches(), 0);
 }
 
@@ -238,14 +243,15 @@ inline PipelineStep Pipeline::evaluate(const Tensors& inputs, const Tensors& tar
 }
 
 inline PipelineStep Pipeline::run(const Tensors& inputs, const Tensors& targets, const Loss& loss, bool sync) {
-  require(inputs.size() == targets.size(), "pipeline", "got {} inputs and {} targets; expected one each for {} microbatches", inputs.size(), targets.size(),
-          microbatches());
+  require(inputs.size() == targets.size(), "pipeline", "got {} inputs and {} targets; expected one each for {} microbatches", inputs.size(),
+          targets.size(), microbatches());
   std::vector<pipelining::TensorVector> lists;
   for (const auto& x : inputs) lists.push_back({x});
   const auto losses = runner_->step(
       lists,
       [&](const pipelining::TensorVector& outputs, int microbatch) {
-        require(outputs.size() == 1, "pipeline", "the last piece gives {} tensors; expected one, the loss's first argument", outputs.size());
+        require(outputs.size() == 1, "pipeline", "the last piece gives {} tensors; expected one, the loss's first argument",
+                outputs.size());
         return loss(outputs[0], targets[microbatch]);
       },
       sync);
@@ -277,7 +283,8 @@ inline double Pipeline::grad_norm(double norm_type) const {
   auto powers = at::zeros({static_cast<int64_t>(rank_of_.size())}, at::kDouble);
   for (const auto& spread : detail::spread_of(gradients)) {
     const auto own = detail::powers_of(spread, gradients, norm_type);
-    for (size_t i = 0; i < spread.members.size(); ++i) powers[static_cast<int64_t>(positions[spread.members[i]])] = own[static_cast<int64_t>(i)];
+    for (size_t i = 0; i < spread.members.size(); ++i)
+      powers[static_cast<int64_t>(positions[spread.members[i]])] = own[static_cast<int64_t>(i)];
   }
   powers = group_->all_reduce(powers, std::isinf(norm_type) ? ReduceOp::max : ReduceOp::sum).get();
   return std::isinf(norm_type) ? powers.max().item<double>() : std::pow(powers.sum().item<double>(), 1 / norm_type);

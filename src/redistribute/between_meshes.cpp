@@ -266,8 +266,8 @@ std::vector<int> ranks_of_both(const DeviceMesh& from, const DeviceMesh& to) {
   auto ranks = from.ranks();
   ranges::push_back(ranks, to.ranks());
   std::ranges::sort(ranks);
-  require(std::ranges::adjacent_find(ranks) == ranks.end(), kChannel, "the meshes share ranks; got {} and {}; hint: dt::redistribute moves there",
-          from.str(), to.str());
+  require(std::ranges::adjacent_find(ranks) == ranks.end(), kChannel,
+          "the meshes share ranks; got {} and {}; hint: dt::redistribute moves there", from.str(), to.str());
   return ranks;
 }
 
@@ -310,7 +310,8 @@ void add_work(std::vector<comm::WorkPtr>& works, comm::Async async) {
 
 MeshChannel::MeshChannel(const DeviceMesh& from, const DeviceMesh& to) : from_(from), to_(to) {
   const auto ranks = ranks_of_both(from, to);
-  require(from.contains_this_rank() || to.contains_this_rank(), kChannel, "this rank is in neither mesh; got {} and {}", from.str(), to.str());
+  require(from.contains_this_rank() || to.contains_this_rank(), kChannel, "this rank is in neither mesh; got {} and {}", from.str(),
+          to.str());
   const auto name = fmt::format("{} {} to {}", fmt::join(from.names(), "+"), from.ranks().front(), to.ranks().front());
   group_ = from.world().state().connect(name, ranks);
 }

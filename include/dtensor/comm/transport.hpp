@@ -26,8 +26,8 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Makes a communicator among `ranks` (world ranks in group order, including this one). Every member calls this with the same arguments; the
-  // nth call with this name and these ranks meets the nth of the others. Members need not come at the same time.
+  // Makes a communicator among `ranks` (world ranks in group order, including this one). Every member calls this with the same arguments;
+  // the nth call with this name and these ranks meets the nth of the others. Members need not come at the same time.
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks);
 
   // Whose events the calls of its communicators are from now on: those of its World. Without it calls leave none.

@@ -13,8 +13,8 @@
 
 namespace dtensor {
 
-// A way from one mesh to another that shares no rank with it. What is sent first is received first. Moving a tensor needs a call of send() on
-// every rank of `from` and of receive() on every rank of `to`, when each of them comes to it; other ranks go on. Each rank gets what it
+// A way from one mesh to another that shares no rank with it. What is sent first is received first. Moving a tensor needs a call of send()
+// on every rank of `from` and of receive() on every rank of `to`, when each of them comes to it; other ranks go on. Each rank gets what it
 // lacks, once, as in a move between meshes (plan_move_between).
 class MeshChannel {
  public:

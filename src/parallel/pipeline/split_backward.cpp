@@ -1,6 +1,6 @@
-// The nodes from which the inputs can be reached are the way back to the inputs. I runs them, and only them. Where such a node also leads to a
-// parameter by another edge, the way forks: its incoming gradient is kept, and its edges on the way are cut, so that W, which begins at the
-// forks, computes the rest and nothing twice.
+// The nodes from which the inputs can be reached are the way back to the inputs. I runs them, and only them. Where such a node also leads
+// to a parameter by another edge, the way forks: its incoming gradient is kept, and its edges on the way are cut, so that W, which begins
+// at the forks, computes the rest and nothing twice.
 #include <dtensor/parallel/pipeline/split_backward.hpp>
 
 #include <dtensor/base/compat.hpp>
@@ -145,7 +145,8 @@ struct GraphOutputs::State {
   std::vector<Output> outputs;
 
   Roots roots(const std::vector<at::Tensor>& gradients) && {
-    require(outputs.size() == gradients.size(), kTag, "got {} gradients of {} outputs; expected one each", gradients.size(), outputs.size());
+    require(outputs.size() == gradients.size(), kTag, "got {} gradients of {} outputs; expected one each", gradients.size(),
+            outputs.size());
     Roots result;
     for (size_t i = 0; i < outputs.size(); ++i) {
       const auto& gradient = gradients[i].defined() ? gradients[i] : outputs[i].one;
@@ -178,7 +179,9 @@ GraphOutputs::~GraphOutputs() = default;
 GraphOutputs::GraphOutputs(GraphOutputs&&) noexcept = default;
 GraphOutputs& GraphOutputs::operator=(GraphOutputs&&) noexcept = default;
 
-void GraphOutputs::backward(const std::vector<at::Tensor>& gradients) && { execute(std::move(*std::exchange(state_, nullptr)).roots(gradients), false); }
+void GraphOutputs::backward(const std::vector<at::Tensor>& gradients) && {
+  execute(std::move(*std::exchange(state_, nullptr)).roots(gradients), false);
+}
 
 InputBackward backward_inputs(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& gradients,
                               const std::vector<at::Tensor>& inputs) {
@@ -192,7 +195,8 @@ InputBackward GraphOutputs::backward_inputs(const std::vector<at::Tensor>& gradi
   std::vector<size_t> wanted;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].defined() || !inputs[i].requires_grad()) continue;
-    require(inputs[i].is_leaf(), kTag, "input {} is the result of an operator; expected a leaf; hint: detach().requires_grad_() it first", i);
+    require(inputs[i].is_leaf(), kTag, "input {} is the result of an operator; expected a leaf; hint: detach().requires_grad_() it first",
+            i);
     auto end = torch::autograd::impl::gradient_edge(inputs[i]);
     if (graph.known.count(end.function.get()) == 0) continue;
     ends.push_back(std::move(end));

@@ -14,8 +14,10 @@ namespace {
 constexpr int64_t kWords = 11, kWidth = 8;
 
 struct Block : torch::nn::Module {
-  Block() : norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))), up(register_module("up", torch::nn::Linear(kWidth, 16))),
-            down(register_module("down", torch::nn::Linear(16, kWidth))) {}
+  Block()
+      : norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))),
+        up(register_module("up", torch::nn::Linear(kWidth, 16))),
+        down(register_module("down", torch::nn::Linear(16, kWidth))) {}
   at::Tensor forward(const at::Tensor& x) { return x + torch::dropout(down(torch::gelu(up(norm(x)))), 0.25, is_training()); }
   torch::nn::LayerNorm norm;
   torch::nn::Linear up, down;
@@ -102,7 +104,8 @@ Trained on_a_pipeline(const DeviceMesh& mesh, int layers, at::ScalarType dtype, 
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
     const auto [ids, targets] = batch_of(step);
-    const auto done = pipe.step(ids, targets, [&](const at::Tensor& y, const at::Tensor& t) { return loss_of(y, t) / pipe.microbatches(); });
+    const auto done =
+        pipe.step(ids, targets, [&](const at::Tensor& y, const at::Tensor& t) { return loss_of(y, t) / pipe.microbatches(); });
     result.losses.insert(result.losses.end(), done.losses.begin(), done.losses.end());
     result.norms.push_back(pipe.clip_grad_norm_(0.5));
     optimizer.step();
@@ -125,7 +128,8 @@ void check_equal(const Trained& got, const Trained& expected) {
 TEST_CASE("pipelined model: one device's training bit for bit", "[pipeline]") {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
     for (const int ranks : {1, 2, 4}) {
-      for (const std::string name : {"gpipe", "1f1b", "interleaved", "zb1p", "zb2p", "interleaved_zb", "zbv", "v_half", "v_min", "dualpipev"}) {
+      for (const std::string name :
+           {"gpipe", "1f1b", "interleaved", "zb1p", "zb2p", "interleaved_zb", "zbv", "v_half", "v_min", "dualpipev"}) {
         CAPTURE(dtype, ranks, name);
         const auto expected = on_one_device(7, 8, dtype);
         REQUIRE_NOTHROW(on_ranks(ranks, [&](World&) {
@@ -142,9 +146,13 @@ TEST_CASE("pipelined model: on other transports and with microbatches of two len
   for (const std::string transport : {"shm", "gloo"}) {
     for (const std::string name : {"1f1b", "zbv"}) {
       CAPTURE(transport, name);
-      REQUIRE_NOTHROW(on_ranks(2, [&](World&) {
-        check_equal(on_a_pipeline(init_device_mesh(c10::kCPU, {2}, {"pp"}), 3, at::kFloat, {.schedule = name, .microbatches = 4}), expected);
-      }, transport));
+      REQUIRE_NOTHROW(on_ranks(
+          2,
+          [&](World&) {
+            check_equal(on_a_pipeline(init_device_mesh(c10::kCPU, {2}, {"pp"}), 3, at::kFloat, {.schedule = name, .microbatches = 4}),
+                        expected);
+          },
+          transport));
     }
   }
 }
@@ -153,7 +161,8 @@ TEST_CASE("pipelined model: beside another mesh dimension", "[pipeline]") {
   const auto expected = on_one_device(3, 4, at::kDouble);
   for (const std::string name : {"1f1b", "zbv"}) {
     REQUIRE_NOTHROW(on_ranks(4, [&](World&) {
-      const auto got = on_a_pipeline(init_device_mesh(c10::kCPU, {2, 2}, {"pp", "dp"}), 3, at::kDouble, {.schedule = name, .microbatches = 4});
+      const auto got =
+          on_a_pipeline(init_device_mesh(c10::kCPU, {2, 2}, {"pp", "dp"}), 3, at::kDouble, {.schedule = name, .microbatches = 4});
       check_equal(got, expected);  // the batch is whole on both: nothing is summed in another order
     }));
   }
@@ -196,7 +205,9 @@ TEST_CASE("pipelined model: what it refuses", "[pipeline][errors]") {
     const DeferredInit deferred(stage_mesh(mesh));
     model = std::make_shared<Model>(2);
   }
-  const auto make = [&](std::vector<Piece> pieces, const PipelineOptions& options = {}) { pipeline(*model, mesh, std::move(pieces), options); };
+  const auto make = [&](std::vector<Piece> pieces, const PipelineOptions& options = {}) {
+    pipeline(*model, mesh, std::move(pieces), options);
+  };
   auto pieces = model->pieces();
   CHECK_THROWS_WITH(make({pieces[0]}), says("got 1 pieces for 2 stages"));
   CHECK_THROWS_WITH(make({pieces[0], pieces[1], pieces[3]}), says("no piece uses the parameter 'blocks.1.norm.weight'"));
@@ -209,5 +220,6 @@ TEST_CASE("pipelined model: what it refuses", "[pipeline][errors]") {
   CHECK_THROWS_WITH(make(twice), says("'words.weight' is used by stages of ranks 0 and 1"));
   auto wrong = pieces;
   wrong[1].modules = "blokcs.0";
-  CHECK_THROWS_WITH(make(wrong), says("the piece 'blokcs.0' matches no module; hint: names are fully qualified; the closest are 'blocks.0'"));
+  CHECK_THROWS_WITH(make(wrong),
+                    says("the piece 'blokcs.0' matches no module; hint: names are fully qualified; the closest are 'blocks.0'"));
 }

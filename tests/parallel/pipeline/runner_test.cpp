@@ -16,7 +16,9 @@ namespace {
 constexpr int64_t kWidth = 8;
 
 struct Layer : torch::nn::Module {
-  Layer() : up(register_module("up", torch::nn::Linear(kWidth, 2 * kWidth))), down(register_module("down", torch::nn::Linear(2 * kWidth, kWidth))) {}
+  Layer()
+      : up(register_module("up", torch::nn::Linear(kWidth, 2 * kWidth))),
+        down(register_module("down", torch::nn::Linear(2 * kWidth, kWidth))) {}
   at::Tensor forward(const at::Tensor& x) { return x + torch::dropout(down(torch::gelu(up(x))), dropout, true); }
   double dropout = 0;
   torch::nn::Linear up, down;
@@ -141,7 +143,8 @@ void check_many_values(const DeviceMesh& mesh, const std::string& name) {
       require(losses.empty() || full_tensor(losses[i]).equal(loss.detach()), "test", "{}, step {}: loss {} differs", name, step, i);
     }
     for (int s = 0; s < schedule.stages(); ++s) {
-      if (runner.has(s)) require(full_tensor(weights[s].grad()).equal(plain[s].grad()), "test", "{}, step {}: gradient {} differs", name, step, s);
+      if (runner.has(s))
+        require(full_tensor(weights[s].grad()).equal(plain[s].grad()), "test", "{}, step {}: gradient {} differs", name, step, s);
     }
   }
 }
@@ -152,7 +155,8 @@ TEST_CASE("pipeline: several values between stages and sizes that change", "[pip
   for (const std::string transport : {"threads", "shm", "gloo"}) {
     for (const std::string name : {"1f1b", "zbv", "interleaved"}) {
       CAPTURE(transport, name);
-      REQUIRE_NOTHROW(on_ranks(2, [&](World&) { check_many_values(init_device_mesh(c10::kCPU, {2}, {"pp"}), name); }, transport));
+      REQUIRE_NOTHROW(on_ranks(
+          2, [&](World&) { check_many_values(init_device_mesh(c10::kCPU, {2}, {"pp"}), name); }, transport));
     }
   }
 }
@@ -161,37 +165,40 @@ TEST_CASE("pipeline: with data and tensor parallelism", "[pipeline]") {
   for (const std::string transport : {"threads", "shm", "gloo"}) {
     for (const std::string name : {"1f1b", "zb1p", "zbv"}) {
       CAPTURE(transport, name);
-      REQUIRE_NOTHROW(on_ranks(4, [&](World&) {
-        const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"pp", "tp"});
-        const auto own = mesh["tp"];
-        const auto schedule = make_schedule(name, {.ranks = 2, .microbatches = 4});
-        const auto expected = on_one_device(schedule.stages(), 4);
-        std::vector<std::shared_ptr<Layer>> model;
-        std::vector<StageForward> forwards;
-        at::Tensor batch;
-        {
-          const Spmd spmd(own);
-          torch::manual_seed(0);
-          for (int s = 0; s < schedule.stages(); ++s) model.push_back(std::make_shared<Layer>());
-          batch = torch::randn({8, kWidth});
-        }
-        for (const auto& layer : model) {
-          parallelize_module(*layer, own, {{"up.*", {{"tp", shard(0)}}}, {"down.weight", {{"tp", shard(1)}}}});
-          forwards.push_back([layer](const TensorVector& x) { return TensorVector{layer->forward(x[0])}; });
-        }
-        Runner runner(mesh, "pp", schedule, forwards);
-        std::vector<TensorVector> inputs;
-        for (const auto& x : batch.chunk(4)) inputs.push_back({x});
-        const auto losses = runner.step(inputs, [](const TensorVector& y, int) { return y[0].square().mean(); });
-        for (size_t i = 0; i < losses.size(); ++i) require(full_tensor(losses[i]).allclose(expected[i]), "test", "loss {} differs", i);
-        for (int s = 0; s < schedule.stages(); ++s) {
-          const auto parameters = model[s]->parameters();
-          for (size_t i = 0; runner.has(s) && i < parameters.size(); ++i) {
-            require(full_tensor(parameters[i].grad()).allclose(expected[4 + s * parameters.size() + i], 1e-5, 1e-6), "test",
-                    "gradient {} of stage {} differs", i, s);
-          }
-        }
-      }, transport));
+      REQUIRE_NOTHROW(on_ranks(
+          4,
+          [&](World&) {
+            const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"pp", "tp"});
+            const auto own = mesh["tp"];
+            const auto schedule = make_schedule(name, {.ranks = 2, .microbatches = 4});
+            const auto expected = on_one_device(schedule.stages(), 4);
+            std::vector<std::shared_ptr<Layer>> model;
+            std::vector<StageForward> forwards;
+            at::Tensor batch;
+            {
+              const Spmd spmd(own);
+              torch::manual_seed(0);
+              for (int s = 0; s < schedule.stages(); ++s) model.push_back(std::make_shared<Layer>());
+              batch = torch::randn({8, kWidth});
+            }
+            for (const auto& layer : model) {
+              parallelize_module(*layer, own, {{"up.*", {{"tp", shard(0)}}}, {"down.weight", {{"tp", shard(1)}}}});
+              forwards.push_back([layer](const TensorVector& x) { return TensorVector{layer->forward(x[0])}; });
+            }
+            Runner runner(mesh, "pp", schedule, forwards);
+            std::vector<TensorVector> inputs;
+            for (const auto& x : batch.chunk(4)) inputs.push_back({x});
+            const auto losses = runner.step(inputs, [](const TensorVector& y, int) { return y[0].square().mean(); });
+            for (size_t i = 0; i < losses.size(); ++i) require(full_tensor(losses[i]).allclose(expected[i]), "test", "loss {} differs", i);
+            for (int s = 0; s < schedule.stages(); ++s) {
+              const auto parameters = model[s]->parameters();
+              for (size_t i = 0; runner.has(s) && i < parameters.size(); ++i) {
+                require(full_tensor(parameters[i].grad()).allclose(expected[4 + s * parameters.size() + i], 1e-5, 1e-6), "test",
+                        "gradient {} of stage {} differs", i, s);
+              }
+            }
+          },
+          transport));
     }
   }
 }
@@ -214,7 +221,8 @@ TEST_CASE("pipeline: gradients over the data dimension are reduced once", "[pipe
     for (const auto& [line, totals] : comm.lines()) reductions += line.op == "gradient" ? totals.count : 0;
     require(reductions == 1, "test", "{} reductions of a gradient: {}", reductions, comm.str());
     require(full_tensor(weight.grad()).allclose(plain[mesh.coordinate(0)].grad()), "test", "the gradient differs");
-    runner.step(inputs, [](const TensorVector& y, int) { return y[0].sum(); }, /*sync=*/false);
+    runner.step(
+        inputs, [](const TensorVector& y, int) { return y[0].sum(); }, /*sync=*/false);
     runner.step(inputs, [](const TensorVector& y, int) { return y[0].sum(); });
     reductions = 0;
     for (const auto& [line, totals] : comm.lines()) reductions += line.op == "gradient" ? totals.count : 0;
@@ -253,7 +261,8 @@ TEST_CASE("pipeline: a stage that throws is named on every rank", "[pipeline][er
     std::atomic<int> told = 0;
     const auto run = [&](World& world) {
       const auto mesh = init_device_mesh(c10::kCPU, {2}, {"pp"});
-      const auto weight = at::Tensor(distribute_tensor(torch::ones({2}), mesh.slice("pp", world.rank()), {replicate()})).detach().requires_grad_();
+      const auto weight =
+          at::Tensor(distribute_tensor(torch::ones({2}), mesh.slice("pp", world.rank()), {replicate()})).detach().requires_grad_();
       int calls = 0;
       const StageForward forward = [&](const TensorVector& x) {
         if (world.rank() == 1 && ++calls == 3) throw std::runtime_error("bad luck");

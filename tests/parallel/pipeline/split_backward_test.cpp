@@ -25,11 +25,12 @@ class CountKernels {
  public:
   CountKernels() {
     counts = 0;
-    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
-      const std::string name = f.name();
-      counts += name == "aten::mm" || name == "aten::addmm";
-      return nullptr;
-    }).scopes({at::RecordScope::FUNCTION}));
+    handle_ =
+        at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
+                                     const std::string name = f.name();
+                                     counts += name == "aten::mm" || name == "aten::addmm";
+                                     return nullptr;
+                                   }).scopes({at::RecordScope::FUNCTION}));
   }
   ~CountKernels() { at::removeCallback(handle_); }
   CountKernels(const CountKernels&) = delete;
@@ -135,8 +136,10 @@ TEST_CASE("halves of backward: one device's bits for many graphs", "[pipeline]")
     check_halves(x, {w, scale}, [&](const at::Tensor&) -> Tensors { return {at::matmul(w, w) * scale}; });
     // No parameter at all, one that is frozen, one that is not used.
     check_halves(x, {}, [&](const at::Tensor& in) -> Tensors { return {at::gelu(in)}; });
-    check_halves(x, {w, scale, shift}, [&](const at::Tensor& in) -> Tensors { return {at::layer_norm(at::matmul(in, w.detach()), {16}, scale, {})}; });
-    check_halves(x, {w, scale}, [&](const at::Tensor& in) -> Tensors { return {Doubled::apply(Doubled::apply(at::matmul(in, w), scale), scale)}; });
+    check_halves(x, {w, scale, shift},
+                 [&](const at::Tensor& in) -> Tensors { return {at::layer_norm(at::matmul(in, w.detach()), {16}, scale, {})}; });
+    check_halves(x, {w, scale},
+                 [&](const at::Tensor& in) -> Tensors { return {Doubled::apply(Doubled::apply(at::matmul(in, w), scale), scale)}; });
     check_halves(x, {up, bias, down, w, scale, shift}, [&](const at::Tensor& in) -> Tensors {
       return {checkpoint([&](const at::Tensor& y) { return block(y)[0]; }, at::matmul(at::dropout(in, 0.5, true), w))};
     });
@@ -227,18 +230,21 @@ TEST_CASE("halves of backward: a graph of a hundred thousand nodes", "[pipeline]
 TEST_CASE("halves of backward: sharded tensors", "[pipeline]") {
   for (const std::string transport : {"threads", "shm", "gloo"}) {
     CAPTURE(transport);
-    REQUIRE_NOTHROW(on_ranks(2, [](World&) {
-      const auto mesh = init_device_mesh(c10::kCPU, {2}, {"tp"});
-      const Spmd spmd(mesh);
-      torch::manual_seed(3);
-      const auto up = at::Tensor(distribute_tensor(torch::randn({8, 4}), mesh, {shard(0)})).detach().requires_grad_();
-      const auto down = at::Tensor(distribute_tensor(torch::randn({4, 8}), mesh, {shard(1)})).detach().requires_grad_();
-      const auto norm = torch::ones({4}).requires_grad_();
-      const auto x = at::Tensor(distribute_tensor(torch::randn({6, 4}), mesh, {replicate()}));
-      check_halves(x, {up, down, norm}, [&](const at::Tensor& in) -> Tensors {
-        return {at::linear(at::gelu(at::linear(at::layer_norm(in, {4}, norm), up)), down) + in};
-      });
-    }, transport));
+    REQUIRE_NOTHROW(on_ranks(
+        2,
+        [](World&) {
+          const auto mesh = init_device_mesh(c10::kCPU, {2}, {"tp"});
+          const Spmd spmd(mesh);
+          torch::manual_seed(3);
+          const auto up = at::Tensor(distribute_tensor(torch::randn({8, 4}), mesh, {shard(0)})).detach().requires_grad_();
+          const auto down = at::Tensor(distribute_tensor(torch::randn({4, 8}), mesh, {shard(1)})).detach().requires_grad_();
+          const auto norm = torch::ones({4}).requires_grad_();
+          const auto x = at::Tensor(distribute_tensor(torch::randn({6, 4}), mesh, {replicate()}));
+          check_halves(x, {up, down, norm}, [&](const at::Tensor& in) -> Tensors {
+            return {at::linear(at::gelu(at::linear(at::layer_norm(in, {4}, norm), up)), down) + in};
+          });
+        },
+        transport));
   }
 }
 

@@ -28,16 +28,15 @@ struct Piece {
 //
 //   dt::piece("layers.3", [layer](const torch::Tensor& x) { return layer->forward(x); })
 template <class Function>
-  requires std::invocable<Function&, const at::Tensor&>
-Piece piece(std::string modules, Function function) {
+requires std::invocable<Function&, const at::Tensor&> Piece piece(std::string modules, Function function) {
   return {std::move(modules), [function = std::move(function)](const TensorVector& x) mutable {
             require(x.size() == 1, "pipeline", "a piece takes one tensor; got {}; hint: give it a function of a list of tensors", x.size());
             return TensorVector{function(x[0])};
           }};
 }
 template <class Function>
-  requires(std::invocable<Function&, const TensorVector&> && !std::invocable<Function&, const at::Tensor&>)
-Piece piece(std::string modules, Function function) {
+requires(std::invocable<Function&, const TensorVector&> && !std::invocable<Function&, const at::Tensor&>) Piece
+    piece(std::string modules, Function function) {
   return {std::move(modules), std::move(function)};
 }
 
@@ -52,8 +51,10 @@ std::vector<size_t> parameters_of(const Piece& piece, const torch::nn::Module& m
 
 inline std::vector<int> balanced_cut(const std::vector<double>& costs, int stages) {
   const int pieces = static_cast<int>(costs.size());
-  require(stages >= 1 && pieces >= stages, "pipeline", "got {} pieces for {} stages; expected one piece per stage or more; hint: cut the model finer, or "
-          "take a schedule with fewer stages", pieces, stages);
+  require(stages >= 1 && pieces >= stages, "pipeline",
+          "got {} pieces for {} stages; expected one piece per stage or more; hint: cut the model finer, or "
+          "take a schedule with fewer stages",
+          pieces, stages);
   for (const double cost : costs) require(cost >= 0, "pipeline", "got the cost {}; expected a number that is not negative", cost);
   // least[s][i]: the cost of the most expensive of s stages that hold the last pieces, from i on.
   std::vector least(stages + 1, std::vector<double>(pieces + 1, std::numeric_limits<double>::infinity()));

@@ -69,7 +69,8 @@ inline void StageDraws::begin(const std::vector<Signature>& signatures, at::Gene
   begin_ = rng::copy_of(generator_);
   unknown_.clear();
   for (int i = 0; i < static_cast<int>(signatures.size()); ++i) {
-    const bool seen = draws_.count(signatures[i]) > 0 || std::ranges::any_of(unknown_, [&](int j) { return signatures[j] == signatures[i]; });
+    const bool seen =
+        draws_.count(signatures[i]) > 0 || std::ranges::any_of(unknown_, [&](int j) { return signatures[j] == signatures[i]; });
     if (!seen) unknown_.push_back(i);
   }
 }
@@ -99,7 +100,8 @@ void StageDraws::learn(int microbatch, int stage, int rank_of_stage, Forward for
 
 inline Schedule with_first(const Schedule& schedule, const std::vector<int>& microbatches) {
   const auto is_first = [&](const Action& action) {
-    return std::ranges::find(microbatches, action.microbatch) != microbatches.end() && (action.kind == Kind::F || action.kind == Kind::OVERLAP_F_B);
+    return std::ranges::find(microbatches, action.microbatch) != microbatches.end() &&
+           (action.kind == Kind::F || action.kind == Kind::OVERLAP_F_B);
   };
   auto result = schedule;
   for (auto& list : result.ranks) list.clear();

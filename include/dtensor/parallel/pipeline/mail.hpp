@@ -149,13 +149,15 @@ inline std::pair<TensorVector, std::vector<Sent>> Mail::take(const Letter& lette
   const int from = rank_of_stage_[letter.kind == Kind::F ? letter.stage - 1 : letter.stage + 1];
   auto& post = with(from);
   while (post.arrived.count(letter) == 0) {
-    require(post.asked < post.expected.size(), "pipeline", "stage {} waits for microbatch {}, which nobody sends", letter.stage, letter.microbatch);
+    require(post.asked < post.expected.size(), "pipeline", "stage {} waits for microbatch {}, which nobody sends", letter.stage,
+            letter.microbatch);
     const auto& next = post.expected[post.asked];
     const auto* sent = knows_(next);
     if (sent != nullptr) {
       ask(post, from, next, *sent);
     } else {
-      require(next.kind == Kind::F, "pipeline", "gradients come for microbatch {} of stage {} before its forward", next.microbatch, next.stage);
+      require(next.kind == Kind::F, "pipeline", "gradients come for microbatch {} of stage {} before its forward", next.microbatch,
+              next.stage);
       ask(post, from, next, detail::read_sent(post.in->receive_numbers(), meshes_[from], meshes_[rank_]));
     }
   }

@@ -24,14 +24,14 @@ using LossOf = std::function<at::Tensor(const TensorVector& outputs, int microba
 
 class Runner {
  public:
-  // The ranks whose coordinate along `dim` is r have the stages of the schedule's rank r. Every rank of `mesh` makes it alike, and gives the
-  // functions of all stages, of which it calls its own. Checks the schedule. Connects neighbours.
+  // The ranks whose coordinate along `dim` is r have the stages of the schedule's rank r. Every rank of `mesh` makes it alike, and gives
+  // the functions of all stages, of which it calls its own. Checks the schedule. Connects neighbours.
   Runner(const DeviceMesh& mesh, std::string_view dim, Schedule schedule, const std::vector<StageForward>& forwards);
 
-  // A pass over all microbatches: forward and backward, or forward alone where gradients are off. `inputs` are the first stage's, a list for
-  // each microbatch, the same on every rank (the ranks of other stages need their sizes only). Gradients are added to those of the
-  // parameters; those along other mesh dimensions are reduced once, after a stage's last backward, and with `sync` false not at all. Returns
-  // the losses of the microbatches on ranks that have the last stage, elsewhere nothing.
+  // A pass over all microbatches: forward and backward, or forward alone where gradients are off. `inputs` are the first stage's, a list
+  // for each microbatch, the same on every rank (the ranks of other stages need their sizes only). Gradients are added to those of the
+  // parameters; those along other mesh dimensions are reduced once, after a stage's last backward, and with `sync` false not at all.
+  // Returns the losses of the microbatches on ranks that have the last stage, elsewhere nothing.
   //
   // When a stage throws, the error names stage, microbatch and action, and all ranks throw.
   TensorVector step(const std::vector<TensorVector>& inputs, const LossOf& loss, bool sync = true);
@@ -56,7 +56,7 @@ class Runner {
   Mail mail_;
   StageDraws draws_;
   std::map<int, Stage> stages_;
-  std::map<std::pair<int, Signature>, std::vector<Sent>> ways_;  // to a stage, for microbatches of these sizes
+  std::map<std::pair<int, Signature>, std::vector<Sent>> ways_;           // to a stage, for microbatches of these sizes
   std::map<Letter, std::pair<TensorVector, std::vector<Sent>>> at_hand_;  // between two stages of this rank
   int64_t steps_ = 0;
 
@@ -107,8 +107,8 @@ inline Runner::Runner(const DeviceMesh& mesh, std::string_view dim, Schedule sch
       rank_(static_cast<int>(mesh.coordinate(mesh.dim(dim)))),
       mail_((check(schedule_), schedule_), meshes_, rank_),
       draws_(schedule_.stages(), mesh.communicator(mesh.dim(dim))) {
-  require(schedule_.ranks.size() == meshes_.size(), "pipeline", "the schedule is for {} ranks, and the mesh dimension '{}' has {}", schedule_.ranks.size(),
-          dim, meshes_.size());
+  require(schedule_.ranks.size() == meshes_.size(), "pipeline", "the schedule is for {} ranks, and the mesh dimension '{}' has {}",
+          schedule_.ranks.size(), dim, meshes_.size());
   require(static_cast<int>(forwards.size()) == schedule_.stages(), "pipeline", "got {} stages; expected the schedule's {}", forwards.size(),
           schedule_.stages());
   for (int s = 0; s < schedule_.stages(); ++s) {
@@ -232,7 +232,8 @@ inline void Runner::run(const Action& action) {
     fail("pipeline", "stage {} failed at {} (microbatch {}) in step {}: {}", action.stage, text(action), action.microbatch, steps_,
          error.what_without_backtrace());
   } catch (const std::exception& error) {
-    fail("pipeline", "stage {} failed at {} (microbatch {}) in step {}: {}", action.stage, text(action), action.microbatch, steps_, error.what());
+    fail("pipeline", "stage {} failed at {} (microbatch {}) in step {}: {}", action.stage, text(action), action.microbatch, steps_,
+         error.what());
   }
 }
 
@@ -249,8 +250,8 @@ inline size_t Runner::run_unknown(const Schedule& actions) {
 }
 
 inline TensorVector Runner::step(const std::vector<TensorVector>& inputs, const LossOf& loss, bool sync) {
-  require(static_cast<int>(inputs.size()) == schedule_.microbatches, "pipeline", "got {} microbatches; expected the schedule's {}", inputs.size(),
-          schedule_.microbatches);
+  require(static_cast<int>(inputs.size()) == schedule_.microbatches, "pipeline", "got {} microbatches; expected the schedule's {}",
+          inputs.size(), schedule_.microbatches);
   inputs_ = &inputs;
   loss_ = &loss;
   sync_ = sync;

@@ -37,8 +37,8 @@ struct InputBackward {
   WeightBackward weights;
 };
 
-// I: the gradients of `inputs`, given those of `outputs`. An input's .grad is not written. What only this half needed is freed: of the graph
-// there remain the nodes that the parameters' gradients come from.
+// I: the gradients of `inputs`, given those of `outputs`. An input's .grad is not written. What only this half needed is freed: of the
+// graph there remain the nodes that the parameters' gradients come from.
 //
 //   auto [gradients, weights] = dt::backward_inputs({y}, {gradient_of_y}, {x});
 //   send(gradients[0]);
@@ -53,8 +53,8 @@ struct InputBackward {
 // gradients  one per output, with its sizes; an undefined one stands for 1 if the output has one element
 // inputs     leaves that the outputs were computed from. Without one that needs a gradient all is left to W (the first stage of a pipeline)
 //
-// Throws if an output needs no gradient or has other sizes than its gradient, and if an input is no leaf. (The split is the one of Qi et al., "Zero Bubble Pipeline
-// Parallelism", 2023.)
+// Throws if an output needs no gradient or has other sizes than its gradient, and if an input is no leaf. (The split is the one of Qi et
+// al., "Zero Bubble Pipeline Parallelism", 2023.)
 InputBackward backward_inputs(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& gradients,
                               const std::vector<at::Tensor>& inputs);
 

@@ -12,7 +12,8 @@
 
 namespace dtensor::pipelining {
 
-// Inputs of a stage, on its mesh -> its outputs. The first stage gets the microbatch's inputs, each other one the outputs of the stage before.
+// Inputs of a stage, on its mesh -> its outputs. The first stage gets the microbatch's inputs, each other one the outputs of the stage
+// before.
 using StageForward = std::function<TensorVector(const TensorVector& inputs)>;
 
 // What a stage keeps of a microbatch from its forward to the end of its backward.

@@ -18,8 +18,8 @@ using Numbers = std::vector<int64_t>;
 // A tensor as a stage sends it: where it lies here and there, in the order of its dims in memory.
 struct Sent {
   LayoutPtr before, after;  // on the sender's mesh, and on the receiver's
-  Numbers order;         // after.sizes[i] are the tensor's sizes[order[i]]
-  bool tracked = false;  // whether its gradient comes back
+  Numbers order;            // after.sizes[i] are the tensor's sizes[order[i]]
+  bool tracked = false;     // whether its gradient comes back
 };
 
 namespace detail {
@@ -44,7 +44,8 @@ inline Placements placements_on(const DeviceMesh& to, const Layout& layout) {
   const auto& from = layout.mesh();
   for (int64_t m = 0; m < to.ndim(); ++m) {
     for (int64_t f = 0; f < from.ndim(); ++f) {
-      if (from.names()[f] == to.names()[m] && (from.size(f) == to.size(m) || layout.placements()[f].shares == nullptr)) placements[m] = layout.placements()[f];
+      if (from.names()[f] == to.names()[m] && (from.size(f) == to.size(m) || layout.placements()[f].shares == nullptr))
+        placements[m] = layout.placements()[f];
     }
   }
   return placements;
