@@ -281,20 +281,6 @@ void for_each_peer(const std::vector<int64_t>& counts, F f) {
   }
 }
 
-class AllOf final : public comm::Work {
- public:
-  explicit AllOf(std::vector<comm::WorkPtr> works) : works_(std::move(works)) {}
-  void wait() override {
-    for (const auto& work : works_) work->wait();
-  }
-  bool done() override {
-    return std::ranges::all_of(works_, [](const comm::WorkPtr& work) { return work->done(); });
-  }
-
- private:
-  const std::vector<comm::WorkPtr> works_;
-};
-
 // What is sent: without a copy where it is all of a contiguous tensor.
 at::Tensor outgoing_elements(const at::Tensor& local, const Prepared& prepared) {
   const auto& sent = prepared.sent;
@@ -341,7 +327,7 @@ comm::Async MeshChannel::receive(const LayoutPtr& before, const LayoutPtr& after
     add_work(works, std::move(part));
   });
   comm::Async received;
-  if (!works.empty()) received.work = c10::make_intrusive<AllOf>(std::move(works));
+  if (!works.empty()) received.work = c10::make_intrusive<comm::AllOf>(std::move(works));
   if (parts.size() == 1) {
     received.tensor = parts[0];
     return unpack(std::move(received), result, prepared);

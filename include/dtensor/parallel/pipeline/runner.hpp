@@ -11,6 +11,7 @@
 #include <dtensor/tensor/spmd.hpp>
 
 #include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
 
 #include <exception>
 #include <string_view>
@@ -99,6 +100,13 @@ inline at::Tensor on_mesh(const at::Tensor& tensor, const DeviceMesh& mesh) {
   return is_dtensor(tensor) ? tensor : distribute_tensor(tensor, mesh, Placements(mesh.ndim(), replicate())).tensor();
 }
 
+inline void check_loss(const at::Tensor& loss) {
+  require(loss.defined() && loss.numel() == 1, "pipeline", "the loss has sizes [{}]; expected one element; hint: sum() or mean() it",
+          loss.defined() ? fmt::format("{}", fmt::join(loss.sizes(), ", ")) : "");
+  require(loss.requires_grad() || !c10::GradMode::is_enabled(), "pipeline",
+          "the loss needs no gradient; hint: it must come from the last stage's outputs and parameters; evaluate() needs no gradients");
+}
+
 }  // namespace detail
 
 inline Runner::Runner(const DeviceMesh& mesh, std::string_view dim, Schedule schedule, const std::vector<StageForward>& forwards)
@@ -165,6 +173,7 @@ inline void Runner::forward(Stage& stage, int microbatch) {
   auto outputs = stage.forward(kept.inputs);
   if (last(stage)) {
     outputs = {(*loss_)(outputs, microbatch)};
+    detail::check_loss(outputs[0]);
     losses_[microbatch] = outputs[0].detach();
   }
   TensorVector tracked;
@@ -186,7 +195,8 @@ inline void Runner::forward(Stage& stage, int microbatch) {
 inline void Runner::backward(Stage& stage, int microbatch, Kind kind) {
   auto& kept = stage.kept.at(microbatch);
   std::optional<NoSync> no_sync;
-  if (kind != Kind::I && --stage.backwards > 0 || !sync_) no_sync.emplace();
+  const bool ends = kind != Kind::I && --stage.backwards == 0;  // the last of the stage: gradients are whole
+  if (!ends || !sync_) no_sync.emplace();
   const Spmd spmd(stage.mesh);
   if (kind == Kind::W) {
     kept.weights.run();
