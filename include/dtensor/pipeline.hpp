@@ -101,6 +101,9 @@ class Pipeline {
   PipelineStep run(const Tensors& inputs, const Tensors& targets, const Loss& loss, bool sync);
   Tensors cut_batch(const char* what, const at::Tensor& batch) const;
 
+  std::string mode() const;
+
+  torch::nn::Module* module_;
   comm::Communicator* group_;  // the ranks of the pipeline
   std::vector<int> cut_;
   std::vector<std::pair<std::string, at::Tensor>> own_;
@@ -162,6 +165,7 @@ inline at::Tensor broadcast_any(comm::Communicator& group, const at::Tensor& ten
 }  // namespace pipelining::detail
 
 inline Pipeline::Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std::vector<Piece> pieces, const PipelineOptions& options) {
+  module_ = &module;
   const auto dim = mesh.dim(options.dim);
   group_ = &mesh.communicator(dim);
   auto schedule = pipelining::detail::schedule_for(options, static_cast<int>(mesh.size(dim)));
@@ -217,6 +221,13 @@ inline std::vector<at::Tensor> Pipeline::parameters() const {
 
 inline void Pipeline::materialize() const { dtensor::materialize(parameters()); }
 
+// Which modules are training: a letter each.
+inline std::string Pipeline::mode() const {
+  std::string letters;
+  for (const auto& module : module_->modules()) letters += module->is_training() ? 't' : 'e';
+  return letters;
+}
+
 inline Pipeline::Tensors Pipeline::cut_batch(const char* what, const at::Tensor& batch) const {
   const auto rows = batch.defined() && batch.dim() > 0 ? batch.size(0) : 0;
   require(rows >= microbatches(), "pipeline", "the {} has {} rows; expected at least one for each of {} microbatches", what, rows,
@@ -254,7 +265,7 @@ inline PipelineStep Pipeline::run(const Tensors& inputs, const Tensors& targets,
                 outputs.size());
         return loss(outputs[0], targets[microbatch]);
       },
-      sync);
+      sync, mode());
   const NoSpmd plain;
   auto values = at::zeros({microbatches()}, at::kDouble);
   for (size_t i = 0; i < losses.size(); ++i) values[static_cast<int64_t>(i)] = full_tensor(losses[i]).item<double>();

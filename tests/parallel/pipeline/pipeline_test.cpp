@@ -168,6 +168,34 @@ TEST_CASE("pipelined model: beside another mesh dimension", "[pipeline]") {
   }
 }
 
+TEST_CASE("pipelined model: a model that is switched to eval draws nothing", "[pipeline]") {
+  const auto [ids, targets] = batch_of(0);
+  const auto x = ids, y = targets;
+  const auto program = [&](const auto& step, torch::nn::Module& model) {
+    for (const bool training : {true, false, true}) {
+      model.train(training);
+      step();
+    }
+    return torch::rand({3});
+  };
+  torch::manual_seed(1);
+  Model one(2);
+  const auto expected = program(
+      [&] {
+        for (int i = 0; i < 2; ++i) one.forward(x.tensor_split(2)[i]);
+      },
+      one);
+  REQUIRE_NOTHROW(on_ranks(2, [&](World&) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2}, {"pp"});
+    const Spmd spmd(stage_mesh(mesh));
+    torch::manual_seed(1);
+    Model model(2);
+    auto pipe = pipeline(model, mesh, model.pieces(), {.microbatches = 2});
+    const auto drawn = program([&] { pipe.step(x, y, loss_of); }, model);
+    require(full_tensor(drawn).equal(expected), "test", "other random numbers");
+  }));
+}
+
 TEST_CASE("pipelined model: parameters of other stages take no memory", "[pipeline]") {
   REQUIRE_NOTHROW(on_ranks(2, [&](World& world) {
     const auto mesh = init_device_mesh(c10::kCPU, {2}, {"pp"});

@@ -10,6 +10,7 @@
 #include <dtensor/rng/device_generator.hpp>
 #include <dtensor/tensor/spmd.hpp>
 
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
 
@@ -35,7 +36,9 @@ class Runner {
   // Returns the losses of the microbatches on ranks that have the last stage, elsewhere nothing.
   //
   // When a stage throws, the error names stage, microbatch and action, and all ranks throw.
-  TensorVector step(const std::vector<TensorVector>& inputs, const LossOf& loss, bool sync = true);
+  //
+  // What else decides how much stages draw and give belongs in `mode`: whether the model is training, for one.
+  TensorVector step(const std::vector<TensorVector>& inputs, const LossOf& loss, bool sync = true, const std::string& mode = "");
 
   const Schedule& schedule() const { return schedule_; }
   const DeviceMesh& mesh_of(int stage) const { return meshes_[schedule_.rank_of_stage[stage]]; }
@@ -259,7 +262,7 @@ inline size_t Runner::run_unknown(const Schedule& actions) {
   return own;
 }
 
-inline TensorVector Runner::step(const std::vector<TensorVector>& inputs, const LossOf& loss, bool sync) {
+inline TensorVector Runner::step(const std::vector<TensorVector>& inputs, const LossOf& loss, bool sync, const std::string& mode) {
   require(static_cast<int>(inputs.size()) == schedule_.microbatches, "pipeline", "got {} microbatches; expected the schedule's {}",
           inputs.size(), schedule_.microbatches);
   inputs_ = &inputs;
@@ -267,7 +270,7 @@ inline TensorVector Runner::step(const std::vector<TensorVector>& inputs, const 
   sync_ = sync;
   losses_.assign(has(schedule_.stages() - 1) ? inputs.size() : 0, at::Tensor());
   signatures_.clear();
-  for (const auto& x : inputs) signatures_.push_back(detail::signature_of(x));
+  for (const auto& x : inputs) signatures_.push_back(mode + detail::signature_of(x));
   for (auto& [index, stage] : stages_) {
     stage.kept.clear();
     stage.backwards = schedule_.microbatches;
