@@ -91,8 +91,8 @@ void skip_draws(at::Generator& generator, int64_t draws) {
   auto engine = cpu.engine();
   skip(engine, static_cast<uint64_t>(draws));
   cpu.set_engine(engine);
-  cpu.set_next_float_normal_sample(c10::nullopt);
-  cpu.set_next_double_normal_sample(c10::nullopt);
+  cpu.set_next_float_normal_sample({});
+  cpu.set_next_double_normal_sample({});
 }
 
 void go_on_from(at::Generator& generator, const at::Generator& other) { generator.set_state(other.get_state()); }
