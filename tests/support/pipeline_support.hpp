@@ -16,13 +16,15 @@ inline std::vector<Schedule> every_schedule(int ranks, int microbatches, int mos
   for (const auto& named : named_schedules()) {
     if (named.name == "automatic") continue;
     if (named.chunks > 0) schedules.push_back(named.make({ranks, microbatches}));
-    for (int chunks = 1; named.chunks == 0 && chunks <= most_chunks; ++chunks) schedules.push_back(named.make({ranks, microbatches, chunks}));
+    for (int chunks = 1; named.chunks == 0 && chunks <= most_chunks; ++chunks)
+      schedules.push_back(named.make({ranks, microbatches, chunks}));
   }
   return schedules;
 }
 
 inline std::string what_of(const Schedule& schedule) {
-  return fmt::format("{} on {} ranks, {} stages, {} microbatches", schedule.name, schedule.ranks.size(), schedule.stages(), schedule.microbatches);
+  return fmt::format("{} on {} ranks, {} stages, {} microbatches", schedule.name, schedule.ranks.size(), schedule.stages(),
+                     schedule.microbatches);
 }
 
 // Whether the lists of a schedule, whose stages each feed the next, are a whole step that comes to its end: by trying.
@@ -30,9 +32,7 @@ class Oracle {
  public:
   explicit Oracle(const Schedule& schedule) : schedule_(schedule), stages_(schedule.stages()), messages_(detail::has_messages(schedule)) {}
 
-  bool legal() {
-    return own_ranks() && once() && in_order() && ends();
-  }
+  bool legal() { return own_ranks() && once() && in_order() && ends(); }
 
  private:
   // The compute actions of a list by their texts, pairs taken apart.
@@ -58,7 +58,9 @@ class Oracle {
 
   bool has(int stage, const char* kind, int microbatch) const { return position_.contains(fmt::format("{}{}{}", stage, kind, microbatch)); }
   int at(int stage, const char* kind, int microbatch) const { return position_.at(fmt::format("{}{}{}", stage, kind, microbatch)); }
-  bool next_elsewhere(int stage) const { return stage + 1 < stages_ && schedule_.rank_of_stage[stage] != schedule_.rank_of_stage[stage + 1]; }
+  bool next_elsewhere(int stage) const {
+    return stage + 1 < stages_ && schedule_.rank_of_stage[stage] != schedule_.rank_of_stage[stage + 1];
+  }
 
   bool once() const {
     size_t count = 0;
@@ -68,7 +70,8 @@ class Oracle {
         if (!has(stage, "F", i) || first != second || whole == first) return false;
         count += whole ? 2 : 3;
         if (!messages_ || !next_elsewhere(stage)) continue;
-        if (!has(stage, "SEND_F", i) || !has(stage + 1, "RECV_F", i) || !has(stage + 1, "SEND_B", i) || !has(stage, "RECV_B", i)) return false;
+        if (!has(stage, "SEND_F", i) || !has(stage + 1, "RECV_F", i) || !has(stage + 1, "SEND_B", i) || !has(stage, "RECV_B", i))
+          return false;
         count += 4;
       }
     }
@@ -93,7 +96,8 @@ class Oracle {
   bool can_run(const Action& part) const {
     if (part.kind == Kind::F) return part.stage == 0 || done_.contains(fmt::format("{}F{}", part.stage - 1, part.microbatch));
     if (part.kind == Kind::W || part.stage + 1 == stages_) return true;
-    return done_.contains(fmt::format("{}B{}", part.stage + 1, part.microbatch)) || done_.contains(fmt::format("{}I{}", part.stage + 1, part.microbatch));
+    return done_.contains(fmt::format("{}B{}", part.stage + 1, part.microbatch)) ||
+           done_.contains(fmt::format("{}I{}", part.stage + 1, part.microbatch));
   }
 
   // A send and its receive run together, when both are next.

@@ -23,7 +23,8 @@ TEST_CASE("pipeline automatic: never worse than a schedule with a name and alway
         costs.message = message;
         for (const int most : {1 << 20, 2 * ranks * chunks, ranks * chunks, ranks * chunks / 2 + 1, chunks}) {
           if (most < chunks) continue;
-          INFO(ranks << " ranks " << microbatches << " microbatches " << chunks << " chunks " << message << " a message, " << most << " activations");
+          INFO(ranks << " ranks " << microbatches << " microbatches " << chunks << " chunks " << message << " a message, " << most
+                     << " activations");
           const auto found = automatic({ranks, microbatches, chunks}, costs, most);
           const auto timeline = simulate(found, costs);
           CHECK(Oracle(found).legal());

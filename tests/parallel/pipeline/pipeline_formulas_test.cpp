@@ -144,7 +144,8 @@ TEST_CASE("pipeline schedules: messages and speed over one rank", "[pipeline]") 
   for (const auto& schedule : every_schedule(4, 10)) {
     INFO(what_of(schedule));
     int boundaries = 0;
-    for (int stage = 0; stage + 1 < schedule.stages(); ++stage) boundaries += schedule.rank_of_stage[stage] != schedule.rank_of_stage[stage + 1];
+    for (int stage = 0; stage + 1 < schedule.stages(); ++stage)
+      boundaries += schedule.rank_of_stage[stage] != schedule.rank_of_stage[stage + 1];
     Costs costs;
     costs.message_bytes = 512;
     for (const auto& form : {schedule, with_messages(schedule)}) {

@@ -23,16 +23,18 @@ size_t occurrences(const std::string& in, const std::string& of) {
 }  // namespace
 
 TEST_CASE("pipeline text: actions", "[pipeline]") {
-  for (const std::string word : {"0F0", "12I345", "3W1", "7B0", "0SEND_F1", "1RECV_F2", "3SEND_B4", "2RECV_B4", "1UNSHARD", "2RESHARD", "3REDUCE_GRAD",
-                                 "(0F7;7B3)", "0SEND_F3@2", "2RECV_F3@0", "2SEND_B1@0", "0RECV_B1@2"}) {
+  for (const std::string word : {"0F0", "12I345", "3W1", "7B0", "0SEND_F1", "1RECV_F2", "3SEND_B4", "2RECV_B4", "1UNSHARD", "2RESHARD",
+                                 "3REDUCE_GRAD", "(0F7;7B3)", "0SEND_F3@2", "2RECV_F3@0", "2SEND_B1@0", "0RECV_B1@2"}) {
     CHECK(text(parse_action(word)) == word);
     CHECK(parse_action(csv_text(parse_action("  " + word + "\r"))) == parse_action(word));
   }
   CHECK(csv_text(parse_action("(0F7;7B3)")) == "(0F7;7B3)OVERLAP_F_B");
   CHECK(parse_action("( 0F7 ; 7B3 )OVERLAP_F_B") == overlapped(0, 7, 7, 3));
   CHECK(parse_action("0SEND_F3@1") == parse_action("0SEND_F3"));
-  for (const auto* word : {"", "F0", "0F", "0F-1", "-1F0", "0X0", "0F0F0", "0F0 1F0", "0UNSHARD3", "99999999999F0", "0F0@1", "0SEND_F0@", "(0F7;7I3)", "(0F7)",
-                           "(7B3;0F7)", "(0F7;7B3)X", "(0F7;7B3", "0OVERLAP_F_B0", "0f0", "0F1.5", ");(", "(;)"}) {
+  for (const auto* word :
+       {"",      "F0",        "0F",        "0F-1",  "-1F0",      "0X0",        "0F0F0",    "0F0 1F0",       "0UNSHARD3", "99999999999F0",
+        "0F0@1", "0SEND_F0@", "(0F7;7I3)", "(0F7)", "(7B3;0F7)", "(0F7;7B3)X", "(0F7;7B3", "0OVERLAP_F_B0", "0f0",       "0F1.5",
+        ");(",   "(;)"}) {
     INFO(word);
     refuses("is no action; expected [stage][F|I|W|B|", [&] { parse_action(word); });
   }

@@ -100,7 +100,9 @@ inline std::optional<int> take_number(std::string_view& text) {
 }
 
 // Where the other end of a message is unless it says something else: outputs go forward, gradients back.
-inline int next_stage(const Action& message) { return message.kind == Kind::SEND_F || message.kind == Kind::RECV_B ? message.stage + 1 : message.stage - 1; }
+inline int next_stage(const Action& message) {
+  return message.kind == Kind::SEND_F || message.kind == Kind::RECV_B ? message.stage + 1 : message.stage - 1;
+}
 
 inline bool of_microbatch(Kind kind) { return is_compute(kind) || is_message(kind); }
 
@@ -154,15 +156,14 @@ inline std::string text(const Action& action) {
   return result;
 }
 
-inline std::string csv_text(const Action& action) {
-  return action.kind == Kind::OVERLAP_F_B ? text(action) + "OVERLAP_F_B" : text(action);
-}
+inline std::string csv_text(const Action& action) { return action.kind == Kind::OVERLAP_F_B ? text(action) + "OVERLAP_F_B" : text(action); }
 
 inline Action parse_action(std::string_view text) {
   const auto word = detail::blanks_removed(text);
   const auto action = word.starts_with('(') ? detail::read_pair(word) : detail::read_simple(word);
   require(action.has_value(), "pipeline",
-          "'{}' is no action; expected [stage][F|I|W|B|SEND_F|RECV_F|SEND_B|RECV_B][microbatch], [stage][UNSHARD|RESHARD|REDUCE_GRAD] or a pair "
+          "'{}' is no action; expected [stage][F|I|W|B|SEND_F|RECV_F|SEND_B|RECV_B][microbatch], [stage][UNSHARD|RESHARD|REDUCE_GRAD] or a "
+          "pair "
           "([stage]F[microbatch];[stage]B[microbatch]); hint: stage 2's forward of microbatch 0 is 2F0",
           word.substr(0, 64));
   return *action;

@@ -7,10 +7,10 @@
 
 namespace dtensor::pipelining {
 
-// Of the schedules with these ranks, microbatches and chunks (by default one stage a rank; with two, stages in a loop and in a V), and of many orders
-// between and beside them, the one with the least makespan, and of those the one that holds the fewest activations. No rank holds more than
-// `most_activations`, of one stage and microbatch each, from F until W (or B). The result depends on the arguments alone, so all ranks find the same. Throws
-// where none fits.
+// Of the schedules with these ranks, microbatches and chunks (by default one stage a rank; with two, stages in a loop and in a V), and of
+// many orders between and beside them, the one with the least makespan, and of those the one that holds the fewest activations. No rank
+// holds more than `most_activations`, of one stage and microbatch each, from F until W (or B). The result depends on the arguments alone,
+// so all ranks find the same. Throws where none fits.
 Schedule automatic(const Sizes& sizes, const Costs& costs = {}, int most_activations = std::numeric_limits<int>::max());
 
 // -- How -----------------------------------------------------------------------------------------------------------------
@@ -136,8 +136,10 @@ inline std::vector<Schedule> orders_for(const Sizes& sizes, int chunks, int most
 inline Schedule automatic(const Sizes& sizes, const Costs& costs, int most_activations) {
   detail::check_sizes("automatic", sizes, 0);
   const int chunks = std::max(sizes.chunks, 1);
-  require(most_activations >= chunks, "pipeline", "automatic may hold {} activations on a rank; expected {} or more; hint: one microbatch has one in each of the "
-          "rank's {} stages", most_activations, chunks, chunks);
+  require(most_activations >= chunks, "pipeline",
+          "automatic may hold {} activations on a rank; expected {} or more; hint: one microbatch has one in each of the "
+          "rank's {} stages",
+          most_activations, chunks, chunks);
   const auto orders = detail::orders_for(sizes, chunks, most_activations);
   detail::check_costs(orders.front(), costs);
   detail::Search search(costs, most_activations);
@@ -147,7 +149,8 @@ inline Schedule automatic(const Sizes& sizes, const Costs& costs, int most_activ
   if (chunks == 2) search.consider(dualpipev(sizes));
   for (const auto& order : orders) search.consider_plans_of(order);
   auto best = std::move(search).best();
-  require(best.has_value(), "pipeline", "automatic found no schedule that holds at most {} activations on a rank; the least found is {}; hint: fewer chunks",
+  require(best.has_value(), "pipeline",
+          "automatic found no schedule that holds at most {} activations on a rank; the least found is {}; hint: fewer chunks",
           most_activations, search.fewest());
   best->name = "automatic";
   return *std::move(best);

@@ -13,9 +13,11 @@ enum class Pass { training, forward };
 // Throws unless
 //   - each stage is on one rank and runs the forward of each microbatch once and, in training, its backward once: B, or I and W;
 //   - a rank runs F before B and I, and I before W;
-//   - no rank waits forever. Messages in the lists are complete, and their ends meet in an order in which no rank waits forever even if each
+//   - no rank waits forever. Messages in the lists are complete, and their ends meet in an order in which no rank waits forever even if
+//   each
 //     send and receive blocks it until the other end is there. Without messages, with_messages() finds such an order;
-//   - with UNSHARD or REDUCE_GRAD in the lists, a stage is gathered where it computes and freed at the end, and reduced once, after its last
+//   - with UNSHARD or REDUCE_GRAD in the lists, a stage is gathered where it computes and freed at the end, and reduced once, after its
+//   last
 //     backward.
 // The error names rank, action and reason, and shows what stands around.
 void check(const Schedule& schedule, Pass pass = Pass::training);
@@ -26,19 +28,20 @@ namespace detail {
 
 inline void check_sizes(const Schedule& schedule) {
   const int ranks = static_cast<int>(schedule.ranks.size()), stages = schedule.stages();
-  require(ranks > 0 && stages > 0 && schedule.microbatches > 0, "pipeline",
-          "{} has {} ranks, {} stages and {} microbatches; expected one or more of each; hint: Schedule::ranks, rank_of_stage and microbatches",
-          name_of(schedule), ranks, stages, schedule.microbatches);
+  require(
+      ranks > 0 && stages > 0 && schedule.microbatches > 0, "pipeline",
+      "{} has {} ranks, {} stages and {} microbatches; expected one or more of each; hint: Schedule::ranks, rank_of_stage and microbatches",
+      name_of(schedule), ranks, stages, schedule.microbatches);
   for (int stage = 0; stage < stages; ++stage) {
     const int rank = schedule.rank_of_stage[stage];
-    require(rank >= 0 && rank < ranks, "pipeline", "{}: stage {} of {} is on {}; expected one of ranks 0 to {}; hint: {}", name_of(schedule), stage,
-            stages, rank < 0 ? std::string("no rank") : fmt::format("rank {}", rank), ranks - 1,
+    require(rank >= 0 && rank < ranks, "pipeline", "{}: stage {} of {} is on {}; expected one of ranks 0 to {}; hint: {}",
+            name_of(schedule), stage, stages, rank < 0 ? std::string("no rank") : fmt::format("rank {}", rank), ranks - 1,
             rank < 0 ? "no action names it" : "see Schedule::rank_of_stage");
   }
   for (const auto& [from, to] : schedule.edges) {
     require(from >= 0 && from < to && to < stages, "pipeline",
-            "{}: stage {} feeds stage {}; expected a later one of {} stages; hint: stages are numbered in the model's order", name_of(schedule), from,
-            to, stages);
+            "{}: stage {} feeds stage {}; expected a later one of {} stages; hint: stages are numbered in the model's order",
+            name_of(schedule), from, to, stages);
   }
 }
 
@@ -53,19 +56,21 @@ inline std::string first_of(const Schedule& schedule, int rank, int stage) {
 inline void check_action(const Schedule& schedule, const Place& place, const Action& action, Pass pass) {
   for (const auto& part : Parts(action)) {
     if (part.stage < 0 || part.stage >= schedule.stages()) {
-      refuse(schedule, place, "there is no stage {}; expected 0 to {}; hint: see Schedule::rank_of_stage", part.stage, schedule.stages() - 1);
+      refuse(schedule, place, "there is no stage {}; expected 0 to {}; hint: see Schedule::rank_of_stage", part.stage,
+             schedule.stages() - 1);
     }
     const int owner = schedule.rank_of_stage[part.stage];
     if (owner != place.rank) {
-      refuse(schedule, place, "stage {} is on rank {}, which has {}; expected it there; hint: all that a stage does is in one rank's list", part.stage, owner,
-             first_of(schedule, owner, part.stage));
+      refuse(schedule, place, "stage {} is on rank {}, which has {}; expected it there; hint: all that a stage does is in one rank's list",
+             part.stage, owner, first_of(schedule, owner, part.stage));
     }
     if (of_microbatch(part.kind) && (part.microbatch < 0 || part.microbatch >= schedule.microbatches)) {
       refuse(schedule, place, "there is no microbatch {}; expected 0 to {}; hint: see Schedule::microbatches", part.microbatch,
              schedule.microbatches - 1);
     }
     if (pass == Pass::forward && !in_forward(part.kind)) {
-      refuse(schedule, place, "a forward pass has none of these; expected F and its messages; hint: forward_only(schedule) is the schedule of one");
+      refuse(schedule, place,
+             "a forward pass has none of these; expected F and its messages; hint: forward_only(schedule) is the schedule of one");
     }
   }
 }
@@ -89,8 +94,8 @@ inline void check_count(const Schedule& schedule) {
   }
   const auto [stage, microbatch] = expected;
   lacks(schedule, {stage, Kind::F, microbatch}, place_of(schedule, {stage, Kind::F, microbatch - 1}),
-        "stage {} never runs microbatch {}; expected {} microbatches in each of {} stages; hint: each stage runs each microbatch once", stage, microbatch,
-        schedule.microbatches, schedule.stages());
+        "stage {} never runs microbatch {}; expected {} microbatches in each of {} stages; hint: each stage runs each microbatch once",
+        stage, microbatch, schedule.microbatches, schedule.stages());
 }
 
 inline void check_complete(const Schedule& schedule, const Positions& positions, int stage, int microbatch) {
@@ -103,7 +108,8 @@ inline void check_complete(const Schedule& schedule, const Positions& positions,
           at.weight < 0 ? "no backward" : "W without I", stage);
   }
   if (at.split && at.weight < 0) {
-    lacks(schedule, {stage, Kind::W, microbatch}, {rank, at.backward}, "I is half of a backward; expected its W; hint: B is both halves at once");
+    lacks(schedule, {stage, Kind::W, microbatch}, {rank, at.backward},
+          "I is half of a backward; expected its W; hint: B is both halves at once");
   }
   if (at.backward <= at.forward) {
     refuse(schedule, {rank, at.backward}, "it comes before {}, action {}; expected F before {}; hint: a backward needs what its F keeps",
@@ -126,7 +132,8 @@ inline void check(const Schedule& schedule, Pass pass) {
   detail::check_count(schedule);
   const detail::Positions positions(schedule);
   for (int stage = 0; stage < schedule.stages() && pass == Pass::training; ++stage) {
-    for (int microbatch = 0; microbatch < schedule.microbatches; ++microbatch) detail::check_complete(schedule, positions, stage, microbatch);
+    for (int microbatch = 0; microbatch < schedule.microbatches; ++microbatch)
+      detail::check_complete(schedule, positions, stage, microbatch);
   }
   detail::check_messages(schedule, positions, pass == Pass::training);
   detail::check_gathering(schedule);

@@ -55,11 +55,12 @@ class Messages {
   void read(const Place& place, const Action& action) {
     const int edge = edge_of(edges_, action), other = other_end(action);
     if (edge < 0) {
-      refuse(schedule_, place, "no edge joins stages {} and {}; expected a stage that feeds the other; hint: see Schedule::edges", action.stage, other);
+      refuse(schedule_, place, "no edge joins stages {} and {}; expected a stage that feeds the other; hint: see Schedule::edges",
+             action.stage, other);
     }
     if (!edges_.crosses(edge)) {
-      refuse(schedule_, place, "stages {} and {} are both on rank {}; expected no message; hint: they hand over without one", action.stage, other,
-             place.rank);
+      refuse(schedule_, place, "stages {} and {} are both on rank {}; expected no message; hint: they hand over without one", action.stage,
+             other, place.rank);
     }
     auto& ends = ends_[key(edge, action.kind == Kind::SEND_F || action.kind == Kind::RECV_F, action.microbatch)];
     int& position = is_send(action.kind) ? ends.send : ends.receive;
@@ -81,14 +82,17 @@ class Messages {
     const Place maker{schedule_.rank_of_stage[from], forward ? made.forward : made.backward};
     const Place user{schedule_.rank_of_stage[to], forward ? used.forward : used.backward};
     const auto what = forward ? "output" : "gradient";
-    if (send < 0) lacks(schedule_, sends, maker, "rank {} needs this {}; expected each message once; hint: see with_messages", user.rank, what);
-    if (receive < 0) lacks(schedule_, receives, user, "rank {} sends this {}; expected each message once; hint: see with_messages", maker.rank, what);
+    if (send < 0)
+      lacks(schedule_, sends, maker, "rank {} needs this {}; expected each message once; hint: see with_messages", user.rank, what);
+    if (receive < 0)
+      lacks(schedule_, receives, user, "rank {} sends this {}; expected each message once; hint: see with_messages", maker.rank, what);
     if (send < maker.position) {
       refuse(schedule_, {maker.rank, send}, "the {} is made later, by {}, action {}; expected it before; hint: see with_messages", what,
              text(schedule_.ranks[maker.rank][maker.position]), maker.position);
     }
     if (receive > user.position) {
-      refuse(schedule_, {user.rank, receive}, "the {} is needed earlier, by {}, action {}; expected the message before; hint: see with_messages", what,
+      refuse(schedule_, {user.rank, receive},
+             "the {} is needed earlier, by {}, action {}; expected the message before; hint: see with_messages", what,
              text(schedule_.ranks[user.rank][user.position]), user.position);
     }
   }
@@ -122,7 +126,8 @@ inline void check_gathered(const Schedule& schedule, int rank, std::vector<int>&
         refuse(schedule, {rank, i}, "it is gathered since action {}; expected RESHARD between; hint: leave one out", gathered);
       }
       if ((is_compute(part.kind) || part.kind == Kind::RESHARD) && gathered < 0) {
-        refuse(schedule, {rank, i}, "stage {}'s parameters are not gathered; expected {}UNSHARD before; hint: see with_gathering", part.stage, part.stage);
+        refuse(schedule, {rank, i}, "stage {}'s parameters are not gathered; expected {}UNSHARD before; hint: see with_gathering",
+               part.stage, part.stage);
       }
       if (part.kind == Kind::UNSHARD) gathered = i;
       if (part.kind == Kind::RESHARD) gathered = -1;
@@ -140,16 +145,19 @@ inline void check_reduced(const Schedule& schedule, int stage) {
       if (part.kind == Kind::B || part.kind == Kind::W) last = i;
       if (part.kind != Kind::REDUCE_GRAD) continue;
       if (reduced >= 0) {
-        refuse(schedule, {rank, i}, "it comes twice, first as action {}; expected once, after the last backward; hint: leave one out", reduced);
+        refuse(schedule, {rank, i}, "it comes twice, first as action {}; expected once, after the last backward; hint: leave one out",
+               reduced);
       }
       reduced = i;
     }
   }
   if (reduced < 0) {
-    lacks(schedule, {stage, Kind::REDUCE_GRAD}, {rank, last}, "other stages reduce their gradients; expected it of all; hint: see with_reductions");
+    lacks(schedule, {stage, Kind::REDUCE_GRAD}, {rank, last},
+          "other stages reduce their gradients; expected it of all; hint: see with_reductions");
   }
   if (reduced < last) {
-    refuse(schedule, {rank, reduced}, "the stage's last backward is {}, action {}; expected it before; hint: gradients are reduced once, when all are there",
+    refuse(schedule, {rank, reduced},
+           "the stage's last backward is {}, action {}; expected it before; hint: gradients are reduced once, when all are there",
            text(list[last]), last);
   }
 }
@@ -160,8 +168,8 @@ inline void check_gathering(const Schedule& schedule) {
     for (int rank = 0; rank < static_cast<int>(schedule.ranks.size()); ++rank) check_gathered(schedule, rank, since);
     for (int stage = 0; stage < schedule.stages(); ++stage) {
       if (since[stage] < 0) continue;
-      refuse(schedule, {schedule.rank_of_stage[stage], since[stage]}, "nothing frees it; expected {}RESHARD after its last use; hint: see with_gathering",
-             stage);
+      refuse(schedule, {schedule.rank_of_stage[stage], since[stage]},
+             "nothing frees it; expected {}RESHARD after its last use; hint: see with_gathering", stage);
     }
   }
   if (has_any(schedule, Kind::REDUCE_GRAD, Kind::REDUCE_GRAD)) {

@@ -57,7 +57,7 @@ inline void find_sizes(Schedule& schedule) {
 
 inline Schedule from_csv(std::string_view text, std::string name) {
   Schedule schedule{std::move(name), 0, {}, {}};
-  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);          // which some editors put first
+  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);  // which some editors put first
   text = text.substr(0, text.find_last_not_of(" \t\r\n") + 1);  // no rank for empty lines at the end
   for (int row = 1; !text.empty(); ++row) {
     const auto end = std::min(text.find('\n'), text.size());

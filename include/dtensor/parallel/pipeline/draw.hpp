@@ -41,15 +41,19 @@ class Svg {
   std::string draw() {
     const auto ranks = static_cast<double>(schedule_.ranks.size());
     const double width = std::max(kLeft + timeline_.makespan * scale_ + kRight, kLegendWidth), height = kTop + ranks * kRow + kBottom;
-    text_ = fmt::format("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{:.0f}\" height=\"{:.0f}\" font-family=\"sans-serif\" font-size=\"12\">\n"
-                        "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n", width, height);
-    write(kLeft, 20, "start", fmt::format("{}: {} ranks, {} microbatches, makespan {:g}, bubble {:.1f} %", escaped(schedule_.name), ranks,
-                                          schedule_.microbatches, timeline_.makespan, 100 * timeline_.bubble()), "font-weight=\"bold\"");
+    text_ = fmt::format(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{:.0f}\" height=\"{:.0f}\" font-family=\"sans-serif\" font-size=\"12\">\n"
+        "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
+        width, height);
+    write(kLeft, 20, "start",
+          fmt::format("{}: {} ranks, {} microbatches, makespan {:g}, bubble {:.1f} %", escaped(schedule_.name), ranks,
+                      schedule_.microbatches, timeline_.makespan, 100 * timeline_.bubble()),
+          "font-weight=\"bold\"");
     for (size_t rank = 0; rank < schedule_.ranks.size(); ++rank) {
       const double y = kTop + static_cast<double>(rank) * kRow;
       write(kLeft - 8, y + kRow / 2 + 2, "end", fmt::format("rank {}", rank));
-      text_ += fmt::format("<rect x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" fill=\"#f0f0f0\"/>\n", kLeft, y, timeline_.makespan * scale_,
-                           kRow - kGap);
+      text_ += fmt::format("<rect x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" fill=\"#f0f0f0\"/>\n", kLeft, y,
+                           timeline_.makespan * scale_, kRow - kGap);
     }
     for_each_box([&](int rank, const Action& action, const Interval& time) { draw_action(rank, action, time); });
     draw_axis(kTop + ranks * kRow + 14);
@@ -58,8 +62,8 @@ class Svg {
   }
 
  private:
-  static constexpr double kLeft = 70, kRight = 20, kTop = 34, kBottom = 54, kRow = 28, kGap = 4, kBox = 20, kNarrowest = 600, kWidest = 12000,
-                          kLegendWidth = 780;
+  static constexpr double kLeft = 70, kRight = 20, kTop = 34, kBottom = 54, kRow = 28, kGap = 4, kBox = 20, kNarrowest = 600,
+                          kWidest = 12000, kLegendWidth = 780;
 
   static std::string escaped(std::string_view name) {
     std::string safe;
@@ -95,13 +99,15 @@ class Svg {
     double y = kTop + rank * kRow;
     for (const auto& part : Parts(action)) {
       const int chunk = chunk_[part.stage];
-      text_ += fmt::format("<rect x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" fill=\"{}\" stroke=\"white\" stroke-width=\"{}\">"
-                           "<title>{} from {:g} to {:g}</title></rect>\n", x, y, width, height, color(part.kind, chunk), width > 4 ? 0.8 : 0,
-                           text(action), time.start, time.end);
+      text_ += fmt::format(
+          "<rect x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" fill=\"{}\" stroke=\"white\" stroke-width=\"{}\">"
+          "<title>{} from {:g} to {:g}</title></rect>\n",
+          x, y, width, height, color(part.kind, chunk), width > 4 ? 0.8 : 0, text(action), time.start, time.end);
       const auto number = fmt::format("{}", part.microbatch);
       const bool dark = chunk * 2 <= chunks_ - 1 && part.kind != Kind::W;
       if (width >= 7.0 * static_cast<double>(number.size()) + 1) {
-        write(x + width / 2, y + height / 2 + 4, "middle", number, fmt::format("fill=\"{}\" font-size=\"{}\"", dark ? "white" : "#202020", pair ? 10 : 11));
+        write(x + width / 2, y + height / 2 + 4, "middle", number,
+              fmt::format("fill=\"{}\" font-size=\"{}\"", dark ? "white" : "#202020", pair ? 10 : 11));
       }
       y += height;
     }
@@ -111,7 +117,8 @@ class Svg {
     const double ten = std::pow(10, std::floor(std::log10(std::max(timeline_.makespan, 1e-300))));
     double step = ten;
     for (const double part : {0.5, 0.2, 0.1}) step = timeline_.makespan / step < 8 ? part * ten : step;
-    for (double at = 0; at <= timeline_.makespan * 1.0001; at += step) write(kLeft + at * scale_, y, "middle", fmt::format("{:g}", at), "fill=\"#606060\"");
+    for (double at = 0; at <= timeline_.makespan * 1.0001; at += step)
+      write(kLeft + at * scale_, y, "middle", fmt::format("{:g}", at), "fill=\"#606060\"");
   }
 
   void draw_legend(double y) {
@@ -119,7 +126,8 @@ class Svg {
     for (size_t kind = 0; kind < kColors.size(); ++kind) {
       if (!occurs_[kind]) continue;
       for (int chunk = 0; chunk < chunks_; ++chunk, x += 16) {
-        text_ += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"14\" height=\"14\" fill=\"{}\"/>\n", x, y, color(static_cast<Kind>(kind), chunk));
+        text_ +=
+            fmt::format("<rect x=\"{}\" y=\"{}\" width=\"14\" height=\"14\" fill=\"{}\"/>\n", x, y, color(static_cast<Kind>(kind), chunk));
       }
       write(x + 4, y + 12, "start", std::string(kMeanings[kind]));
       x += 20 + 7.0 * static_cast<double>(kMeanings[kind].size());
@@ -159,9 +167,11 @@ inline std::string to_chrome_trace(const Schedule& schedule, const Timeline& tim
     for (size_t i = 0; i < list.size(); ++i) {
       if (!is_compute(list[i].kind)) continue;
       const auto [start, end] = timeline.actions[rank][i];
-      json += fmt::format(",\n{{\"name\":\"{}\",\"cat\":\"{}\",\"ph\":\"X\",\"ts\":{:.3f},\"dur\":{:.3f},\"pid\":0,\"tid\":{},\"args\":{{\"stage\":{},"
-                          "\"microbatch\":{}}}}}", text(list[i]), detail::kKindNames[static_cast<size_t>(list[i].kind)], start * kMicroseconds,
-                          (end - start) * kMicroseconds, rank, list[i].stage, list[i].microbatch);
+      json += fmt::format(
+          ",\n{{\"name\":\"{}\",\"cat\":\"{}\",\"ph\":\"X\",\"ts\":{:.3f},\"dur\":{:.3f},\"pid\":0,\"tid\":{},\"args\":{{\"stage\":{},"
+          "\"microbatch\":{}}}}}",
+          text(list[i]), detail::kKindNames[static_cast<size_t>(list[i].kind)], start * kMicroseconds, (end - start) * kMicroseconds, rank,
+          list[i].stage, list[i].microbatch);
     }
   }
   return json + "\n]}\n";

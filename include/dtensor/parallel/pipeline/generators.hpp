@@ -15,20 +15,20 @@ namespace dtensor::pipelining {
 // All forwards, then all backwards (Huang et al., "GPipe", 2019).
 Schedule gpipe(const Sizes& sizes);
 
-// Forward and backward in turns, after the forwards that the stages behind need (Narayanan et al., "PipeDream-Flush", 2021): rank r holds at
-// most p-r microbatches.
+// Forward and backward in turns, after the forwards that the stages behind need (Narayanan et al., "PipeDream-Flush", 2021): rank r holds
+// at most p-r microbatches.
 Schedule one_f_one_b(const Sizes& sizes);
 
-// The same with several stages on a rank, which divides the bubble by their number (Narayanan et al., "Megatron-LM", 2021). The microbatches pass
-// a rank's stages in rounds of p or more each; they need not divide by p.
+// The same with several stages on a rank, which divides the bubble by their number (Narayanan et al., "Megatron-LM", 2021). The
+// microbatches pass a rank's stages in rounds of p or more each; they need not divide by p.
 Schedule interleaved(const Sizes& sizes);
 
-// All forwards of a stage, then those of the rank's next one, and backwards the other way round, microbatches too (Lamy-Poirier, "Breadth-First
-// Pipeline Parallelism", 2022). Gradients add up in another order than on one device.
+// All forwards of a stage, then those of the rank's next one, and backwards the other way round, microbatches too (Lamy-Poirier,
+// "Breadth-First Pipeline Parallelism", 2022). Gradients add up in another order than on one device.
 Schedule looped_bfs(const Sizes& sizes);
 
-// 1F1B whose backward is split: a rank passes the gradient on first (I) and does its weights (W) where it would wait (Qi et al., "Zero Bubble
-// Pipeline Parallelism", 2023: ZB-H1). No more memory than 1F1B's on rank 0.
+// 1F1B whose backward is split: a rank passes the gradient on first (I) and does its weights (W) where it would wait (Qi et al., "Zero
+// Bubble Pipeline Parallelism", 2023: ZB-H1). No more memory than 1F1B's on rank 0.
 Schedule zb1p(const Sizes& sizes);
 
 // The same with almost twice the forwards first, which fills the rest of the bubble where F = I = W (ZB-H2).
@@ -43,9 +43,10 @@ namespace detail {
 
 inline void check_sizes(std::string_view name, const Sizes& sizes, int chunks) {
   require(sizes.ranks >= 1 && sizes.microbatches >= 1, "pipeline",
-          "{} got {} ranks and {} microbatches; expected one or more; hint: the microbatches of one step", name, sizes.ranks, sizes.microbatches);
-  require(sizes.chunks == 0 || chunks == 0 || sizes.chunks == chunks, "pipeline", "{} has {} stages on a rank; got {} chunks; hint: {}", name,
-          chunks, sizes.chunks, chunks == 1 ? "interleaved and interleaved_zb take any number" : "leave the number of chunks out");
+          "{} got {} ranks and {} microbatches; expected one or more; hint: the microbatches of one step", name, sizes.ranks,
+          sizes.microbatches);
+  require(sizes.chunks == 0 || chunks == 0 || sizes.chunks == chunks, "pipeline", "{} has {} stages on a rank; got {} chunks; hint: {}",
+          name, chunks, sizes.chunks, chunks == 1 ? "interleaved and interleaved_zb take any number" : "leave the number of chunks out");
   require(sizes.chunks >= 0 && static_cast<int64_t>(sizes.ranks) * std::max(sizes.chunks, 1) < kTooMany && sizes.microbatches < kTooMany,
           "pipeline", "{} got {} ranks, {} chunks and {} microbatches; expected fewer than {} stages and microbatches", name, sizes.ranks,
           sizes.chunks, sizes.microbatches, kTooMany);

@@ -15,8 +15,8 @@ struct Place {
   int position = 0;
 };
 
-// What stands around `places`, which are marked with > <: a row of each of their ranks and, where there is only one, of the two ranks on either
-// side of it at the same positions.
+// What stands around `places`, which are marked with > <: a row of each of their ranks and, where there is only one, of the two ranks on
+// either side of it at the same positions.
 std::string grid_around(const Schedule& schedule, const std::vector<Place>& places);
 
 // -- How -----------------------------------------------------------------------------------------------------------------
@@ -51,7 +51,8 @@ inline std::string grid_around(const Schedule& schedule, const std::vector<Place
   size_t width = 6;
   for (const auto& [rank, position] : rows) {
     const auto& list = schedule.ranks[rank];
-    for (int i = std::max(0, position - detail::kColumnsAround); i <= position + detail::kColumnsAround && i < static_cast<int>(list.size()); ++i) {
+    for (int i = std::max(0, position - detail::kColumnsAround);
+         i <= position + detail::kColumnsAround && i < static_cast<int>(list.size()); ++i) {
       width = std::max(width, text(list[i]).size() + 3);
     }
   }

@@ -7,9 +7,9 @@
 
 namespace dtensor::pipelining {
 
-// The schedule with a send after each action whose result another rank needs, and the receive in that rank's list at the same time. Ends meet in
-// one order of all ranks, so that no send or receive waits forever, even unbuffered. The order is PyTorch's. Throws for schedules that check()
-// refuses.
+// The schedule with a send after each action whose result another rank needs, and the receive in that rank's list at the same time. Ends
+// meet in one order of all ranks, so that no send or receive waits forever, even unbuffered. The order is PyTorch's. Throws for schedules
+// that check() refuses.
 Schedule with_messages(const Schedule& schedule);
 
 // The schedule with UNSHARD and RESHARD: a rank gathers the parameters of the `stages` stages that it needs next, and frees the others.
@@ -124,15 +124,15 @@ inline std::vector<Action> with_gathering(const std::vector<Action>& list, int s
 }  // namespace detail
 
 inline Schedule with_messages(const Schedule& schedule) {
-  require(!detail::has_messages(schedule), "pipeline", "{} has messages already; expected none; hint: compute_only(schedule) takes them out",
-          detail::name_of(schedule));
+  require(!detail::has_messages(schedule), "pipeline",
+          "{} has messages already; expected none; hint: compute_only(schedule) takes them out", detail::name_of(schedule));
   check(schedule, detail::trains(schedule) ? Pass::training : Pass::forward);
   return detail::Lowering(schedule).run();
 }
 
 inline Schedule with_gathering(const Schedule& schedule, int stages) {
-  require(stages >= 1, "pipeline", "with_gathering got {} stages; expected one or more; hint: 3 are one forward, one backward and the next one",
-          stages);
+  require(stages >= 1, "pipeline",
+          "with_gathering got {} stages; expected one or more; hint: 3 are one forward, one backward and the next one", stages);
   auto result = schedule;
   for (int rank = 0; rank < static_cast<int>(result.ranks.size()); ++rank) {
     const auto own = std::ranges::count(schedule.rank_of_stage, rank);

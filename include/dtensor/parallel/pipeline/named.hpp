@@ -52,8 +52,10 @@ inline Schedule make_schedule(std::string_view name, const Sizes& sizes) {
     if (same(schedule.name) || (!schedule.pytorch.empty() && same(schedule.pytorch))) return schedule.make(sizes);
     names += fmt::format("{}{}", names.empty() ? "" : ", ", schedule.name);
   }
-  fail("pipeline", "there is no schedule '{}'; expected one of {}; hint: PyTorch's names are understood too, and a schedule of your own is a function "
-       "that returns one", name.substr(0, 64), names);
+  fail("pipeline",
+       "there is no schedule '{}'; expected one of {}; hint: PyTorch's names are understood too, and a schedule of your own is a function "
+       "that returns one",
+       name.substr(0, 64), names);
 }
 
 }  // namespace dtensor::pipelining

@@ -23,8 +23,8 @@ struct PlanRules {
   double patience = 0;
 };
 
-// A schedule with the stages of `order` in which each rank runs the forwards and backwards of its list in about that order, backwards split into I and
-// W. None if ranks would hold too many activations to go on. Expects an order that check() takes.
+// A schedule with the stages of `order` in which each rank runs the forwards and backwards of its list in about that order, backwards split
+// into I and W. None if ranks would hold too many activations to go on. Expects an order that check() takes.
 std::optional<Schedule> plan_weights(const Schedule& order, const Costs& costs = {}, const PlanRules& rules = {});
 
 // -- How -----------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ template <class... Args>
 
 // Throws the error of an action that is missing; shows what stands around `place`.
 template <class... Args>
-[[noreturn]] void lacks(const Schedule& schedule, const Action& action, const Place& place, fmt::format_string<Args...> why, Args&&... args) {
+[[noreturn]] void lacks(const Schedule& schedule, const Action& action, const Place& place, fmt::format_string<Args...> why,
+                        Args&&... args) {
   fail("pipeline", "{}: rank {}, {} is missing: {}\n{}", name_of(schedule), place.rank, text(action),
        fmt::format(why, std::forward<Args>(args)...), grid_around(schedule, {place}));
 }
@@ -68,7 +69,9 @@ inline bool trains(const Schedule& schedule) {
 inline Place place_of(const Schedule& schedule, const Action& action) {
   const int rank = schedule.rank_of_stage[action.stage];
   const auto& list = schedule.ranks[rank];
-  const auto has = [&](const Action& other) { return std::ranges::any_of(Parts(other), [&](const Action& part) { return part == action; }); };
+  const auto has = [&](const Action& other) {
+    return std::ranges::any_of(Parts(other), [&](const Action& part) { return part == action; });
+  };
   const auto found = std::ranges::find_if(list, has);
   return {rank, found == list.end() ? 0 : static_cast<int>(found - list.begin())};
 }
@@ -97,7 +100,8 @@ inline void Positions::read(const Schedule& schedule, const Place& place, const 
   position = place.position;
   at.split = at.split || part.kind == Kind::I;
   if (at.weight >= 0 && at.backward >= 0 && !at.split) {
-    refuse(schedule, place, "the backward is whole in B, action {}; expected B, or I and W; hint: leave W out, or write I for B", at.backward);
+    refuse(schedule, place, "the backward is whole in B, action {}; expected B, or I and W; hint: leave W out, or write I for B",
+           at.backward);
   }
 }
 

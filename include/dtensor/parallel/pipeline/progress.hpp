@@ -1,5 +1,5 @@
-// Runs a schedule's lists without computing anything: each action when what it needs is there. The checker asks whether all of them run, the
-// simulator when.
+// Runs a schedule's lists without computing anything: each action when what it needs is there. The checker asks whether all of them run,
+// the simulator when.
 #pragma once
 
 #include <dtensor/parallel/pipeline/schedule.hpp>
@@ -60,7 +60,9 @@ class Progress {
   size_t key(int edge, bool forward, int microbatch) const {
     return (static_cast<size_t>(edge) * 2 + forward) * schedule_.microbatches + microbatch;
   }
-  const std::vector<int>& needed(const Action& part) const { return part.kind == Kind::F ? edges_.into[part.stage] : edges_.out_of[part.stage]; }
+  const std::vector<int>& needed(const Action& part) const {
+    return part.kind == Kind::F ? edges_.into[part.stage] : edges_.out_of[part.stage];
+  }
   void provide(int edge, bool forward, int microbatch, double when);
   void wake(int rank);
 

@@ -18,9 +18,9 @@ struct StageEdge {
 struct Schedule {
   std::string name;
   int microbatches = 0;
-  std::vector<int> rank_of_stage;           // of each stage, in the model's order
-  std::vector<std::vector<Action>> ranks;   // what each rank does, in this order
-  std::vector<StageEdge> edges{};           // which stage feeds which later ones; none: each stage feeds the next one
+  std::vector<int> rank_of_stage;          // of each stage, in the model's order
+  std::vector<std::vector<Action>> ranks;  // what each rank does, in this order
+  std::vector<StageEdge> edges{};          // which stage feeds which later ones; none: each stage feeds the next one
 
   int stages() const { return static_cast<int>(rank_of_stage.size()); }
 };

@@ -82,11 +82,11 @@ namespace detail {
 inline void check_costs(const Schedule& schedule, const Costs& costs) {
   const auto valid = [](const StageCost& cost) { return cost.forward >= 0 && cost.input_gradient >= 0 && cost.weight_gradient >= 0; };
   require(valid(costs.stage) && std::ranges::all_of(costs.stages, valid) && costs.message >= 0, "pipeline",
-          "costs are forward {}, input gradient {}, weight gradient {}, message {}; expected none below 0; hint: see Costs", costs.stage.forward,
-          costs.stage.input_gradient, costs.stage.weight_gradient, costs.message);
+          "costs are forward {}, input gradient {}, weight gradient {}, message {}; expected none below 0; hint: see Costs",
+          costs.stage.forward, costs.stage.input_gradient, costs.stage.weight_gradient, costs.message);
   require(costs.stages.empty() || costs.stages.size() == schedule.rank_of_stage.size(), "pipeline",
-          "{} has {} stages, and there are costs of {}; expected as many; hint: Costs::stage is for stages that are alike", name_of(schedule),
-          schedule.stages(), costs.stages.size());
+          "{} has {} stages, and there are costs of {}; expected as many; hint: Costs::stage is for stages that are alike",
+          name_of(schedule), schedule.stages(), costs.stages.size());
 }
 
 // The most activations that a list holds at once, when `frees` says which backwards end them.
@@ -127,7 +127,9 @@ inline Timeline simulate_checked(const Schedule& schedule, const Costs& costs) {
   for (const auto& list : schedule.ranks) timeline.actions.emplace_back(list.size());
   Progress progress(schedule, {.message = costs.message});
   progress.run([&](const Action& action) { return duration(action, costs); },
-               [&](int rank, int position, double start, double end) { timeline.actions[rank][position] = {start, end}; });
+               [&](int rank, int position, double start, double end) {
+                 timeline.actions[rank][position] = {start, end};
+               });
   double first = 0, last = 0;
   for (size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
     const auto& list = schedule.ranks[rank];

@@ -10,19 +10,19 @@
 
 namespace dtensor::pipelining {
 
-// No bubble between a rank's first and last action where F = I = W, with 1F1B's memory (Qi et al., "Zero Bubble Pipeline Parallelism", 2023,
-// section 6).
+// No bubble between a rank's first and last action where F = I = W, with 1F1B's memory (Qi et al., "Zero Bubble Pipeline Parallelism",
+// 2023, section 6).
 Schedule zbv(const Sizes& sizes);
 
 // About half of 1F1B's memory, and half of its bubble where F = I = W (Qi et al., "Pipeline Parallelism with Controllable Memory", 2024).
 Schedule v_half(const Sizes& sizes);
 
-// About a third of 1F1B's memory and two thirds of its bubble where F = I = W. Where they differ much, the bubble grows with the microbatches (the same
-// paper).
+// About a third of 1F1B's memory and two thirds of its bubble where F = I = W. Where they differ much, the bubble grows with the
+// microbatches (the same paper).
 Schedule v_min(const Sizes& sizes);
 
-// Forward and backward of two stages overlap in pairs, so that the communication of experts hides behind computation (DeepSeek-AI, "DualPipe", 2024, cut
-// in half by Sea AI Lab).
+// Forward and backward of two stages overlap in pairs, so that the communication of experts hides behind computation (DeepSeek-AI,
+// "DualPipe", 2024, cut in half by Sea AI Lab).
 Schedule dualpipev(const Sizes& sizes);
 
 // -- How -----------------------------------------------------------------------------------------------------------------
@@ -78,8 +78,8 @@ inline std::optional<Action> up_to(const Action& action, int microbatches) {
   return count == 2 ? action : kept;
 }
 
-// A schedule in a V, each rank's list by `list_of(rank, microbatches)`. The patterns want some microbatches: of fewer, those that are missing are left
-// out.
+// A schedule in a V, each rank's list by `list_of(rank, microbatches)`. The patterns want some microbatches: of fewer, those that are
+// missing are left out.
 template <class ListOf>
 Schedule in_v(std::string name, const Sizes& sizes, int fewest, ListOf list_of) {
   check_sizes(name, sizes, 2);
@@ -139,8 +139,8 @@ inline Schedule zbv(const Sizes& sizes) {
 
 namespace detail {
 
-// When a rank does F of its first and second stage, then I of the second and first, for microbatch 0. Each later microbatch comes six units behind the one
-// before, so that a microbatch holds its activations only as long as the pattern is high.
+// When a rank does F of its first and second stage, then I of the second and first, for microbatch 0. Each later microbatch comes six units
+// behind the one before, so that a microbatch holds its activations only as long as the pattern is high.
 using Pattern = std::array<int, 4>;
 
 // The microbatches in the order of a pattern, with W's where ranks would wait and at most `most` activations on a rank.
@@ -189,7 +189,8 @@ inline Schedule v_min(const Sizes& sizes) {
 }
 
 inline Schedule dualpipev(const Sizes& sizes) {
-  return detail::in_v("dualpipev", sizes, 2 * sizes.ranks, [&](int rank, int count) { return detail::dualpipev_list(sizes.ranks, rank, count); });
+  return detail::in_v("dualpipev", sizes, 2 * sizes.ranks,
+                      [&](int rank, int count) { return detail::dualpipev_list(sizes.ranks, rank, count); });
 }
 
 }  // namespace dtensor::pipelining
