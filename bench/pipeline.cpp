@@ -1,6 +1,6 @@
-// Schedules of pipelines with stages that sleep: 4 ms in the forward, 4 ms for the gradient of the inputs and 4 ms for that of the parameters.
-// Sleeping needs no core, so what is measured is the schedule and what the library adds to it. Counters: the simulated milliseconds of a
-// step, and `ratio`, the measured ones over them. Names are SCHEDULE/RANKS/MICROBATCHES.
+// Schedules of pipelines with stages that sleep: 4 ms in the forward, 4 ms for the gradient of the inputs and 4 ms for that of the
+// parameters. Sleeping needs no core, so what is measured is the schedule and what the library adds to it. Counters: the simulated
+// milliseconds of a step, and `ratio`, the measured ones over them. Names are SCHEDULE/RANKS/MICROBATCHES.
 #include "main.hpp"
 #include "ranks.hpp"
 
@@ -83,8 +83,8 @@ const bool registered = [] {
   for (const int ranks : {4, 8}) {
     for (const auto& schedule : dt::pipelining::named_schedules()) {
       const std::string name(schedule.name);
-      benchmark::RegisterBenchmark((name + "/" + std::to_string(ranks) + "/" + std::to_string(2 * ranks)).c_str(), sleep_pipeline, name, ranks,
-                                   2 * ranks)
+      benchmark::RegisterBenchmark((name + "/" + std::to_string(ranks) + "/" + std::to_string(2 * ranks)).c_str(), sleep_pipeline, name,
+                                   ranks, 2 * ranks)
           ->UseManualTime()
           ->Iterations(1)
           ->Unit(benchmark::kMillisecond);

@@ -17,7 +17,7 @@ using namespace dtensor::pipelining;
 
 struct Options {
   std::string name, check_file, svg_file, trace_file;
-  Sizes sizes{0, 0, 0};
+  PipelineSize sizes{0, 0, 0};
   std::vector<double> costs;
   double overlapped = -1;
   int memory = 0;  // 0: any

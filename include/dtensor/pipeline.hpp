@@ -41,7 +41,7 @@ struct PipelineOptions {
   int microbatches = 0;           // 0: twice as many as ranks
   int chunks = 0;                 // stages of a rank; 0: what the schedule has
   // A schedule of your own, in place of a name.
-  std::function<pipelining::Schedule(const pipelining::Sizes& sizes)> make_schedule = {};
+  std::function<pipelining::Schedule(const pipelining::PipelineSize& sizes)> make_schedule = {};
   // How many pieces each stage has. Empty: stages are balanced by the costs.
   std::vector<int> cut = {};
   // Of each piece. Empty: the number of elements of its parameters, and one.
@@ -131,7 +131,8 @@ inline Pipeline pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std:
 namespace pipelining::detail {
 
 inline Schedule schedule_for(const PipelineOptions& options, int ranks) {
-  const Sizes sizes{.ranks = ranks, .microbatches = options.microbatches > 0 ? options.microbatches : 2 * ranks, .chunks = options.chunks};
+  const PipelineSize sizes{
+      .ranks = ranks, .microbatches = options.microbatches > 0 ? options.microbatches : 2 * ranks, .chunks = options.chunks};
   return options.make_schedule ? options.make_schedule(sizes) : make_schedule(options.schedule, sizes);
 }
 

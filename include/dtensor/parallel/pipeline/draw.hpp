@@ -30,7 +30,7 @@ class Svg {
     for (int stage = 0; stage < schedule.stages(); ++stage) chunk_[stage] = chunks[schedule.rank_of_stage[stage]]++;
     chunks_ = *std::ranges::max_element(chunks);
     double shortest = timeline.makespan;
-    for_each_box([&](int, const Action& action, const Interval& time) {
+    for_each_box([&](int, const Action& action, const TimeSpan& time) {
       if (time.end > time.start) shortest = std::min(shortest, time.end - time.start);
       for (const auto& part : Parts(action)) occurs_[static_cast<size_t>(part.kind)] = true;
     });
@@ -55,7 +55,7 @@ class Svg {
       text_ += fmt::format("<rect x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" fill=\"#f0f0f0\"/>\n", kLeft, y,
                            timeline_.makespan * scale_, kRow - kGap);
     }
-    for_each_box([&](int rank, const Action& action, const Interval& time) { draw_action(rank, action, time); });
+    for_each_box([&](int rank, const Action& action, const TimeSpan& time) { draw_action(rank, action, time); });
     draw_axis(kTop + ranks * kRow + 14);
     draw_legend(kTop + ranks * kRow + 34);
     return std::move(text_) + "</svg>\n";
@@ -92,7 +92,7 @@ class Svg {
     text_ += fmt::format("<text x=\"{:.2f}\" y=\"{:.2f}\" text-anchor=\"{}\" {}>{}</text>\n", x, y, anchor, more, words);
   }
 
-  void draw_action(int rank, const Action& action, const Interval& time) {
+  void draw_action(int rank, const Action& action, const TimeSpan& time) {
     const double x = kLeft + time.start * scale_, width = (time.end - time.start) * scale_;
     const bool pair = action.kind == Kind::OVERLAP_F_B;
     const double height = (kRow - kGap) / (pair ? 2 : 1);
