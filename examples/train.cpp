@@ -146,12 +146,15 @@ Learner make(const ZooOptions& o, const zoo::Entry& entry, const std::optional<d
   if (o.dropout > 0) model.set_dropout(o.dropout);
   if (mesh) deferred.reset();
   if (mesh) dt::parallelize_module(model, *mesh, parameter_plan(model, entry, *mesh));
-  if (mesh && o.fsdp) shard_fully(model, *mesh, o.zero);
   if (whole && has(*whole, "pp")) {
     const dt::PipelineOptions options{.schedule = o.schedule, .microbatches = microbatches(o), .chunks = o.chunks};
     learner.pipe = dt::pipeline(model, *whole, model.pieces(), options);
+    for (auto* module : learner.pipe->modules()) {
+      if (o.fsdp) shard_fully(*module, *mesh, o.zero);
+    }
     learner.pipe->materialize();
   } else if (mesh) {
+    if (o.fsdp) shard_fully(model, *mesh, o.zero);
     dt::materialize(model);
   }
   return learner;
@@ -219,7 +222,7 @@ void check_use(const CLI::App& app, const ZooOptions& o) {
   const std::string add_pp = "no mesh has a dimension pp: add one, as in --mesh pp=2,dp=2";
   unused("--schedule", pp, add_pp);
   unused("--chunks", pp, add_pp);
-  for (const auto* option : {"--fsdp", "--save", "--resume"}) unused(option, !pp, "does not go with a pipeline yet");
+  for (const auto* option : {"--save", "--resume"}) unused(option, !pp, "does not go with a pipeline yet");
   if (o.batch < microbatches(o))
     throw CLI::ValidationError("--microbatches", fmt::format("{} are more than the {} of --batch", microbatches(o), o.batch));
   unused("--seq", zoo::find(o.model).is_text(), o.model + " takes images, of one size");

@@ -81,6 +81,9 @@ class Pipeline {
   Tensors parameters() const;
   std::vector<std::pair<std::string, at::Tensor>> named_parameters() const { return own_; }
 
+  // The modules of this rank's stages, none inside another: what fully_shard() shards before materialize().
+  std::vector<torch::nn::Module*> modules() const;
+
   // Gives the parameters of this rank's stages their values, those of one device (see dt::DeferredInit). The others stay without memory.
   void materialize() const;
 
@@ -107,8 +110,9 @@ class Pipeline {
   comm::Communicator* group_;  // the ranks of the pipeline
   std::vector<int> cut_;
   std::vector<std::pair<std::string, at::Tensor>> own_;
-  std::vector<size_t> positions_;  // of own_ in the whole model's list, of `count_`
-  std::vector<int> rank_of_;       // of each parameter of the whole model
+  std::vector<std::string> patterns_;  // of the modules of this rank's stages
+  std::vector<size_t> positions_;      // of own_ in the whole model's list, of `count_`
+  std::vector<int> rank_of_;           // of each parameter of the whole model
   std::shared_ptr<pipelining::Runner> runner_;
 };
 
@@ -193,6 +197,7 @@ inline Pipeline::Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std
     std::vector<pipelining::StageForward> together;
     for (int i = 0; i < cut_[s]; ++i, ++p) {
       together.push_back(std::move(pieces[p].forward));
+      if (schedule.rank_of_stage[s] == group_->rank()) patterns_.push_back(pieces[p].modules);
       for (const auto position : uses[p]) {
         auto& rank = rank_of_[position];
         const int here = schedule.rank_of_stage[s];
@@ -218,6 +223,20 @@ inline std::vector<at::Tensor> Pipeline::parameters() const {
   std::vector<at::Tensor> result;
   for (const auto& [name, parameter] : own_) result.push_back(parameter);
   return result;
+}
+
+inline std::vector<torch::nn::Module*> Pipeline::modules() const {
+  std::vector<torch::nn::Module*> found;
+  std::vector<std::string> names;
+  for (const auto& item : module_->named_modules("", /*include_self=*/false)) {
+    const auto& name = item.key();
+    const auto holds = [&](const std::string& other) { return name.rfind(other + ".", 0) == 0; };
+    const bool own = std::ranges::any_of(patterns_, [&](const std::string& pattern) { return detail::matches(pattern, name); });
+    if (!own || std::ranges::any_of(names, holds)) continue;
+    names.push_back(name);
+    found.push_back(item.value().get());
+  }
+  return found;
 }
 
 inline void Pipeline::materialize() const { dtensor::materialize(parameters()); }

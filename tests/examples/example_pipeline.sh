@@ -27,6 +27,10 @@ threads --ranks 4 --meshes 'pp=2,dp=2;pp=2,tp=2' --schedule zbv --dropout 0.1 --
 threads --ranks 4 --mesh pp=2,tp=2 --sp --schedule 1f1b --steps 10 --tolerance 1e-4
 threads --ranks 8 --mesh pp=2,dp=2,tp=2 --sp --schedule zb1p --steps 5 --dtype float64 --tolerance 1e-10
 
+for zero in 1 2 3; do
+  threads --ranks 4 --mesh pp=2,dp=2 --fsdp --zero $zero --schedule zbv --steps 10 --tolerance 1e-4
+done
+
 refuses() {
   if timeout 60 "$DTENSOR_BUILD/examples/train" --model llama3-debug "${@:2}" >"$TMPDIR/out" 2>&1; then echo "accepted: ${*:2}"; exit 1; fi
   grep -Fq -- "$1" "$TMPDIR/out" || { cat "$TMPDIR/out"; exit 1; }
@@ -34,5 +38,5 @@ refuses() {
 refuses 'got 4 pieces for 8 stages' --ranks 4 --mesh pp=4 --schedule zbv
 refuses "there is no schedule '1f2b'" --ranks 2 --mesh pp=2 --schedule 1f2b
 refuses 'add one, as in --mesh pp=2,dp=2' --ranks 2 --mesh dp=2 --schedule zbv
-refuses 'does not go with a pipeline yet' --ranks 2 --mesh pp=2 --fsdp
+refuses 'does not go with a pipeline yet' --ranks 2 --mesh pp=2 --save "$TMPDIR/run"
 refuses '32 are more than the 16 of --batch' --ranks 2 --mesh pp=2 --microbatches 32
