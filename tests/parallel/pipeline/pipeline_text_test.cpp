@@ -5,8 +5,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include <unistd.h>
+
 #include <cstdio>
-#include <fstream>
+#include <filesystem>
 
 namespace dtensor::pipelining::test {
 
@@ -62,7 +64,7 @@ TEST_CASE("pipeline text: a CSV comes back as it was", "[pipeline]") {
 }
 
 TEST_CASE("pipeline text: files", "[pipeline]") {
-  const std::string file = std::string(std::tmpnam(nullptr)) + ".csv";
+  const auto file = (std::filesystem::temp_directory_path() / fmt::format("dtensor-{}.csv", ::getpid())).string();
   save_csv(zbv({3, 6}), file);
   CHECK(load_csv(file).ranks == zbv({3, 6}).ranks);
   CHECK(load_csv(file).name == file);

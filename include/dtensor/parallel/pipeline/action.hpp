@@ -83,7 +83,7 @@ inline constexpr std::array<std::string_view, 12> kKindNames{"F",      "I",     
                                                              "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD",     "REDUCE_GRAD"};
 
 // Stages and microbatches from here on are refused, as what nobody means.
-inline constexpr int kTooMany = 1 << 24;
+inline constexpr int kTooMany = 1 << 20;
 
 inline std::string_view blanks_removed(std::string_view text) {
   const auto first = text.find_first_not_of(" \t\r"), last = text.find_last_not_of(" \t\r");
