@@ -1,6 +1,7 @@
 #include "training.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <dtensor/checkpoint/torch_files.hpp>
 #include <dtensor/dtensor.hpp>
 #include <torch/nn/module.h>
@@ -129,7 +130,10 @@ int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::funct
   });
   if (status != 0 || curves.empty()) return status;
 
-  // One device, last: the other ranks have nothing left to wait for.
+  // One device, last: the other ranks have nothing left to wait for. It computes with one thread, as each of several ranks does: two would add
+  // up in another order.
+  const bool several = !o.meshes.empty() && c10::multiply_integers(o.meshes[0].sizes) > 1;
+  if (o.compare && several) at::set_num_threads(1);
   if (o.compare) curves.push_back(load()(std::nullopt, "one device", &*log));
   const int parity = o.compare ? report_parity(o, curves) : 0;
   if (!o.svg.empty()) write_loss_plot(o.svg, curves, o.compare ? &curves.back() : nullptr, units.loss);
