@@ -130,8 +130,8 @@ int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::funct
   });
   if (status != 0 || curves.empty()) return status;
 
-  // One device, last: the other ranks have nothing left to wait for. It computes with one thread, as each of several ranks does: two would add
-  // up in another order.
+  // One device, last: the other ranks have nothing left to wait for. It computes with one thread, as each of several ranks does: two would
+  // add up in another order.
   const bool several = !o.meshes.empty() && c10::multiply_integers(o.meshes[0].sizes) > 1;
   if (o.compare && several) at::set_num_threads(1);
   if (o.compare) curves.push_back(load()(std::nullopt, "one device", &*log));
