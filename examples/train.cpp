@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <optional>
 
 namespace dt = dtensor;
@@ -275,6 +276,6 @@ int main(int argc, char** argv) try {
   };
   return train_on_meshes(argc, argv, o, load, entry.is_text() ? Units{} : Units{"images", "nats"});
 } catch (const std::exception& error) {
-  fmt::print(stderr, "train: {}\n", error.what());
+  std::fprintf(stderr, "train: %s\n", error.what());
   return 1;
 }

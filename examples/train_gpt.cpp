@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <optional>
 
 namespace dt = dtensor;
@@ -115,6 +116,6 @@ int main(int argc, char** argv) try {
     };
   });
 } catch (const std::exception& error) {
-  fmt::print(stderr, "train_gpt: {}\n", error.what());
+  std::fprintf(stderr, "train_gpt: %s\n", error.what());
   return 1;
 }

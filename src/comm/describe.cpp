@@ -90,11 +90,25 @@ std::string rank_list(const std::vector<int>& ranks) {
 constexpr const char* kOneRankAlone = "; item(), full_tensor(), printing, saving and evaluation are for all ranks: "
                                       "call them outside of `if (rank == 0)`";
 
+// What two calls differ in whose texts are the same.
+static std::string_view hidden_difference(const CallInfo& call, const CallInfo& other) {
+  if (call.str() != other.str()) return "";
+  if (call.counts_hash != other.counts_hash) return ", with other lengths of the ranks' pieces";
+  return call.purpose != other.purpose ? ", for another operator or parameter, whose name is cut here" : "";
+}
+
 std::string divergence(int rank, const CallInfo& call, int other_rank, const CallInfo& other) {
   const bool earlier = rank < other_rank;
-  return fmt::format("the ranks diverged: rank {} called {} while rank {} called {}; hint: every rank of a group must make the "
+  return fmt::format("the ranks diverged: rank {} called {} while rank {} called {}{}; hint: every rank of a group must make the "
                      "same calls in the same order, with matching sizes{}", earlier ? rank : other_rank,
-                     earlier ? call.str() : other.str(), earlier ? other_rank : rank, earlier ? other.str() : call.str(), kOneRankAlone);
+                     earlier ? call.str() : other.str(), earlier ? other_rank : rank, earlier ? other.str() : call.str(),
+                     hidden_difference(call, other), kOneRankAlone);
+}
+
+std::string unequal_pieces(const CallInfo& call, int from, int to, int64_t sent, int64_t expected) {
+  const auto size = static_cast<int64_t>(c10::elementSize(static_cast<c10::ScalarType>(call.dtype)));
+  return fmt::format("the ranks diverged: rank {} sends {} elements to rank {}, which expects {}; hint: a rank has to expect what the "
+                     "other sends: `recv` of all_to_all and `like` of shift say what comes in", from, sent / size, to, expected / size);
 }
 
 std::string departure(int rank, const std::string& why) {

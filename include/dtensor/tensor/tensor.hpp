@@ -20,6 +20,11 @@ bool is_dtensor(const at::Tensor& tensor);
 // The layout of a tensor; null for a plain one.
 const Layout* find_layout(const at::Tensor& tensor);
 
+namespace detail {
+// Throws unless `tensor` is plain: defined, not distributed, dense, not quantized. `what` is said of it: "an input", "the local tensor".
+void check_plain(std::string_view tag, const at::Tensor& tensor, std::string_view what);
+}  // namespace detail
+
 // A handle to an at::Tensor known to be distributed. It is the same tensor: all of libtorch takes it.
 class DTensor {
  public:

@@ -5,6 +5,7 @@
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/base/error_text.hpp>
+#include <dtensor/base/say.hpp>
 #include <dtensor/comm/transport_kind.hpp>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -37,7 +38,7 @@ class NcclTransport final : public Transport {
   // What nobody waited for may fail too, and then nobody was told.
   ~NcclTransport() override {
     session_->watchdog.drain();
-    if (const auto why = session_->watchdog.untold()) fmt::print(stderr, "dtensor: rank {}: results may be wrong: {}\n", rank(), *why);
+    if (const auto why = session_->watchdog.untold()) detail::say("dtensor: rank {}: results may be wrong: {}\n", rank(), *why);
     session_->watchdog.stop();  // works may outlive the job
     for (auto* channel : {&session_->world, &session_->up, &session_->down}) channel->reset();
   }
