@@ -1,11 +1,8 @@
 // One thing that a rank does in a pipeline: [stage][kind][microbatch], such as 2F0. The text is PyTorch's.
 #pragma once
 
-#include <dtensor/base/error.hpp>
+#include <dtensor/parallel/pipeline/words.hpp>
 
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdint>
@@ -110,10 +107,11 @@ inline std::optional<Action> read_simple(std::string_view text) {
   Action action;
   const auto stage = take_number(text);
   const auto letters = text.substr(0, text.find_first_of("0123456789"));
-  const auto* name = std::ranges::find(kKindNames, letters);
-  if (!stage || name == kKindNames.end()) return std::nullopt;
+  size_t kind = 0;
+  while (kind < kKindNames.size() && kKindNames[kind] != letters) ++kind;
+  if (!stage || kind == kKindNames.size()) return std::nullopt;
   action.stage = *stage;
-  action.kind = static_cast<Kind>(name - kKindNames.begin());
+  action.kind = static_cast<Kind>(kind);
   text.remove_prefix(letters.size());
   if (action.kind == Kind::OVERLAP_F_B || of_microbatch(action.kind) == text.empty()) return std::nullopt;
   if (text.empty()) return action;
@@ -148,11 +146,11 @@ inline Action overlapped(int stage, int microbatch, int backward_stage, int back
 
 inline std::string text(const Action& action) {
   if (action.kind == Kind::OVERLAP_F_B) {
-    return fmt::format("({}F{};{}B{})", action.stage, action.microbatch, action.other_stage, action.other_microbatch);
+    return detail::joined({"(", action.stage, "F", action.microbatch, ";", action.other_stage, "B", action.other_microbatch, ")"});
   }
-  auto result = fmt::format("{}{}", action.stage, detail::kKindNames[static_cast<size_t>(action.kind)]);
-  if (action.microbatch >= 0) fmt::format_to(std::back_inserter(result), "{}", action.microbatch);
-  if (action.other_stage >= 0) fmt::format_to(std::back_inserter(result), "@{}", action.other_stage);
+  auto result = std::to_string(action.stage).append(detail::kKindNames[static_cast<size_t>(action.kind)]);
+  if (action.microbatch >= 0) result += std::to_string(action.microbatch);
+  if (action.other_stage >= 0) result += "@" + std::to_string(action.other_stage);
   return result;
 }
 
@@ -161,11 +159,13 @@ inline std::string csv_text(const Action& action) { return action.kind == Kind::
 inline Action parse_action(std::string_view text) {
   const auto word = detail::blanks_removed(text);
   const auto action = word.starts_with('(') ? detail::read_pair(word) : detail::read_simple(word);
-  require(action.has_value(), "pipeline",
-          "'{}' is no action; expected [stage][F|I|W|B|SEND_F|RECV_F|SEND_B|RECV_B][microbatch], [stage][UNSHARD|RESHARD|REDUCE_GRAD] or a "
-          "pair "
-          "([stage]F[microbatch];[stage]B[microbatch]); hint: stage 2's forward of microbatch 0 is 2F0",
-          word.substr(0, 64));
+  if (!action) {
+    detail::refuse({"'", word.substr(0, 64),
+                    "' is no action; expected [stage][F|I|W|B|SEND_F|RECV_F|SEND_B|RECV_B][microbatch], "
+                    "[stage][UNSHARD|RESHARD|REDUCE_GRAD] or a pair ([stage]F[microbatch];[stage]B[microbatch]); hint: stage 2's forward "
+                    "of microbatch "
+                    "0 is 2F0"});
+  }
   return *action;
 }
 

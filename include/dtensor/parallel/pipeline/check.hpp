@@ -28,20 +28,20 @@ namespace detail {
 
 inline void check_sizes(const Schedule& schedule) {
   const int ranks = static_cast<int>(schedule.ranks.size()), stages = schedule.stages();
-  require(
-      ranks > 0 && stages > 0 && schedule.microbatches > 0, "pipeline",
-      "{} has {} ranks, {} stages and {} microbatches; expected one or more of each; hint: Schedule::ranks, rank_of_stage and microbatches",
-      name_of(schedule), ranks, stages, schedule.microbatches);
+  if (!(ranks > 0 && stages > 0 && schedule.microbatches > 0))
+    detail::refuse({name_of(schedule), " has ", ranks, " ranks, ", stages, " stages and ", schedule.microbatches,
+                    " microbatches; expected one or more of each; hint: Schedule::ranks, rank_of_stage and microbatches"});
   for (int stage = 0; stage < stages; ++stage) {
     const int rank = schedule.rank_of_stage[stage];
-    require(rank >= 0 && rank < ranks, "pipeline", "{}: stage {} of {} is on {}; expected one of ranks 0 to {}; hint: {}",
-            name_of(schedule), stage, stages, rank < 0 ? std::string("no rank") : fmt::format("rank {}", rank), ranks - 1,
-            rank < 0 ? "no action names it" : "see Schedule::rank_of_stage");
+    if (!(rank >= 0 && rank < ranks))
+      detail::refuse({name_of(schedule), ": stage ", stage, " of ", stages, " is on ",
+                      rank < 0 ? "no rank" : "rank " + std::to_string(rank), "; expected one of ranks 0 to ", ranks - 1,
+                      "; hint: ", rank < 0 ? "no action names it" : "see Schedule::rank_of_stage"});
   }
   for (const auto& [from, to] : schedule.edges) {
-    require(from >= 0 && from < to && to < stages, "pipeline",
-            "{}: stage {} feeds stage {}; expected a later one of {} stages; hint: stages are numbered in the model's order",
-            name_of(schedule), from, to, stages);
+    if (!(from >= 0 && from < to && to < stages))
+      detail::refuse({name_of(schedule), ": stage ", from, " feeds stage ", to, "; expected a later one of ", stages,
+                      " stages; hint: stages are numbered in the model's order"});
   }
 }
 
@@ -56,21 +56,23 @@ inline std::string first_of(const Schedule& schedule, int rank, int stage) {
 inline void check_action(const Schedule& schedule, const Place& place, const Action& action, Pass pass) {
   for (const auto& part : Parts(action)) {
     if (part.stage < 0 || part.stage >= schedule.stages()) {
-      refuse(schedule, place, "there is no stage {}; expected 0 to {}; hint: see Schedule::rank_of_stage", part.stage,
-             schedule.stages() - 1);
+      refuse(schedule, place,
+             {"there is no stage ", part.stage, "; expected 0 to ", schedule.stages() - 1, "; hint: see Schedule::rank_of_stage"});
     }
     const int owner = schedule.rank_of_stage[part.stage];
     if (owner != place.rank) {
-      refuse(schedule, place, "stage {} is on rank {}, which has {}; expected it there; hint: all that a stage does is in one rank's list",
-             part.stage, owner, first_of(schedule, owner, part.stage));
+      refuse(schedule, place,
+             {"stage ", part.stage, " is on rank ", owner, ", which has ", first_of(schedule, owner, part.stage),
+              "; expected it there; hint: all that a stage does is in one rank's list"});
     }
     if (of_microbatch(part.kind) && (part.microbatch < 0 || part.microbatch >= schedule.microbatches)) {
-      refuse(schedule, place, "there is no microbatch {}; expected 0 to {}; hint: see Schedule::microbatches", part.microbatch,
-             schedule.microbatches - 1);
+      refuse(schedule, place,
+             {"there is no microbatch ", part.microbatch, "; expected 0 to ", schedule.microbatches - 1,
+              "; hint: see Schedule::microbatches"});
     }
     if (pass == Pass::forward && !in_forward(part.kind)) {
       refuse(schedule, place,
-             "a forward pass has none of these; expected F and its messages; hint: forward_only(schedule) is the schedule of one");
+             {"a forward pass has none of these; expected F and its messages; hint: forward_only(schedule) is the schedule of one"});
     }
   }
 }
@@ -94,8 +96,8 @@ inline void check_count(const Schedule& schedule) {
   }
   const auto [stage, microbatch] = expected;
   lacks(schedule, {stage, Kind::F, microbatch}, place_of(schedule, {stage, Kind::F, microbatch - 1}),
-        "stage {} never runs microbatch {}; expected {} microbatches in each of {} stages; hint: each stage runs each microbatch once",
-        stage, microbatch, schedule.microbatches, schedule.stages());
+        {"stage ", stage, " never runs microbatch ", microbatch, "; expected ", schedule.microbatches, " microbatches in each of ",
+         schedule.stages(), " stages; hint: each stage runs each microbatch once"});
 }
 
 inline void check_complete(const Schedule& schedule, const Positions& positions, int stage, int microbatch) {
@@ -104,20 +106,22 @@ inline void check_complete(const Schedule& schedule, const Positions& positions,
   if (at.backward < 0) {
     const auto what = at.weight < 0 ? Action{stage, Kind::B, microbatch} : Action{stage, Kind::I, microbatch};
     lacks(schedule, what, {rank, at.weight < 0 ? at.forward : at.weight},
-          "microbatch {} has {} in stage {}; expected B, or I and W; hint: forward_only(schedule) is for evaluation", microbatch,
-          at.weight < 0 ? "no backward" : "W without I", stage);
+          {"microbatch ", microbatch, " has ", at.weight < 0 ? "no backward" : "W without I", " in stage ", stage,
+           "; expected B, or I and W; hint: forward_only(schedule) is for evaluation"});
   }
   if (at.split && at.weight < 0) {
     lacks(schedule, {stage, Kind::W, microbatch}, {rank, at.backward},
-          "I is half of a backward; expected its W; hint: B is both halves at once");
+          {"I is half of a backward; expected its W; hint: B is both halves at once"});
   }
   if (at.backward <= at.forward) {
-    refuse(schedule, {rank, at.backward}, "it comes before {}, action {}; expected F before {}; hint: a backward needs what its F keeps",
-           text(Action{stage, Kind::F, microbatch}), at.forward, at.split ? "I" : "B");
+    refuse(schedule, {rank, at.backward},
+           {"it comes before ", text(Action{stage, Kind::F, microbatch}), ", action ", at.forward, "; expected F before ",
+            at.split ? "I" : "B", "; hint: a backward needs what its F keeps"});
   }
   if (at.split && at.weight < at.backward) {
-    refuse(schedule, {rank, at.weight}, "it comes before {}, action {}; expected I before W; hint: W needs what I leaves",
-           text(Action{stage, Kind::I, microbatch}), at.backward);
+    refuse(schedule, {rank, at.weight},
+           {"it comes before ", text(Action{stage, Kind::I, microbatch}), ", action ", at.backward,
+            "; expected I before W; hint: W needs what I leaves"});
   }
 }
 

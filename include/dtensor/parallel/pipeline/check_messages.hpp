@@ -55,17 +55,18 @@ class Messages {
   void read(const Place& place, const Action& action) {
     const int edge = edge_of(edges_, action), other = other_end(action);
     if (edge < 0) {
-      refuse(schedule_, place, "no edge joins stages {} and {}; expected a stage that feeds the other; hint: see Schedule::edges",
-             action.stage, other);
+      refuse(schedule_, place,
+             {"no edge joins stages ", action.stage, " and ", other, "; expected a stage that feeds the other; hint: see Schedule::edges"});
     }
     if (!edges_.crosses(edge)) {
-      refuse(schedule_, place, "stages {} and {} are both on rank {}; expected no message; hint: they hand over without one", action.stage,
-             other, place.rank);
+      refuse(schedule_, place,
+             {"stages ", action.stage, " and ", other, " are both on rank ", place.rank,
+              "; expected no message; hint: they hand over without one"});
     }
     auto& ends = ends_[key(edge, action.kind == Kind::SEND_F || action.kind == Kind::RECV_F, action.microbatch)];
     int& position = is_send(action.kind) ? ends.send : ends.receive;
     if (position >= 0) {
-      refuse(schedule_, place, "it comes twice, first as action {}; expected once; hint: leave one out, or another is meant", position);
+      refuse(schedule_, place, {"it comes twice, first as action ", position, "; expected once; hint: leave one out, or another is meant"});
     }
     position = place.position;
   }
@@ -83,17 +84,19 @@ class Messages {
     const Place user{schedule_.rank_of_stage[to], forward ? used.forward : used.backward};
     const auto what = forward ? "output" : "gradient";
     if (send < 0)
-      lacks(schedule_, sends, maker, "rank {} needs this {}; expected each message once; hint: see with_messages", user.rank, what);
+      lacks(schedule_, sends, maker, {"rank ", user.rank, " needs this ", what, "; expected each message once; hint: see with_messages"});
     if (receive < 0)
-      lacks(schedule_, receives, user, "rank {} sends this {}; expected each message once; hint: see with_messages", maker.rank, what);
+      lacks(schedule_, receives, user,
+            {"rank ", maker.rank, " sends this ", what, "; expected each message once; hint: see with_messages"});
     if (send < maker.position) {
-      refuse(schedule_, {maker.rank, send}, "the {} is made later, by {}, action {}; expected it before; hint: see with_messages", what,
-             text(schedule_.ranks[maker.rank][maker.position]), maker.position);
+      refuse(schedule_, {maker.rank, send},
+             {"the ", what, " is made later, by ", text(schedule_.ranks[maker.rank][maker.position]), ", action ", maker.position,
+              "; expected it before; hint: see with_messages"});
     }
     if (receive > user.position) {
       refuse(schedule_, {user.rank, receive},
-             "the {} is needed earlier, by {}, action {}; expected the message before; hint: see with_messages", what,
-             text(schedule_.ranks[user.rank][user.position]), user.position);
+             {"the ", what, " is needed earlier, by ", text(schedule_.ranks[user.rank][user.position]), ", action ", user.position,
+              "; expected the message before; hint: see with_messages"});
     }
   }
 
@@ -123,11 +126,11 @@ inline void check_gathered(const Schedule& schedule, int rank, std::vector<int>&
     for (const auto& part : Parts(list[i])) {
       int& gathered = since[part.stage];
       if (part.kind == Kind::UNSHARD && gathered >= 0) {
-        refuse(schedule, {rank, i}, "it is gathered since action {}; expected RESHARD between; hint: leave one out", gathered);
+        refuse(schedule, {rank, i}, {"it is gathered since action ", gathered, "; expected RESHARD between; hint: leave one out"});
       }
       if ((is_compute(part.kind) || part.kind == Kind::RESHARD) && gathered < 0) {
-        refuse(schedule, {rank, i}, "stage {}'s parameters are not gathered; expected {}UNSHARD before; hint: see with_gathering",
-               part.stage, part.stage);
+        refuse(schedule, {rank, i},
+               {"stage ", part.stage, "'s parameters are not gathered; expected ", part.stage, "UNSHARD before; hint: see with_gathering"});
       }
       if (part.kind == Kind::UNSHARD) gathered = i;
       if (part.kind == Kind::RESHARD) gathered = -1;
@@ -145,20 +148,20 @@ inline void check_reduced(const Schedule& schedule, int stage) {
       if (part.kind == Kind::B || part.kind == Kind::W) last = i;
       if (part.kind != Kind::REDUCE_GRAD) continue;
       if (reduced >= 0) {
-        refuse(schedule, {rank, i}, "it comes twice, first as action {}; expected once, after the last backward; hint: leave one out",
-               reduced);
+        refuse(schedule, {rank, i},
+               {"it comes twice, first as action ", reduced, "; expected once, after the last backward; hint: leave one out"});
       }
       reduced = i;
     }
   }
   if (reduced < 0) {
     lacks(schedule, {stage, Kind::REDUCE_GRAD}, {rank, last},
-          "other stages reduce their gradients; expected it of all; hint: see with_reductions");
+          {"other stages reduce their gradients; expected it of all; hint: see with_reductions"});
   }
   if (reduced < last) {
     refuse(schedule, {rank, reduced},
-           "the stage's last backward is {}, action {}; expected it before; hint: gradients are reduced once, when all are there",
-           text(list[last]), last);
+           {"the stage's last backward is ", text(list[last]), ", action ", last,
+            "; expected it before; hint: gradients are reduced once, when all are there"});
   }
 }
 
@@ -169,7 +172,7 @@ inline void check_gathering(const Schedule& schedule) {
     for (int stage = 0; stage < schedule.stages(); ++stage) {
       if (since[stage] < 0) continue;
       refuse(schedule, {schedule.rank_of_stage[stage], since[stage]},
-             "nothing frees it; expected {}RESHARD after its last use; hint: see with_gathering", stage);
+             {"nothing frees it; expected ", stage, "RESHARD after its last use; hint: see with_gathering"});
     }
   }
   if (has_any(schedule, Kind::REDUCE_GRAD, Kind::REDUCE_GRAD)) {
@@ -189,15 +192,16 @@ inline void check_gathering(const Schedule& schedule) {
     places.push_back({rank, progress.position(rank)});
     const auto& action = schedule.ranks[rank][progress.position(rank)];
     const auto [needed, peer] = progress.waits_for(rank);
-    waits += fmt::format("{}rank {}, action {}, {} waits for {}{}", waits.empty() ? "" : "; ", rank, progress.position(rank), text(action),
-                         text(needed), peer == rank ? ", which comes later" : fmt::format(" of rank {}", peer));
+    waits += joined(
+        {waits.empty() ? "" : "; ", "rank ", rank, ", action ", progress.position(rank), ", ", text(action), " waits for ", text(needed)});
+    waits += peer == rank ? std::string(", which comes later") : joined({" of rank ", peer});
     rank = peer;
   }
-  fail("pipeline", "{}: {}: {}; expected an order in which all come to their end; hint: {}\n{}", name_of(schedule),
-       places.size() == 1 ? "a rank waits for itself" : "ranks wait for each other", waits,
-       has_messages(schedule) ? "with_messages(compute_only(schedule)) orders the messages of the same lists"
-                              : "a stage computes after the one that feeds it, and backwards the other way round",
-       grid_around(schedule, places));
+  detail::refuse({name_of(schedule), ": ", places.size() == 1 ? "a rank waits for itself" : "ranks wait for each other", ": ", waits,
+                  "; expected an order in which all come to their end; hint: ",
+                  has_messages(schedule) ? "with_messages(compute_only(schedule)) orders the messages of the same lists"
+                                         : "a stage computes after the one that feeds it, and backwards the other way round",
+                  "\n", grid_around(schedule, places)});
 }
 
 inline void check_progress(const Schedule& schedule) {

@@ -32,7 +32,7 @@ inline void add_cell(Schedule& schedule, std::string_view cell, int row, int col
   try {
     action = parse_action(cell);
   } catch (const Error& error) {
-    fail("pipeline", "{}: row {}, cell {}: {}", schedule.name, row, column, error.what_without_backtrace());
+    detail::refuse({schedule.name, ": row ", row, ", cell ", column, ": ", error.what_without_backtrace()});
   }
   schedule.ranks.back().push_back(action);
 }
@@ -87,15 +87,16 @@ inline Schedule load_csv(const std::string& file) {
   std::ifstream in(file, std::ios::binary);
   std::string text;
   for (std::array<char, 4096> bytes; in.read(bytes.data(), bytes.size()) || in.gcount() > 0;) text.append(bytes.data(), in.gcount());
-  require(in.eof() && !in.bad(), "pipeline", "cannot read '{}': {}; expected a CSV file of a schedule; hint: see docs/pipeline.md", file,
-          std::strerror(errno));
+  if (!(in.eof() && !in.bad()))
+    detail::refuse({"cannot read '", file, "': ", std::strerror(errno), "; expected a CSV file of a schedule; hint: see docs/pipeline.md"});
   return from_csv(text, file);
 }
 
 inline void save_csv(const Schedule& schedule, const std::string& file) {
   std::ofstream out(file, std::ios::binary);
   out << to_csv(schedule) << std::flush;
-  require(out.good(), "pipeline", "cannot write '{}': {}; expected a file; hint: does its folder exist?", file, std::strerror(errno));
+  if (!(out.good()))
+    detail::refuse({"cannot write '", file, "': ", std::strerror(errno), "; expected a file; hint: does its folder exist?"});
 }
 
 }  // namespace dtensor::pipelining

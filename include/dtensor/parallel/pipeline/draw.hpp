@@ -41,19 +41,17 @@ class Svg {
   std::string draw() {
     const auto ranks = static_cast<double>(schedule_.ranks.size());
     const double width = std::max(kLeft + timeline_.makespan * scale_ + kRight, kLegendWidth), height = kTop + ranks * kRow + kBottom;
-    text_ = fmt::format(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{:.0f}\" height=\"{:.0f}\" font-family=\"sans-serif\" font-size=\"12\">\n"
-        "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
-        width, height);
+    text_ = joined({"<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", std::lround(width), "\" height=\"", std::lround(height),
+                    "\" font-family=\"sans-serif\" font-size=\"12\">\n"});
+    box(0, 0, width, height, "white", "/>\n");
     write(kLeft, 20, "start",
-          fmt::format("{}: {} ranks, {} microbatches, makespan {:g}, bubble {:.1f} %", escaped(schedule_.name), ranks,
-                      schedule_.microbatches, timeline_.makespan, 100 * timeline_.bubble()),
+          joined({escaped(schedule_.name), ": ", schedule_.ranks.size(), " ranks, ", schedule_.microbatches, " microbatches, makespan ",
+                  number(timeline_.makespan), ", bubble ", number(std::round(1000 * timeline_.bubble()) / 10), " %"}),
           "font-weight=\"bold\"");
     for (size_t rank = 0; rank < schedule_.ranks.size(); ++rank) {
       const double y = kTop + static_cast<double>(rank) * kRow;
-      write(kLeft - 8, y + kRow / 2 + 2, "end", fmt::format("rank {}", rank));
-      text_ += fmt::format("<rect x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" fill=\"#f0f0f0\"/>\n", kLeft, y,
-                           timeline_.makespan * scale_, kRow - kGap);
+      write(kLeft - 8, y + kRow / 2 + 2, "end", "rank " + std::to_string(rank));
+      box(kLeft, y, timeline_.makespan * scale_, kRow - kGap, "#f0f0f0", "/>\n");
     }
     for_each_box([&](int rank, const Action& action, const TimeSpan& time) { draw_action(rank, action, time); });
     draw_axis(kTop + ranks * kRow + 14);
@@ -85,11 +83,20 @@ class Svg {
     const double light = chunks_ > 1 ? 0.55 * chunk / (chunks_ - 1) : 0;
     std::array<int, 3> rgb{};
     for (int i = 0; i < 3; ++i) rgb[i] = static_cast<int>(kColors[static_cast<size_t>(kind)][i] * (1 - light) + 255 * light);
-    return fmt::format("#{:02x}{:02x}{:02x}", rgb[0], rgb[1], rgb[2]);
+    std::string hex = "#";
+    for (const int part : rgb) hex.append(1, "0123456789abcdef"[part / 16]).append(1, "0123456789abcdef"[part % 16]);
+    return hex;
   }
 
-  void write(double x, double y, std::string_view anchor, const std::string& words, std::string_view more = "") {
-    text_ += fmt::format("<text x=\"{:.2f}\" y=\"{:.2f}\" text-anchor=\"{}\" {}>{}</text>\n", x, y, anchor, more, words);
+  static std::string decimal(double value) { return number(std::round(value * 100) / 100); }
+
+  void box(double x, double y, double width, double height, std::string_view fill, std::string_view rest) {
+    text_ += joined({"<rect x=\"", decimal(x), "\" y=\"", decimal(y), "\" width=\"", decimal(width), "\" height=\"", decimal(height),
+                     "\" fill=\"", fill, "\"", rest});
+  }
+
+  void write(double x, double y, std::string_view anchor, const std::string& content, std::string_view more = "") {
+    text_ += joined({"<text x=\"", decimal(x), "\" y=\"", decimal(y), "\" text-anchor=\"", anchor, "\" ", more, ">", content, "</text>\n"});
   }
 
   void draw_action(int rank, const Action& action, const TimeSpan& time) {
@@ -99,15 +106,14 @@ class Svg {
     double y = kTop + rank * kRow;
     for (const auto& part : Parts(action)) {
       const int chunk = chunk_[part.stage];
-      text_ += fmt::format(
-          "<rect x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" fill=\"{}\" stroke=\"white\" stroke-width=\"{}\">"
-          "<title>{} from {:g} to {:g}</title></rect>\n",
-          x, y, width, height, color(part.kind, chunk), width > 4 ? 0.8 : 0, text(action), time.start, time.end);
-      const auto number = fmt::format("{}", part.microbatch);
+      box(x, y, width, height, color(part.kind, chunk),
+          joined({" stroke=\"white\" stroke-width=\"", width > 4 ? "0.8" : "0", "\"><title>", text(action), " from ", number(time.start),
+                  " to ", number(time.end), "</title></rect>\n"}));
+      const auto microbatch = std::to_string(part.microbatch);
       const bool dark = chunk * 2 <= chunks_ - 1 && part.kind != Kind::W;
-      if (width >= 7.0 * static_cast<double>(number.size()) + 1) {
-        write(x + width / 2, y + height / 2 + 4, "middle", number,
-              fmt::format("fill=\"{}\" font-size=\"{}\"", dark ? "white" : "#202020", pair ? 10 : 11));
+      if (width >= 7.0 * static_cast<double>(microbatch.size()) + 1) {
+        write(x + width / 2, y + height / 2 + 4, "middle", microbatch,
+              joined({"fill=\"", dark ? "white" : "#202020", "\" font-size=\"", pair ? 10 : 11, "\""}));
       }
       y += height;
     }
@@ -118,7 +124,7 @@ class Svg {
     double step = ten;
     for (const double part : {0.5, 0.2, 0.1}) step = timeline_.makespan / step < 8 ? part * ten : step;
     for (double at = 0; at <= timeline_.makespan * 1.0001; at += step)
-      write(kLeft + at * scale_, y, "middle", fmt::format("{:g}", at), "fill=\"#606060\"");
+      write(kLeft + at * scale_, y, "middle", number(at), "fill=\"#606060\"");
   }
 
   void draw_legend(double y) {
@@ -126,8 +132,7 @@ class Svg {
     for (size_t kind = 0; kind < kColors.size(); ++kind) {
       if (!occurs_[kind]) continue;
       for (int chunk = 0; chunk < chunks_; ++chunk, x += 16) {
-        text_ +=
-            fmt::format("<rect x=\"{}\" y=\"{}\" width=\"14\" height=\"14\" fill=\"{}\"/>\n", x, y, color(static_cast<Kind>(kind), chunk));
+        box(x, y, 14, 14, color(static_cast<Kind>(kind), chunk), "/>\n");
       }
       write(x + 4, y + 12, "start", std::string(kMeanings[kind]));
       x += 20 + 7.0 * static_cast<double>(kMeanings[kind].size());
@@ -159,19 +164,18 @@ inline std::string to_svg(const Schedule& schedule, const Timeline& timeline) { 
 
 inline std::string to_chrome_trace(const Schedule& schedule, const Timeline& timeline) {
   constexpr double kMicroseconds = 1000;
-  auto json = fmt::format("{{\"traceEvents\":[\n{{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":0,\"args\":{{\"name\":\"{}\"}}}}",
-                          detail::json_escaped(schedule.name));
+  auto json = detail::joined(
+      {R"({"traceEvents":[{"name":"process_name","ph":"M","pid":0,"args":{"name":")", detail::json_escaped(schedule.name), R"("}})"});
   for (size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
-    json += fmt::format(",\n{{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":0,\"tid\":{0},\"args\":{{\"name\":\"rank {0}\"}}}}", rank);
+    json += detail::joined({",\n", R"({"name":"thread_name","ph":"M","pid":0,"tid":)", rank, R"(,"args":{"name":"rank )", rank, R"("}})"});
     const auto& list = schedule.ranks[rank];
     for (size_t i = 0; i < list.size(); ++i) {
       if (!is_compute(list[i].kind)) continue;
       const auto [start, end] = timeline.actions[rank][i];
-      json += fmt::format(
-          ",\n{{\"name\":\"{}\",\"cat\":\"{}\",\"ph\":\"X\",\"ts\":{:.3f},\"dur\":{:.3f},\"pid\":0,\"tid\":{},\"args\":{{\"stage\":{},"
-          "\"microbatch\":{}}}}}",
-          text(list[i]), detail::kKindNames[static_cast<size_t>(list[i].kind)], start * kMicroseconds, (end - start) * kMicroseconds, rank,
-          list[i].stage, list[i].microbatch);
+      json += detail::joined({",\n", R"({"name":")", text(list[i]), R"(","cat":")", detail::kKindNames[static_cast<size_t>(list[i].kind)],
+                              R"(","ph":"X","ts":)", detail::number(start * kMicroseconds), R"(,"dur":)",
+                              detail::number((end - start) * kMicroseconds), R"(,"pid":0,"tid":)", rank, R"(,"args":{"stage":)",
+                              list[i].stage, R"(,"microbatch":)", list[i].microbatch, "}}"});
     }
   }
   return json + "\n]}\n";

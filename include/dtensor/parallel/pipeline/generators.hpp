@@ -42,14 +42,15 @@ Schedule interleaved_zb(const PipelineSize& sizes);
 namespace detail {
 
 inline void check_sizes(std::string_view name, const PipelineSize& sizes, int chunks) {
-  require(sizes.ranks >= 1 && sizes.microbatches >= 1, "pipeline",
-          "{} got {} ranks and {} microbatches; expected one or more; hint: the microbatches of one step", name, sizes.ranks,
-          sizes.microbatches);
-  require(sizes.chunks == 0 || chunks == 0 || sizes.chunks == chunks, "pipeline", "{} has {} stages on a rank; got {} chunks; hint: {}",
-          name, chunks, sizes.chunks, chunks == 1 ? "interleaved and interleaved_zb take any number" : "leave the number of chunks out");
-  require(sizes.chunks >= 0 && static_cast<int64_t>(sizes.ranks) * std::max(sizes.chunks, 1) < kTooMany && sizes.microbatches < kTooMany,
-          "pipeline", "{} got {} ranks, {} chunks and {} microbatches; expected fewer than {} stages and microbatches", name, sizes.ranks,
-          sizes.chunks, sizes.microbatches, kTooMany);
+  if (!(sizes.ranks >= 1 && sizes.microbatches >= 1))
+    detail::refuse({name, " got ", sizes.ranks, " ranks and ", sizes.microbatches,
+                    " microbatches; expected one or more; hint: the microbatches of one step"});
+  if (!(sizes.chunks == 0 || chunks == 0 || sizes.chunks == chunks))
+    detail::refuse({name, " has ", chunks, " stages on a rank; got ", sizes.chunks,
+                    " chunks; hint: ", chunks == 1 ? "interleaved and interleaved_zb take any number" : "leave the number of chunks out"});
+  if (!(sizes.chunks >= 0 && static_cast<int64_t>(sizes.ranks) * std::max(sizes.chunks, 1) < kTooMany && sizes.microbatches < kTooMany))
+    detail::refuse({name, " got ", sizes.ranks, " ranks, ", sizes.chunks, " chunks and ", sizes.microbatches,
+                    " microbatches; expected fewer than ", kTooMany, " stages and microbatches"});
 }
 
 using Passes = std::vector<std::pair<int, int>>;  // (stage, microbatch)

@@ -25,13 +25,20 @@ namespace detail {
 
 inline constexpr int kColumnsAround = 4, kRowsAround = 2, kMostRows = 8;
 
+// A text among blanks, `before` of them on its left.
+inline std::string padded(std::string text, size_t width, double before) {
+  const auto blanks = width > text.size() ? width - text.size() : 0;
+  const auto left = static_cast<size_t>(before * static_cast<double>(blanks));
+  return std::string(left, ' ') + std::move(text) + std::string(blanks - left, ' ');
+}
+
 inline std::string grid_row(const Schedule& schedule, const Place& middle, bool marked, size_t width) {
   const auto& list = schedule.ranks[middle.rank];
   const int first = std::max(0, middle.position - kColumnsAround);
-  auto row = fmt::format("  rank {:<3} from action {:<4}", middle.rank, first);
+  auto row = "  rank " + padded(std::to_string(middle.rank), 3, 0) + " from action " + padded(std::to_string(first), 4, 0);
   for (int i = first; i <= middle.position + kColumnsAround && i < static_cast<int>(list.size()); ++i) {
     const bool mark = marked && i == middle.position;
-    row += fmt::format("{:^{}}", (mark ? ">" : "") + text(list[i]) + (mark ? "<" : ""), width);
+    row += padded(mark ? ">" + text(list[i]) + "<" : text(list[i]), width, 0.5);
   }
   return row.substr(0, row.find_last_not_of(' ') + 1) + "\n";
 }

@@ -124,15 +124,16 @@ inline std::vector<Action> with_gathering(const std::vector<Action>& list, int s
 }  // namespace detail
 
 inline Schedule with_messages(const Schedule& schedule) {
-  require(!detail::has_messages(schedule), "pipeline",
-          "{} has messages already; expected none; hint: compute_only(schedule) takes them out", detail::name_of(schedule));
+  if (!(!detail::has_messages(schedule)))
+    detail::refuse({detail::name_of(schedule), " has messages already; expected none; hint: compute_only(schedule) takes them out"});
   check(schedule, detail::trains(schedule) ? Pass::training : Pass::forward);
   return detail::Lowering(schedule).run();
 }
 
 inline Schedule with_gathering(const Schedule& schedule, int stages) {
-  require(stages >= 1, "pipeline",
-          "with_gathering got {} stages; expected one or more; hint: 3 are one forward, one backward and the next one", stages);
+  if (!(stages >= 1))
+    detail::refuse(
+        {"with_gathering got ", stages, " stages; expected one or more; hint: 3 are one forward, one backward and the next one"});
   auto result = schedule;
   for (int rank = 0; rank < static_cast<int>(result.ranks.size()); ++rank) {
     const auto own = std::ranges::count(schedule.rank_of_stage, rank);

@@ -50,12 +50,10 @@ inline Schedule make_schedule(std::string_view name, const PipelineSize& sizes) 
   std::string names;
   for (const auto& schedule : named_schedules()) {
     if (same(schedule.name) || (!schedule.pytorch.empty() && same(schedule.pytorch))) return schedule.make(sizes);
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", schedule.name);
+    names.append(names.empty() ? "" : ", ").append(schedule.name);
   }
-  fail("pipeline",
-       "there is no schedule '{}'; expected one of {}; hint: PyTorch's names are understood too, and a schedule of your own is a function "
-       "that returns one",
-       name.substr(0, 64), names);
+  detail::refuse({"there is no schedule '", name.substr(0, 64), "'; expected one of ", names,
+                  "; hint: PyTorch's names are understood too, and a schedule of your own is a function that returns one"});
 }
 
 }  // namespace dtensor::pipelining

@@ -12,18 +12,16 @@ namespace dtensor::pipelining::detail {
 std::string name_of(const Schedule& schedule);
 
 // Throws the error of an action that is there.
-template <class... Args>
-[[noreturn]] void refuse(const Schedule& schedule, const Place& place, fmt::format_string<Args...> why, Args&&... args) {
-  fail("pipeline", "{}: rank {}, action {}, {}: {}\n{}", name_of(schedule), place.rank, place.position,
-       text(schedule.ranks[place.rank][place.position]), fmt::format(why, std::forward<Args>(args)...), grid_around(schedule, {place}));
+[[noreturn]] inline void refuse(const Schedule& schedule, const Place& place, Words why) {
+  const auto& action = schedule.ranks[place.rank][place.position];
+  refuse({name_of(schedule), ": rank ", place.rank, ", action ", place.position, ", ", text(action), ": ", joined(why), "\n",
+          grid_around(schedule, {place})});
 }
 
 // Throws the error of an action that is missing; shows what stands around `place`.
-template <class... Args>
-[[noreturn]] void lacks(const Schedule& schedule, const Action& action, const Place& place, fmt::format_string<Args...> why,
-                        Args&&... args) {
-  fail("pipeline", "{}: rank {}, {} is missing: {}\n{}", name_of(schedule), place.rank, text(action),
-       fmt::format(why, std::forward<Args>(args)...), grid_around(schedule, {place}));
+[[noreturn]] inline void lacks(const Schedule& schedule, const Action& action, const Place& place, Words why) {
+  refuse(
+      {name_of(schedule), ": rank ", place.rank, ", ", text(action), " is missing: ", joined(why), "\n", grid_around(schedule, {place})});
 }
 
 // Where an action stands in its stage's rank; at the beginning, if nowhere.
@@ -92,16 +90,16 @@ inline void Positions::read(const Schedule& schedule, const Place& place, const 
   const bool backward = part.kind == Kind::B || part.kind == Kind::I;
   int& position = part.kind == Kind::F ? at.forward : backward ? at.backward : at.weight;
   if (position >= 0 && backward && at.split != (part.kind == Kind::I)) {
-    refuse(schedule, place, "the backward began in action {}; expected B, or I and W; hint: leave one out", position);
+    refuse(schedule, place, {"the backward began in action ", position, "; expected B, or I and W; hint: leave one out"});
   }
   if (position >= 0) {
-    refuse(schedule, place, "it comes twice, first as action {}; expected once; hint: leave one out, or another is meant", position);
+    refuse(schedule, place, {"it comes twice, first as action ", position, "; expected once; hint: leave one out, or another is meant"});
   }
   position = place.position;
   at.split = at.split || part.kind == Kind::I;
   if (at.weight >= 0 && at.backward >= 0 && !at.split) {
-    refuse(schedule, place, "the backward is whole in B, action {}; expected B, or I and W; hint: leave W out, or write I for B",
-           at.backward);
+    refuse(schedule, place,
+           {"the backward is whole in B, action ", at.backward, "; expected B, or I and W; hint: leave W out, or write I for B"});
   }
 }
 

@@ -80,7 +80,7 @@ inline Neighbours::Neighbours(const Schedule& schedule) : before(schedule.stages
 inline std::string describe(const Schedule& schedule) {
   std::string lines;
   for (size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
-    fmt::format_to(std::back_inserter(lines), "rank{}:", rank);
+    lines += "rank" + std::to_string(rank) + ":";
     for (const auto& action : schedule.ranks[rank]) {
       if (is_compute(action.kind)) lines += " " + text(action);
     }

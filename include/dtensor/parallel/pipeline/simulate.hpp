@@ -73,7 +73,7 @@ inline double duration(const Action& action, const Costs& costs) {
 
 inline std::string summary(const Timeline& timeline) {
   std::string peaks;
-  for (const auto& rank : timeline.ranks) peaks += fmt::format("{}{}", peaks.empty() ? "" : ", ", rank.peak);
+  for (const auto& rank : timeline.ranks) peaks += (peaks.empty() ? "" : ", ") + std::to_string(rank.peak);
   return fmt::format("makespan {:g} ideal {:g} bubble {:.4f} peak [{}]", timeline.makespan, timeline.ideal, timeline.bubble(), peaks);
 }
 
@@ -81,12 +81,13 @@ namespace detail {
 
 inline void check_costs(const Schedule& schedule, const Costs& costs) {
   const auto valid = [](const StageCost& cost) { return cost.forward >= 0 && cost.input_gradient >= 0 && cost.weight_gradient >= 0; };
-  require(valid(costs.stage) && std::ranges::all_of(costs.stages, valid) && costs.message >= 0, "pipeline",
-          "costs are forward {}, input gradient {}, weight gradient {}, message {}; expected none below 0; hint: see Costs",
-          costs.stage.forward, costs.stage.input_gradient, costs.stage.weight_gradient, costs.message);
-  require(costs.stages.empty() || costs.stages.size() == schedule.rank_of_stage.size(), "pipeline",
-          "{} has {} stages, and there are costs of {}; expected as many; hint: Costs::stage is for stages that are alike",
-          name_of(schedule), schedule.stages(), costs.stages.size());
+  if (!(valid(costs.stage) && std::ranges::all_of(costs.stages, valid) && costs.message >= 0))
+    detail::refuse({"costs are forward ", number(costs.stage.forward), ", input gradient ", number(costs.stage.input_gradient),
+                    ", weight gradient ", number(costs.stage.weight_gradient), ", message ", number(costs.message),
+                    "; expected none below 0; hint: see Costs"});
+  if (!(costs.stages.empty() || costs.stages.size() == schedule.rank_of_stage.size()))
+    detail::refuse({name_of(schedule), " has ", schedule.stages(), " stages, and there are costs of ", costs.stages.size(),
+                    "; expected as many; hint: Costs::stage is for stages that are alike"});
 }
 
 // The most activations that a list holds at once, when `frees` says which backwards end them.
