@@ -5,8 +5,16 @@
 
 #include <map>
 #include <set>
+#include <ostream>
 #include <string>
 #include <vector>
+
+namespace dtensor::pipelining {
+
+// For messages of tests, also where a list is printed.
+inline std::ostream& operator<<(std::ostream& out, const Action& action) { return out << text(action); }
+
+}  // namespace dtensor::pipelining
 
 namespace dtensor::pipelining::test {
 
