@@ -1,8 +1,11 @@
 // Every random operator that writes a tensor, under every layout: the bits of one device, and what is drawn after it too.
+#include "tests/support/core_support.hpp"
 #include "tests/support/op_check.hpp"
 
 #include "rng/mt19937.hpp"
 #include "rng/own_shard.hpp"
+
+#include <dtensor/rng/position.hpp>
 
 #include <ATen/CPUGeneratorImpl.h>
 
