@@ -243,8 +243,8 @@ inline void Pipeline::materialize() const { dtensor::materialize(parameters()); 
 
 // Which modules are training: a letter each.
 inline std::string Pipeline::mode() const {
-  std::string letters;
-  for (const auto& module : module_->modules()) letters += module->is_training() ? 't' : 'e';
+  std::string letters(1, module_->is_training() ? 't' : 'e');
+  for (const auto& module : module_->modules(/*include_self=*/false)) letters += module->is_training() ? 't' : 'e';
   return letters;
 }
 
