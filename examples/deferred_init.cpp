@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -184,6 +185,6 @@ int main(int argc, char** argv) try {
   CLI11_PARSE(app, argc, argv);
   return run(o);
 } catch (const std::exception& error) {
-  fmt::print(stderr, "deferred_init: {}\n", error.what());
+  std::fprintf(stderr, "deferred_init: %s\n", error.what());
   return 1;
 }

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <map>
 #include <optional>
 
@@ -144,9 +145,9 @@ int main(int argc, char** argv) try {
   at::set_num_threads(1);
   run(o);
 } catch (const c10::Error& error) {
-  fmt::print(stderr, "dry_run: {}\n", error.what_without_backtrace());
+  std::fprintf(stderr, "dry_run: %s\n", error.what_without_backtrace());
   return 1;
 } catch (const std::exception& error) {
-  fmt::print(stderr, "dry_run: {}\n", error.what());
+  std::fprintf(stderr, "dry_run: %s\n", error.what());
   return 1;
 }

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <optional>
 #include <stdexcept>
 
@@ -103,6 +104,6 @@ int main(int argc, char** argv) try {
     if (world.rank() == 0) report(o, world.size(), times, loss);
   });
 } catch (const std::exception& error) {
-  fmt::print(stderr, "gpt_step: {}\n", error.what());
+  std::fprintf(stderr, "gpt_step: %s\n", error.what());
   return 1;
 }

@@ -1,6 +1,8 @@
 // Starting, watching and ending the processes of a job.
 #include "dtensor-run-group.hpp"
 
+#include <dtensor/base/say.hpp>
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -51,7 +53,7 @@ int Group::run() {
   sigprocmask(SIG_BLOCK, &handled, nullptr);
   signals_ = signalfd(-1, &handled, SFD_CLOEXEC | SFD_NONBLOCK);
   if (signals_ < 0 || pipe2(reports_, O_NONBLOCK) != 0) {
-    fmt::print(stderr, "dtensor-run: {}\n", std::strerror(errno));
+    dtensor::detail::say("dtensor-run: {}\n", std::strerror(errno));
     return 1;
   }
   fcntl(reports_[0], F_SETFD, FD_CLOEXEC);
@@ -75,14 +77,14 @@ int Group::run() {
 bool Group::start(int local) {
   int exec_error[2], output[2] = {-1, -1};
   if (pipe2(exec_error, O_CLOEXEC) != 0 || (job_.prefix_output && pipe2(output, O_CLOEXEC) != 0)) {
-    fmt::print(stderr, "dtensor-run: cannot make a pipe: {}\n", std::strerror(errno));
+    dtensor::detail::say("dtensor-run: cannot make a pipe: {}\n", std::strerror(errno));
     return false;
   }
   if (!job_.log_dir.empty()) {
     const auto path = fmt::format("{}/rank-{}.log", job_.log_dir, rank_of(local));
     output[1] = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (output[1] < 0) {
-      fmt::print(stderr, "dtensor-run: cannot write {}: {}\n", path, std::strerror(errno));
+      dtensor::detail::say("dtensor-run: cannot write {}: {}\n", path, std::strerror(errno));
       return false;
     }
   }
@@ -102,7 +104,7 @@ bool Group::start(int local) {
     if (read(exec_error[0], &error, sizeof error) != sizeof error) error = 0;
   }
   close(exec_error[0]);
-  if (error != 0) fmt::print(stderr, "dtensor-run: cannot run {}: {}\n", job_.command.front(), std::strerror(error));
+  if (error != 0) dtensor::detail::say("dtensor-run: cannot run {}: {}\n", job_.command.front(), std::strerror(error));
   return error == 0;
 }
 
@@ -180,7 +182,7 @@ void Group::read_signals() {
     if (info.ssi_signo == SIGUSR1) {
       recorder_.ask_for_stacks(processes());
       usleep(std::chrono::microseconds(kTimeForStacks).count());
-      fmt::print(stderr, "{}", recorder_.report(participants()));
+      dtensor::detail::say("{}", recorder_.report(participants()));
       continue;
     }
     if (received_signal_ != 0) {
@@ -250,7 +252,7 @@ void Group::expect_report() {
 
 void Group::print_report() {
   if (std::exchange(told_, true)) return;
-  fmt::print(stderr, "{}", recorder_.report(participants()));
+  dtensor::detail::say("{}", recorder_.report(participants()));
 }
 
 void Group::escalate() {
@@ -285,13 +287,19 @@ void Group::read_output(int local, bool to_the_end) {
   if (n < 0 && !to_the_end) return;
   close(rank.output);
   rank.output = -1;
-  if (!rank.line.empty()) fmt::print("[rank {}] {}\n", rank_of(local), rank.line);
+  if (!rank.line.empty()) print_line(local, rank.line);
+}
+
+// The job goes on where nobody reads its output: fmt::print would throw there.
+void Group::print_line(int local, const std::string& line) const {
+  const auto text = fmt::format("[rank {}] {}\n", rank_of(local), line);
+  [[maybe_unused]] const auto written = std::fwrite(text.data(), 1, text.size(), stdout);
 }
 
 void Group::print_lines(int local, std::string_view text) {
   std::string& line = ranks_[local].line;
   for (size_t end; (end = text.find('\n')) != std::string_view::npos; text.remove_prefix(end + 1)) {
-    fmt::print("[rank {}] {}{}\n", rank_of(local), line, text.substr(0, end));
+    print_line(local, line.append(text.substr(0, end)));
     line.clear();
   }
   line += text;
@@ -316,11 +324,11 @@ int Group::verdict() const {
   const auto first = culprit();
   if (!first) {
     if (received_signal_ == 0) return 0;
-    fmt::print(stderr, "dtensor-run: ended by signal {}\n", received_signal_);
+    dtensor::detail::say("dtensor-run: ended by signal {}\n", received_signal_);
     return 128 + received_signal_;
   }
   const int status = *ranks_[*first].status;
-  fmt::print(stderr, "dtensor-run: rank {} {}; the job was ended\n", rank_of(*first), describe(status));
+  dtensor::detail::say("dtensor-run: rank {} {}; the job was ended\n", rank_of(*first), describe(status));
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 

@@ -52,6 +52,7 @@ class Group {
   void read_reports();
   void read_output(int local, bool to_the_end);
   void print_lines(int local, std::string_view text);
+  void print_line(int local, const std::string& line) const;
   void escalate();
   void signal_all(int signal);
   bool running() const;

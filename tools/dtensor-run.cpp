@@ -1,5 +1,6 @@
 // dtensor-run -n N PROGRAM ARGS...: starts N processes of a program as the ranks of one job, forwards signals to them, and
 // ends them all when one fails.
+#include <dtensor/base/say.hpp>
 #include <dtensor/version.hpp>
 
 #include <CLI/CLI.hpp>
@@ -76,7 +77,7 @@ int main(int argc, char** argv) {
     problem = "several hosts need --master-addr";
   }
   if (!problem.empty()) {
-    fmt::print(stderr, "dtensor-run: {}; try --help\n", problem);
+    dtensor::detail::say("dtensor-run: {}; try --help\n", problem);
     return 2;
   }
   if (job.master_port == 0) job.master_port = job.nodes == 1 ? free_port() : kDefaultPort;

@@ -1,5 +1,6 @@
 // dtensor-schedule NAME --ranks P --microbatches M: prints the schedule of a pipeline and what it takes; draws, checks and converts
 // schedules. It needs nothing of libtorch but the class of its errors.
+#include <dtensor/base/say.hpp>
 #include <dtensor/parallel/pipeline/schedules.hpp>
 #include <dtensor/version.hpp>
 
@@ -17,7 +18,7 @@ using namespace dtensor::pipelining;
 
 struct Options {
   std::string name, check_file, svg_file, trace_file;
-  Sizes sizes{0, 0, 0};
+  PipelineSize sizes{0, 0, 0};
   std::vector<double> costs;
   double overlapped = -1;
   int memory = 0;  // 0: any
@@ -159,13 +160,13 @@ int main(int argc, char** argv) {
   add_options(app, options);
   CLI11_PARSE(app, argc, argv);
   if (const auto problem = problem_of(options); !problem.empty()) {
-    fmt::print(stderr, "dtensor-schedule: {}; try --help\n", problem);
+    dtensor::detail::say("dtensor-schedule: {}; try --help\n", problem);
     return 2;
   }
   try {
     run(options);
   } catch (const dtensor::Error& error) {
-    fmt::print(stderr, "{}\n", error.what_without_backtrace());
+    dtensor::detail::say("{}\n", error.what_without_backtrace());
     return 1;
   }
   return 0;

@@ -1,5 +1,4 @@
 // What nearly every example, benchmark and tool includes, compiled once for all of them.
-#pragma once
 
 #include <torch/torch.h>
 

@@ -173,8 +173,8 @@ inline TensorVector reduce_scatter(const TensorVector& list, const DeviceMesh& m
 inline Lengths exchange_lengths(const Lengths& send, const DeviceMesh& mesh) {
   NoSpmd plain;
   auto& group = detail::group_of(mesh);
-  require(static_cast<int>(send.size()) == group.size(), "exchange_lengths",
-          "got {} lengths; expected one for each of the group's {} ranks", send.size(), group.size());
+  require(!send.empty(), "exchange_lengths", "got no lengths; expected one for each of the group's {} ranks", group.size());
+  detail::check_lengths("exchange_lengths", send, group.size());
   const Lengths one(group.size(), 1);
   const auto input = at::tensor(send, at::kLong).to(c10::Device(mesh.device_type()));
   const auto received = group.all_to_all(input, one, one).get().to(at::kCPU);
@@ -186,6 +186,8 @@ inline Lengths exchange_lengths(const Lengths& send, const DeviceMesh& mesh) {
 inline PendingTensor start_all_to_all(const at::Tensor& x, const DeviceMesh& mesh, const Lengths& send, Lengths recv = {}) {
   auto& group = detail::group_of(mesh);
   detail::check_along("all_to_all", {x}, {0, send}, group);
+  require(!send.empty(), "all_to_all", "got no lengths to send; expected one for each of the group's {} ranks", group.size());
+  detail::check_lengths("all_to_all", recv, group.size());
   require(detail::sum_of(send) == x.size(0), "all_to_all", "the lengths to send do not add up to the rows; got a sum of {}; expected {}",
           detail::sum_of(send), x.size(0));
   if (recv.empty()) recv = exchange_lengths(send, mesh);
@@ -219,12 +221,17 @@ inline at::Tensor broadcast(const at::Tensor& x, const DeviceMesh& mesh, int roo
 // in; without it they are those of x. Cannot deadlock.
 inline PendingTensor start_shift(const at::Tensor& x, const DeviceMesh& mesh, int64_t by = 1, const at::Tensor& like = {}) {
   auto& group = detail::group_of(mesh);
-  const auto incoming = like.defined() ? like.sizes().vec() : x.sizes().vec();
   detail::check_alike("shift", {x});
+  if (like.defined()) detail::check_plain("shift", like, "`like`");
+  const auto incoming = like.defined() ? like.sizes().vec() : x.sizes().vec();
   const int64_t n = group.size(), step = (by % n + n) % n;
   Lengths send(n), recv(n);
   send[(group.rank() + step) % n] = x.numel();
   recv[(group.rank() - step + n) % n] = c10::multiply_integers(incoming);
+  if (step == 0 && send != recv) {
+    fail("shift", "a rank that shifts to itself gets its own tensor; got `like` of sizes {}; expected {}", detail::str_of(incoming),
+         detail::str_of(x.sizes()));
+  }
   return detail::only(detail::start(
       {x}, [&] { return group.all_to_all(detail::packed({x}), send, recv); },
       [incoming](const at::Tensor& received) { return TensorVector{received.view(incoming)}; },

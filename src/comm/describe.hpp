@@ -23,6 +23,8 @@ std::string rank_list(const std::vector<int>& ranks);
 
 // The texts of what can go wrong; each names ranks, operation and sequence number.
 std::string divergence(int rank, const CallInfo& call, int other_rank, const CallInfo& other);
+// Of an all_to_all: in bytes, what rank `from` sends to rank `to` and what that expects.
+std::string unequal_pieces(const CallInfo& call, int from, int to, int64_t sent, int64_t expected);
 std::string departure(int rank, const std::string& why);
 std::string failure(const CallInfo& call, const std::string& group, const std::string& why);
 std::string lateness(Milliseconds deadline, const std::vector<int>& absent);

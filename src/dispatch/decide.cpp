@@ -6,6 +6,7 @@
 #include "src/dispatch/region.hpp"
 #include "src/dispatch/replicated.hpp"
 
+#include <dtensor/base/say.hpp>
 #include <dtensor/dispatch/backward.hpp>
 #include <dtensor/mesh/two_meshes.hpp>
 
@@ -102,7 +103,7 @@ void warn_once(const OpInfo& info, const DeviceMesh& mesh, const char* what) {
   static std::set<std::string> warned;
   std::lock_guard<std::mutex> lock(mutex);
   if (!warned.insert(info.name).second) return;
-  fmt::print(stderr, "dtensor: {} {} (said once per operator)\n", info.name, what);
+  dtensor::detail::say("dtensor: {} {} (said once per operator)\n", info.name, what);
 }
 
 // Whether a move between two layouts takes a collective.

@@ -3,6 +3,7 @@
 #include "src/base/fast_thread_local.hpp"
 #include "src/mesh/world_state.hpp"
 
+#include <dtensor/base/say.hpp>
 #include <dtensor/dispatch/replication_debug.hpp>
 #include <dtensor/mesh/world.hpp>
 
@@ -104,11 +105,11 @@ void warn_of(const OpInfo& info, const RanWhole& call, const DeviceMesh& mesh) {
   if (!world || world->rank() != mesh.ranks()[0]) return;
   std::lock_guard<std::mutex> lock(told().mutex);
   if (told().calls.size() >= kMost || !told().calls.insert(info.name + call.operands).second) return;
-  fmt::print(stderr,
-             "dtensor: {}({}) runs whole on every rank and gathers {} bytes for it (said once, of {} such calls at most); hint: "
-             "dt::ReplicationDebugMode lists them all, dt::explain tells why, dt::redistribute lays out the operand that is whole; "
-             "DTENSOR_WARN_REPLICATED=0 silences this\n",
-             info.name, call.operands, call.bytes, kMost);
+  dtensor::detail::say(
+      "dtensor: {}({}) runs whole on every rank and gathers {} bytes for it (said once, of {} such calls at most); hint: "
+      "dt::ReplicationDebugMode lists them all, dt::explain tells why, dt::redistribute lays out the operand that is whole; "
+      "DTENSOR_WARN_REPLICATED=0 silences this\n",
+      info.name, call.operands, call.bytes, kMost);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/base/error_text.hpp>
+#include <dtensor/base/say.hpp>
 #include <dtensor/mesh/world.hpp>
 
 #include "src/comm/event_log.hpp"
@@ -158,7 +159,7 @@ void keep_events(comm::Events& events, const std::string& folder, const World& w
   try {
     events.keep_in_file(comm::flight::file_of_rank(folder, world.rank()), world.rank(), world.size());
   } catch (const Error& error) {
-    return fmt::print(stderr, "dtensor: {}\n", error.what_without_backtrace());
+    return say("dtensor: {}\n", error.what_without_backtrace());
   }
   const auto maps = comm::flight::maps_of_process(folder, getpid());
   if (maps.size() < maps_file.size()) *std::ranges::copy(maps, maps_file.begin()).out = 0;
@@ -225,11 +226,11 @@ void ThreadsReport::explain(const Ring& failed) {
   const auto maps = comm::flight::read_text("/proc/self/maps");
   std::vector<comm::flight::Witness> witnesses;
   for (const auto& ring : rings) {
-    witnesses.push_back({ring->header().rank, comm::flight::copy_of(*ring), "", false});
+    witnesses.push_back({ring->header().rank, comm::flight::copy_of(*ring), "", false, ring.get() == &failed});
     witnesses.back().recording->maps = maps;
   }
   const auto text = "flight recorder: " + comm::flight::examine(witnesses).text;
-  if (!ended) return fmt::print(stderr, "{}", text);
+  if (!ended) return say("{}", text);
   try {
     throw;
   } catch (c10::Error& error) {

@@ -1,11 +1,13 @@
 // Turns a program into ranks: one per process under a launcher, else threads of this process.
 #include <dtensor/base/error.hpp>
+#include <dtensor/base/say.hpp>
 #include <dtensor/comm/transport_kind.hpp>
 #include <dtensor/mesh/world.hpp>
 
 #include "src/comm/rendezvous/rendezvous.hpp"
 #include "src/launch/devices.hpp"
 #include "src/launch/environment.hpp"
+#include "src/launch/exit.hpp"
 #include "src/launch/flight_recorder.hpp"
 #include "src/launch/memory.hpp"
 #include "src/launch/options.hpp"
@@ -46,6 +48,20 @@ void add_place_to_current() {
   }
 }
 
+// Of a launch that the program leaves the telling to: which rank failed first, and what was said of its error already.
+struct Failure {
+  int rank = -1, ranks = 1;
+  std::string told;
+
+  // The error with its rank, which errors of the library name themselves.
+  std::string text_of(const std::exception_ptr& error) const {
+    auto text = detail::text_of(error);
+    const auto name = fmt::format(" (rank {})", rank);
+    if (rank >= 0 && ranks > 1 && text.find(name) == std::string::npos) text += name;
+    return text;
+  }
+};
+
 // `on_error` says whether this rank is the first of this process to fail.
 void run_rank(std::unique_ptr<comm::Transport> transport, comm::Milliseconds deadline, const Body& body,
               const std::function<bool()>& on_error, detail::ThreadsReport* report = nullptr) {
@@ -72,7 +88,8 @@ void run_rank(std::unique_ptr<comm::Transport> transport, comm::Milliseconds dea
 // one that does not return is told so.
 class Running {
  public:
-  explicit Running(int ranks) {
+  Running(int ranks, Failure& failure) : failure_(failure) {
+    failure_.ranks = ranks;
     for (int rank = 0; rank < ranks; ++rank) ranks_.insert(rank);
   }
 
@@ -81,7 +98,7 @@ class Running {
     std::lock_guard lock(mutex_);
     if (error_) return false;
     error_ = std::current_exception();
-    failed_ = rank;
+    failure_.rank = rank;
     changed_.notify_all();
     return true;
   }
@@ -99,12 +116,12 @@ class Running {
     const auto all_back = [&] { return ranks_.empty(); };
     changed_.wait(lock, [&] { return error_ || all_back(); });
     if (changed_.wait_for(lock, std::chrono::seconds(2), all_back)) return;
-    fmt::print(stderr, "error: {}{}; waiting for rank {}, which has not returned yet\n", detail::text_of(error_), by(),
-               fmt::join(ranks_, ", "));
+    failure_.told = failure_.text_of(error_);
+    detail::say("error: {}; waiting for rank {}, which has not returned yet\n", failure_.told, fmt::join(ranks_, ", "));
     if (!patience) return changed_.wait(lock, all_back);
     if (changed_.wait_for(lock, *patience, all_back)) return;
-    fmt::print(stderr, "error: rank {} has not returned for {} s after rank {} failed; the process ends\n", fmt::join(ranks_, ", "),
-               std::chrono::duration_cast<std::chrono::seconds>(*patience).count(), failed_);
+    detail::say("error: rank {} has not returned for {} s after rank {} failed; the process ends\n", fmt::join(ranks_, ", "),
+                std::chrono::duration_cast<std::chrono::seconds>(*patience).count(), failure_.rank);
     std::_Exit(1);
   }
 
@@ -113,32 +130,29 @@ class Running {
   }
 
  private:
-  // Errors of the library name the rank themselves.
-  std::string by() const {
-    const auto name = fmt::format(" (rank {})", failed_);
-    return detail::text_of(error_).find(name) == std::string::npos ? name : "";
-  }
-
   std::mutex mutex_;
   std::condition_variable changed_;
   std::set<int> ranks_;
   std::exception_ptr error_;
-  int failed_ = -1;
+  Failure& failure_;
 };
 
-void run_threads(const LaunchOptions& options, const comm::TransportKind::MakeRank& make, const Body& body, bool may_end) {
+// `may_end`: the process is the program's alone, and may be ended where a rank of it is stuck.
+void run_threads(const LaunchOptions& options, const comm::TransportKind::MakeRank& make, const Body& body, bool may_end,
+                 Failure& failure) {
   if (options.ranks == 1) {
     run_rank(make(0), options.deadline, body, [] { return true; });
     return;
   }
   detail::SingleThreaded guard;
-  Running running(options.ranks);
+  Running running(options.ranks, failure);
   detail::ThreadsReport report;
   std::promise<bool> all_there;  // a rank whose peers could not be started must not wait for them
   const auto begin = all_there.get_future().share();
   const auto run = [&](int rank) {
     if (!begin.get()) return;
     detail::SingleThreaded::begin_rank();
+    const detail::ExitWatch watch(rank);
     try {
       run_rank(make(rank), options.deadline, body, [&] { return running.keep_error(rank); }, &report);
     } catch (...) {
@@ -178,11 +192,13 @@ std::string names_of_kinds_for_processes() {
 
 void note_ignored_ranks(const LaunchOptions& options, const detail::LauncherRank& launched) {
   if (options.ranks == 1 || options.ranks == launched.size || launched.rank != 0) return;
-  fmt::print(stderr, "dtensor: {} started {} rank{}; --ranks {} counts without a launcher only\n", launched.launcher, launched.size,
-             launched.size == 1 ? "" : "s", options.ranks);
+  detail::say("dtensor: {} started {} rank{}; --ranks {} counts without a launcher only\n", launched.launcher, launched.size,
+              launched.size == 1 ? "" : "s", options.ranks);
 }
 
-void run_process(const detail::LauncherRank& launched, const LaunchOptions& options, const comm::TransportKind& kind, const Body& body) {
+void run_process(const detail::LauncherRank& launched, const LaunchOptions& options, const comm::TransportKind& kind, const Body& body,
+                 Failure& failure) {
+  failure.ranks = launched.size;
   require(kind.process != nullptr, "launch", "{} started {} processes, which need the transport of processes; got '{}'; expected one of {}",
           launched.launcher, launched.size, kind.name, names_of_kinds_for_processes());
   comm::ProcessJob job;
@@ -196,13 +212,12 @@ void run_process(const detail::LauncherRank& launched, const LaunchOptions& opti
   if (launched.agent_store) job.listener = comm::meet_through_agent(job.meeting);
   auto transport = kind.process(job);
   if (options.transport.empty()) transport = detail::with_devices(std::move(transport), launched);
-  run_rank(std::move(transport), options.deadline, body, [&] { return report(launched.rank), true; });
+  run_rank(std::move(transport), options.deadline, body, [&] { return report(failure.rank = launched.rank), true; });
 }
 
 }  // namespace
 
-// `may_end`: the process is the program's alone, and may be ended where a rank of it is stuck.
-static void launch(const LaunchOptions& given, const Body& body, bool may_end) {
+static void launch(const LaunchOptions& given, const Body& body, bool may_end, Failure& failure) {
   auto options = given;
   options.deadline = std::min<comm::Milliseconds>(options.deadline, detail::kLongestDeadline);
   require(options.ranks >= 1, "launch", "got {} ranks; expected at least 1", options.ranks);
@@ -218,21 +233,26 @@ static void launch(const LaunchOptions& given, const Body& body, bool may_end) {
           options.ranks);
   detail::keep_freed_memory();
   if (launched && !kind.one_for_all) note_ignored_ranks(options, *launched);
-  if (processes) return run_process(*launched, options, kind, body);
+  if (processes) return run_process(*launched, options, kind, body, failure);
   if (launched && !kind.one_for_all) options.ranks = 1;
   const auto make = kind.threads({options.ranks, options.deadline});
   if (kind.one_for_all) options.ranks = 1;
-  run_threads(options, make, body, may_end);
+  run_threads(options, make, body, may_end, failure);
 }
 
-void launch(const LaunchOptions& options, const Body& body) { launch(options, body, false); }
+void launch(const LaunchOptions& options, const Body& body) {
+  Failure failure;
+  launch(options, body, false, failure);
+}
 
 int launch(int argc, char** argv, const Body& body) {
+  Failure failure;
   try {
-    launch(detail::parse_options(argc, argv), body, true);
+    launch(detail::parse_options(argc, argv), body, true, failure);
     return 0;
   } catch (...) {
-    fmt::print(stderr, "error: {}\n", detail::text_of(std::current_exception()));  // one write: the lines of ranks do not mix
+    const auto text = failure.text_of(std::current_exception());
+    if (text != failure.told) detail::say("error: {}\n", text);
     return 1;
   }
 }

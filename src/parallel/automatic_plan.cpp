@@ -1,5 +1,6 @@
 // Derives the plan of a transformer from its modules. It is compiled because the headers of torch::nn would more than double the
 // compile time of <dtensor/dtensor.hpp>.
+#include <dtensor/base/say.hpp>
 #include <dtensor/parallel/plans.hpp>
 
 #include <dtensor/mesh/world.hpp>
@@ -92,8 +93,8 @@ void tell_of_nothing(const std::vector<std::string>& unpaired, int64_t width) {
     why = fmt::format("no module holds a pair of linear layers, one from the model's width of {} and one back to it; alone are {}{}", width,
                       fmt::join(shown, ", "), unpaired.size() > kShown ? ", ..." : "");
   }
-  fmt::print(stderr, "dtensor: automatic_plan cuts nothing, and every rank has the whole model: {}; hint: name the layers to cut with "
-             "dt::tensor_parallel({{{{\"name\", dt::ColwiseParallel()}}, ...}}), or use dt::fully_shard\n", why);
+  detail::say("dtensor: automatic_plan cuts nothing, and every rank has the whole model: {}; hint: name the layers to cut with "
+              "dt::tensor_parallel({{{{\"name\", dt::ColwiseParallel()}}, ...}}), or use dt::fully_shard\n", why);
 }
 
 }  // namespace

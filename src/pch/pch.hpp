@@ -1,5 +1,4 @@
 // What nearly every file of the library includes, compiled once. None of our own headers: a change of one compiles only what uses it.
-#pragma once
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>

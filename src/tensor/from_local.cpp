@@ -77,7 +77,7 @@ std::vector<int64_t> expected_sizes(const Layout& layout, c10::IntArrayRef coord
 }  // namespace
 
 DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRef given) {
-  require(local.defined() && !is_dtensor(local), "from_local", "expected a plain tensor as local shard");
+  detail::check_plain("from_local", local, "the local shard");
   require(local.dim() <= kMaxDims, "from_local", "at most {} dims are supported; got {}", kMaxDims, local.dim());
   require(static_cast<int64_t>(given.size()) == mesh.ndim(), "from_local",
           "got {} placements for the {} dimensions of {}", given.size(), mesh.ndim(), mesh.str());

@@ -75,9 +75,7 @@ std::vector<at::Tensor> run_local_map(const LocalFunction& function, const Devic
   require(results.size() == out.size(), "local_map", "the function returned {} tensors; expected {}, one per list of placements",
           results.size(), out.size());
   for (size_t i = 0; i < results.size(); ++i) {
-    require(results[i].defined() && !is_dtensor(results[i]), "local_map",
-            "output {} of the function is {}; expected a plain tensor, this rank's shard", i,
-            results[i].defined() ? "a DTensor" : "undefined");
+    check_plain("local_map", results[i], fmt::format("output {} of the function", i));
     results[i] = options.out_sizes.empty() ? from_local(results[i], mesh, out[i]).tensor()
                                            : from_local(results[i], mesh, out[i], options.out_sizes[i]).tensor();
   }

@@ -33,7 +33,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-
 Placements to_vector(PlacementsRef placements) { return {placements.begin(), placements.end()}; }
 
 const LayoutPtr& layout_of(std::string_view tag, const at::Tensor& tensor) {
@@ -162,6 +161,15 @@ DTensor asked_for(at::Tensor tensor) {
 
 bool is_dtensor(const at::Tensor& tensor) { return tensor.defined() && as_dtensor(tensor); }
 
+void detail::check_plain(std::string_view tag, const at::Tensor& tensor, std::string_view what) {
+  require(tensor.defined(), tag, "{} is an undefined tensor; expected a plain one; hint: where a rank has nothing to give, pass "
+          "at::empty({{0}}); grad() is undefined before the first backward pass", what);
+  require(!is_dtensor(tensor), tag, "{} is not plain; got a distributed tensor; expected a plain one; hint: pass to_local(), or make it "
+          "under dt::NoSpmd", what);
+  require(tensor.layout() == at::kStrided, tag, "{} is not dense; got a sparse tensor; expected a dense one; hint: pass to_dense()", what);
+  require(!tensor.is_quantized(), tag, "{} is quantized; expected one of plain numbers; hint: pass int_repr() or dequantize()", what);
+}
+
 DTensor::DTensor(at::Tensor tensor) : tensor_(std::move(tensor)) { layout_of("DTensor", tensor_); }
 
 const Layout& DTensor::layout() const { return *as_dtensor(tensor_)->layout(); }
@@ -216,8 +224,7 @@ at::Tensor redistribute(const at::Tensor& tensor, const DeviceMesh& mesh, std::i
 at::Tensor full_tensor(const at::Tensor& tensor) { return is_dtensor(tensor) ? DTensor(tensor).full_tensor() : tensor; }
 
 DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, PlacementsRef placements) {
-  require(full.defined(), "distribute_tensor", "the tensor is undefined");
-  if (is_dtensor(full)) {
+  if (full.defined() && is_dtensor(full)) {
     require(DTensor(full).mesh() == mesh, "distribute_tensor",
             "the tensor is already distributed, on another mesh; got {}; expected {}; {}", DTensor(full).mesh().str(), mesh.str(),
             why_two(DTensor(full).mesh(), mesh));
@@ -225,6 +232,7 @@ DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, Placem
     if (std::ranges::all_of(as_it_is, &Placement::is_replicate)) compare_now_and_then(as_dtensor(full)->local(), mesh);
     return DTensor(full).redistribute(placements);
   }
+  detail::check_plain("distribute_tensor", full, "the tensor");
   require(full.is_meta() || full.device().type() == mesh.device_type(), "distribute_tensor",
           "the tensor is on {}, and the mesh on {}; hint: tensor.to(...) first", full.device().str(),
           c10::DeviceTypeName(mesh.device_type(), /*lower_case=*/true));
@@ -243,7 +251,7 @@ DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, std::i
 }
 
 DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes) {
-  require(local.defined() && !is_dtensor(local), "from_local", "expected a plain tensor as local shard");
+  detail::check_plain("from_local", local, "the local shard");
   const auto layout = Layout::get(mesh, placements, sizes, local.scalar_type());
   if (layout->is_absent())
     return asked_for(dispatch::absent(layout).set_requires_grad(local.requires_grad() && c10::GradMode::is_enabled()));
@@ -300,7 +308,18 @@ const Layout* find_layout(const at::Tensor& tensor) {
   return impl ? impl->layout().get() : nullptr;
 }
 
+// What is to be the local tensor of a layout has its local sizes and dtype.
+static void check_fits(std::string_view tag, const at::Tensor& local, const Layout& layout) {
+  detail::check_plain(tag, local, "the local tensor");
+  if (local.sizes() == layout.local_sizes() && local.scalar_type() == layout.dtype()) return;
+  fail(tag, "the local tensor is not this rank's part of the layout; got {} [{}]; expected {} [{}] of {}",
+       c10::toString(local.scalar_type()), fmt::join(local.sizes(), ", "), c10::toString(layout.dtype()),
+       fmt::join(layout.local_sizes(), ", "), layout.str());
+}
+
 at::Tensor wrap_local(at::Tensor local, LayoutPtr layout, comm::WorkPtr work) {
+  require(layout, "wrap_local", "got no layout; hint: Layout::get() makes one");
+  check_fits("wrap_local", local, *layout);
   auto result = wrap(std::move(local), std::move(layout));
   as_dtensor(result)->set_pending(std::move(work));
   return result;
@@ -319,10 +338,12 @@ const at::Tensor& local_shard_under_way(const at::Tensor& tensor) {
 const LayoutPtr& layout_of(const at::Tensor& tensor) { return layout_of("layout_of", tensor); }
 
 void replace_local_shard(const at::Tensor& tensor, at::Tensor local) {
+  const auto& layout = layout_of("replace_local_shard", tensor);
+  check_fits("replace_local_shard", local, *layout);
   auto& impl = *as_dtensor(tensor);
   const auto member = impl.member();
   impl.set_member({});
-  impl.set_local(std::move(local), layout_of("replace_local_shard", tensor));
+  impl.set_local(std::move(local), layout);
   impl.set_member(member);
 }
 

@@ -185,3 +185,76 @@ TEST_CASE("functional collectives: bad calls are errors on every rank", "[collec
     equal(all_reduce(x, mesh), x * 3, "the call after them");
   });
 }
+
+TEST_CASE("functional collectives: tensors that are not plain and lengths that are none are refused in words", "[collectives]") {
+  on_ranks(3, [](World& world) {
+    const auto mesh = line(world);
+    const auto x = torch::ones({3, 2}), sparse = x.to_sparse();
+    const int next = (world.rank() + 1) % 3;
+    for (const auto& [bad, text] : std::vector<std::pair<at::Tensor, std::string>>{
+             {at::Tensor(), "an input is an undefined tensor"},
+             {sparse, "an input is not dense; got a sparse tensor"},
+             {torch::quantize_per_tensor(x, 0.1, 0, torch::kQInt8), "an input is quantized"}}) {
+      refuses("[all_reduce] " + text, [&] { all_reduce(bad, mesh); });
+      refuses("[all_reduce] " + text, [&] { all_reduce(TensorVector{x, bad}, mesh); });
+      refuses("[all_gather] " + text, [&] { all_gather(bad, mesh); });
+      refuses("[reduce_scatter] " + text, [&] { reduce_scatter(bad, mesh, ReduceOp::sum, {1}); });
+      refuses("[all_to_all] " + text, [&] { all_to_all(bad, mesh, {1, 1, 1}); });
+      refuses("[broadcast] " + text, [&] { broadcast(bad, mesh); });
+      refuses("[shift] " + text, [&] { shift(bad, mesh); });
+      refuses("[send] " + text, [&] { send(bad, mesh, next); });
+      refuses("[receive] " + text, [&] { receive(bad, mesh, next); });
+      refuses("[exchange_messages] " + text, [&] { exchange_messages({outgoing(bad, next)}, mesh); });
+    }
+    refuses("[shift] `like` is not dense", [&] { shift(x, mesh, 1, sparse); });
+    refuses("[shift] a rank that shifts to itself gets its own tensor; got `like` of sizes [2, 2]; expected [3, 2]",
+            [&] { shift(x, mesh, 3, torch::ones({2, 2})); });
+    const std::string negative = "the length of a piece is negative; got -1 for rank 1 of the group";
+    refuses("[reduce_scatter] " + negative, [&] { reduce_scatter(x, mesh, ReduceOp::sum, {0, {2, -1, 2}}); });
+    refuses("[all_gather] " + negative, [&] { all_gather(x, mesh, {1, {2, -1, 2}}); });
+    refuses("[all_to_all] " + negative, [&] { all_to_all(x, mesh, {2, -1, 2}); });
+    refuses("[all_to_all] " + negative, [&] { all_to_all(x, mesh, {1, 1, 1}, {2, -1, 2}); });
+    refuses("[exchange_lengths] " + negative, [&] { exchange_lengths({2, -1, 2}, mesh); });
+    refuses("[all_to_all] got no lengths to send", [&] { all_to_all(torch::ones({0, 2}), mesh, {}); });
+    refuses("[all_gather] the memory given for the result is not contiguous; got sizes [9, 2] and strides [1, 9]",
+            [&] { all_gather(x, mesh, {.into = torch::empty({2, 9}).t()}); });
+    refuses("[all_gather] `into` is not dense", [&] { all_gather(x, mesh, {.into = torch::ones({9, 2}).to_sparse()}); });
+    refuses("[distribute_tensor] the tensor is not dense", [&] { distribute_tensor(sparse, mesh, {shard(0)}); });
+    refuses("[from_local] the local shard is not dense", [&] { from_local(sparse, mesh, {shard(0)}); });
+    equal(all_reduce(x, mesh), x * 3, "the call after them");
+  });
+}
+
+TEST_CASE("functional collectives: ranks that expect what nobody sends are told both numbers", "[collectives]") {
+  for (const std::string transport : {"threads", "shm", "gloo"}) {
+    on_ranks(3, [](World& world) {
+      const auto mesh = line(world);
+      refuses("which expects 6", [&] { shift(torch::ones({2, 2}), mesh, 1, torch::ones({3, 2})); });
+    }, transport);
+    on_ranks(3, [](World& world) {
+      const auto mesh = line(world);
+      const auto sizes = world.rank() == 1 ? std::vector<int64_t>{2, 3} : std::vector<int64_t>{3, 2};  // as many elements
+      refuses("with other lengths of the ranks' pieces", [&] { reduce_scatter(torch::ones(sizes), mesh); });
+    }, transport);
+  }
+}
+
+TEST_CASE("functional collectives: a local tensor that is no part of its layout is refused", "[collectives]") {
+  on_ranks(2, [](World& world) {
+    const auto mesh = line(world);
+    const auto x = distribute_tensor(torch::ones({4, 2}), mesh, {shard(0)});
+    const auto layout = layout_of(x.tensor());
+    const std::string expected = "expected Float [2, 2] of f32[4, 2]";
+    refuses("[wrap_local] the local tensor is not this rank's part of the layout; got Float [4, 2]; " + expected,
+            [&] { wrap_local(torch::ones({4, 2}), layout); });
+    refuses("got Double [2, 2]; " + expected, [&] { wrap_local(torch::ones({2, 2}, torch::kDouble), layout); });
+    refuses("[wrap_local] the local tensor is an undefined tensor", [&] { wrap_local({}, layout); });
+    refuses("[wrap_local] got no layout", [&] { wrap_local(torch::ones({2, 2}), {}); });
+    refuses("[replace_local_shard] the local tensor is not this rank's part of the layout; got Float [3, 2]; " + expected,
+            [&] { replace_local_shard(x, torch::ones({3, 2})); });
+    refuses("[replace_local_shard] expected a distributed tensor; got a plain tensor",
+            [&] { replace_local_shard(torch::ones({2, 2}), torch::ones({2, 2})); });
+    replace_local_shard(x, torch::full({2, 2}, 3.0));
+    equal(x.full_tensor(), torch::full({4, 2}, 3.0), "what replaced the shard");
+  });
+}

@@ -222,9 +222,11 @@ TEST_CASE("ranks that diverge are told both calls", "[comm][gloo]") {
   check_divergence("root", [](Communicator& all) { all.broadcast(at::ones({2}), 0).get(); },
                    [](Communicator& all) { all.broadcast(at::ones({2}), 2).get(); }, {"root 0", "root 2"});
   check_divergence("counts", [](Communicator& all) { all.reduce_scatter(at::ones({6}), {2, 2, 2}, ReduceOp::sum).get(); },
-                   [](Communicator& all) { all.reduce_scatter(at::ones({6}), {1, 2, 3}, ReduceOp::sum).get(); }, {"reduce_scatter"});
+                   [](Communicator& all) { all.reduce_scatter(at::ones({6}), {1, 2, 3}, ReduceOp::sum).get(); },
+                   {"reduce_scatter", "with other lengths of the ranks' pieces"});
   check_divergence("pieces", [](Communicator& all) { all.all_to_all(at::ones({3}), {1, 1, 1}, {1, 1, 1}).get(); },
-                   [](Communicator& all) { all.all_to_all(at::ones({4}), {2, 1, 1}, {1, 1, 1}).get(); }, {"all_to_all"});
+                   [](Communicator& all) { all.all_to_all(at::ones({4}), {2, 1, 1}, {1, 1, 1}).get(); },
+                   {"rank 1 sends 2 elements to rank 0, which expects 1"});
 }
 
 TEST_CASE("a message of another size is refused", "[comm][gloo]") {

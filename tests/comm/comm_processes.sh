@@ -42,8 +42,9 @@ for transport in shm gloo; do
       exit:*) status=3 death='exited with status 3' why='its process ended' ;;
       throw:*) status=1 death='exited with status 1' why='out of cheese' ;;
     esac
+    [[ $mode == throw:* ]] && own="rank $rank\] error: out of cheese \(rank $rank\)\$" || own=
     expect "$mode" $status "dtensor-run: rank $rank $death" "rank $first\] error: .*all_reduce\(sum\) #[34].* rank $rank failed: $why" \
-      "rank $second\] error: .*all_reduce\(sum\) #[34].* rank $rank failed: $why"
+      "rank $second\] error: .*all_reduce\(sum\) #[34].* rank $rank failed: $why" "$own"
   done
   expect leave:1 1 'rank 1 has left without calling it'
   expect diverge:1 1 'rank 1 called barrier #4|rank 1 called all_reduce' 'rank [02] called all_reduce\(sum\) #4'

@@ -1,6 +1,7 @@
 // The report of the flight recorder, from events that are made by hand: who is behind is known.
 #include "tests/comm/comm_bodies.hpp"
 
+#include "src/comm/flight/places.hpp"
 #include "src/comm/flight/report.hpp"
 
 #include <algorithm>
@@ -149,7 +150,75 @@ TEST_CASE("flight report: a message that nobody sends", "[comm][flight]") {
   const auto report = examine({a_witness(0, {receive}), a_witness(1, {}), a_witness(2, {}), a_witness(3, {send})});
   INFO(report.text);
   CHECK(report.behind == std::vector{2});
-  CHECK(mentions(report.text, "recv(from 2, tag 0) #1"));
+  CHECK(mentions(report.text, "rank 2 is behind: it has not made send(to 0, tag 0) #1 of float32[8] in group 'dp', for which rank 0 waits "
+                              "in recv(from 2, tag 0) #1 of float32[8] in group 'dp' by aten::mm for layers.1"));
+  CHECK_FALSE(mentions(report.text, "has not answered"));  // a message of another rank than 2
+}
+
+TEST_CASE("flight report: a message to another peer than was meant", "[comm][flight]") {
+  const auto message = [](Collective kind, int peer, int group = 0) {
+    auto event = a_call(1, kind == Collective::send, group, kind);
+    event.root = peer;
+    return event;
+  };
+  // In dp, 2 sends to 1 what 0 waits for.
+  const auto wrong = examine({a_witness(0, {message(Collective::recv, 2)}), a_witness(1, {}),
+                              a_witness(2, {message(Collective::send, 1)}), a_witness(3, {})});
+  INFO(wrong.text);
+  CHECK(wrong.behind == std::vector{2});
+  CHECK(mentions(wrong.text, "rank 2 is behind: it has not made send(to 0, tag 0) #1"));
+  CHECK(mentions(wrong.text, "it has made send(to 1, tag 0) #1 of float32[8] in group 'dp' by aten::mm for layers.1, which rank 1 has not "
+                             "answered: is the peer or the tag another one than was meant?"));
+  // In tp, of ranks 1 and 3, peers are counted in the group: 0 is rank 1, and 1 is rank 3.
+  const auto smaller = examine({a_witness(0, {}), a_witness(1, {message(Collective::recv, 1, 1)}, {1, 3}), a_witness(2, {}),
+                                a_witness(3, {}, {1, 3})});
+  INFO(smaller.text);
+  CHECK(smaller.behind == std::vector{3});
+  CHECK(mentions(smaller.text, "rank 3 is behind: it has not made send(to 0 (rank 1), tag 0) #1 of float32[8] in group 'tp', for which "
+                               "rank 1 waits in recv(from 1 (rank 3), tag 0) #1"));
+}
+
+TEST_CASE("flight report: an error that several ranks had is said once", "[comm][flight]") {
+  const auto failed = [](int rank, const std::string& error) {
+    auto witness = a_witness(rank, {a_call(1, false)});
+    witness.recording->state = dtensor::comm::flight::State::failed;
+    witness.recording->error = error + " (rank " + std::to_string(rank) + ")";
+    return witness;
+  };
+  const std::string late = "[all_reduce] it did not complete within 2 s";
+  auto witnesses = std::vector{failed(0, late), failed(1, "out of cheese"), failed(2, late),
+                               failed(3, "[barrier] cannot complete: rank 1 failed: out of cheese (rank 1)")};
+  // How often the report says a text.
+  const auto times = [&](const std::string& part) {
+    const auto text = examine(witnesses).text;
+    int count = 0;
+    for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+    return count;
+  };
+  INFO(examine(witnesses).text);
+  CHECK(times(late) == 1);
+  CHECK(times("rank 0 failed: " + late) == 1);
+  CHECK(times("rank 2 failed as rank 0 did") == 1);
+  CHECK(times("rank 1 failed: out of cheese") == 1);
+  CHECK(times("rank 3 failed: [barrier] cannot complete: rank 1 failed") == 1);
+  witnesses[2].told = true;  // by who prints the report
+  CHECK(times(late) == 0);
+  CHECK(times("rank 2 failed first") == 1);
+  CHECK(times("rank 0 failed as rank 2 did") == 1);
+}
+
+TEST_CASE("flight report: places name functions and what lambdas stand in", "[comm][flight]") {
+  const auto place = [](const std::string& function) { return dtensor::comm::flight::Place{"train.cpp", "42", function}.str(); };
+  CHECK(place("step(Run const&, int)") == "train.cpp:42 (in step)");
+  CHECK(place("(anonymous namespace)::step()") == "train.cpp:42 (in (anonymous namespace)::step)");
+  CHECK(place("app::Layer::operator()(int) const") == "train.cpp:42 (in app::Layer::operator())");
+  for (const std::string lambda : {"main::{lambda(int)#1}::operator()(int) const", "main::$_0::operator()(int) const",
+                                   "main::{lambda(int)#1}::operator()(int) const::{lambda()#1}::operator()() const",
+                                   "std::_Function_handler<void (int), main::{lambda(int)#1}>::_M_invoke(std::_Any_data const&, int&&)",
+                                   "__invoke_impl<void, main(int, char**)::<lambda(int)>&, int>"})
+    CHECK(place(lambda) == "train.cpp:42 (in main::{lambda})");
+  CHECK(place("operator()") == "train.cpp:42 (in a lambda)");
+  CHECK(place("") == "train.cpp:42");
 }
 
 TEST_CASE("flight recorder: events in a file are read by others", "[comm][flight]") {

@@ -52,6 +52,10 @@ for transport in threads shm gloo; do
   done
 done
 
+# A lambda is named after the function that it stands in.
+job shm lambda 1
+says "rank 1 runs, at program.cpp:$(line_of lambda) \(in main::\{lambda\}\)"
+
 # A process of its own can also end, stop, or leave nothing to read.
 behind="it has not made $call at $at, in which ranks .* wait"
 for transport in shm gloo; do

@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -33,9 +35,11 @@ TEST_CASE("large blocks: what is freed is taken again", "[launch]") {
     {
       const auto x = at::ones({kElements});
       first = x.data_ptr();
-      // The first of the process; later ones some KB after one.
-      dtensor::require(reinterpret_cast<uintptr_t>(first) % (2 << 20) < (64 << 10), "test", "the block does not begin at a huge page");
     }
+    const auto page = reinterpret_cast<uintptr_t>(first) & ~uintptr_t{4095};
+    dtensor::require(msync(reinterpret_cast<void*>(page), 4096, MS_ASYNC) == 0, "test", "the block went back to the system");
+    // The first of the process; later ones some KB after one.
+    dtensor::require(reinterpret_cast<uintptr_t>(first) % (2 << 20) < (64 << 10), "test", "the block does not begin at a huge page");
     const auto again = at::empty({kElements}), other = at::ones({kElements}), small = at::ones({5});
     dtensor::require(again.data_ptr() == first && other.data_ptr() != first, "test", "the block was not kept, or given twice");
     again.fill_(2);
@@ -166,6 +170,101 @@ TEST_CASE("launch: a rank that does not return is named and the process ends", "
   CHECK_THAT(text, says("error: out of cheese (rank 1); waiting for rank 0, which has not returned yet"));
   CHECK_THAT(text, says("error: rank 0 has not returned for 1 s after rank 1 failed; the process ends"));
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(60));
+}
+
+namespace {
+
+// What the program says where `body` fails on three ranks.
+std::string said_by_launch(const std::function<void(dtensor::World&)>& body) {
+  const char* arguments[] = {"program", "--ranks", "3", "--deadline", "20"};
+  return dtensor::test::stderr_of([&] { CHECK(dtensor::launch(5, const_cast<char**>(arguments), body) == 1); });
+}
+
+size_t count_in(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+// Runs this program's own test case once more, with DTENSOR_TEST_MODE, and gives what it says and its status.
+std::pair<std::string, int> run_self(const std::string& mode, const std::string& test_case) {
+  const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
+  const auto command = fmt::format("env -u DTENSOR_TEST_EVENTS DTENSOR_TEST_MODE={} timeout 100 '{}' '{}' 2>&1", mode, self, test_case);
+  auto* pipe = popen(command.c_str(), "r");
+  REQUIRE(pipe);
+  std::string text;
+  for (char line[4096]; fgets(line, sizeof line, pipe);) text += line;
+  return {text, pclose(pipe)};
+}
+
+bool has_mode(const std::string& mode) {
+  const char* set = std::getenv("DTENSOR_TEST_MODE");
+  return set && set == mode;
+}
+
+}  // namespace
+
+TEST_CASE("launch: an exception of the program is told once with its rank", "[launch][errors]") {
+  CHECK(said_by_launch([](dtensor::World& world) {
+    if (world.rank() == 1) throw std::runtime_error("out of cheese");
+  }) == "error: out of cheese (rank 1)\n");
+  CHECK(said_by_launch([](dtensor::World& world) {
+    if (world.rank() == 1) dtensor::fail("cheese", "there is none");
+  }) == "error: [cheese] there is none (rank 1)\n");
+  const auto late = said_by_launch([](dtensor::World& world) {
+    if (world.rank() == 1) throw std::runtime_error("out of cheese");
+    if (world.rank() == 2) std::this_thread::sleep_for(std::chrono::seconds(4));
+  });
+  CHECK(late == "error: out of cheese (rank 1); waiting for rank 2, which has not returned yet\n");
+}
+
+TEST_CASE("launch: an error that many ranks have is told once", "[launch][errors][flight]") {
+  const auto text = said_by_launch([](dtensor::World& world) {
+    const auto all = world.transport().connect("all", {0, 1, 2});
+    all->all_reduce(at::ones({world.rank() == 1 ? 4 : 3}), dtensor::ReduceOp::sum).get();
+  });
+  CAPTURE(text);
+  CHECK_THAT(text, says("flight recorder: rank 1 made all_reduce(sum) #1 of float32[4] in group 'all'"));
+  CHECK(count_in(text, "hint: every rank of a group must make the same calls") <= 2);  // of ranks 0 and 2 the same, of rank 1 another
+  CHECK(count_in(text, " failed first") == 1);
+}
+
+// Others still use what exit() destroys.
+TEST_CASE("launch: a rank that calls exit ends the process with its status and says so", "[launch][errors]") {
+  if (has_mode("exit")) {
+    const char* arguments[] = {"program", "--ranks", "3"};
+    dtensor::launch(3, const_cast<char**>(arguments), [](dtensor::World& world) {
+      const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
+      while (world.rank() != 1 || std::chrono::steady_clock::now() < end) at::ones({8, 8}).mm(at::ones({8, 8}));
+      std::exit(7);
+    });
+  }
+  for (int run = 0; run < 3; ++run) {
+    const auto [text, status] = run_self("exit", "launch: a rank that calls exit*");
+    CAPTURE(text);
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 7);
+    CHECK_THAT(text, says("dtensor: rank 1 called exit(7) while other ranks are threads of this process"));
+  }
+}
+
+TEST_CASE("launch: a program ends in order where nobody reads its errors", "[launch][errors]") {
+  if (has_mode("unread")) {
+    std::signal(SIGPIPE, SIG_IGN);
+    int ends[2];
+    REQUIRE(pipe(ends) == 0);
+    close(ends[0]);
+    dup2(ends[1], 2);
+    const char* arguments[] = {"program", "--ranks", "3"};
+    std::_Exit(dtensor::launch(3, const_cast<char**>(arguments), [](dtensor::World& world) {
+      if (world.rank() == 1) throw std::runtime_error("out of cheese");
+      if (world.rank() == 2) std::this_thread::sleep_for(std::chrono::seconds(3));
+    }) == 1 ? 5 : 6);
+  }
+  const auto [text, status] = run_self("unread", "launch: a program ends in order*");
+  CAPTURE(text);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 5);
 }
 
 TEST_CASE("launch: the error of a rank is told while another goes on", "[launch][errors]") {

@@ -89,8 +89,6 @@ struct Case {
   std::vector<std::string> names;
 };
 
-std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
-
 dt::Placements batch_placements(const dt::DeviceMesh& mesh) {
   dt::Placements placements;
   for (const auto& name : mesh.names()) {

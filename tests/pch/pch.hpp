@@ -1,5 +1,4 @@
 // What nearly every test includes, compiled once.
-#pragma once
 
 #include <torch/torch.h>
 

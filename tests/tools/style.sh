@@ -4,11 +4,15 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 "$root/tools/style"
 
-printf '#include <range/v3/view/zip.hpp>\nint tab() {\treturn 0; } \n%0141d' 0 >"$TMPDIR/bad.hpp"
+printf '#include <range/v3/view/zip.hpp>\nint tab() {\treturn 0; } \nfmt::print(stderr, "");\n%0141d' 0 >"$TMPDIR/bad.hpp"
 ! "$root/tools/style" "$TMPDIR/bad.hpp" >"$TMPDIR/out"
-for what in 'a tab' 'a blank at the end' '141 characters' 'no newline' 'no comment' 'no #pragma once' 'range-v3 is for sources'; do
+for what in 'a tab' 'a blank at the end' '141 characters' 'no newline' 'no comment' 'no #pragma once' 'range-v3 is for sources' 'fmt::print(stderr, ...) throws'; do
   grep -q "bad.hpp:[0-9]*: $what" "$TMPDIR/out" || { echo "'$what' was not found"; cat "$TMPDIR/out"; exit 1; }
 done
+
+printf '// Included first.\n#pragma once\n' >"$TMPDIR/pch.hpp"
+! "$root/tools/style" "$TMPDIR/pch.hpp" >"$TMPDIR/out"
+grep -q 'pch.hpp:1: #pragma once in a header that is compiled by itself' "$TMPDIR/out" || { cat "$TMPDIR/out"; exit 1; }
 
 # Functions of 61 lines, in a class, at an #else, in a table; none of those of 60, nor one that a table makes longer.
 body() { printf '  f();\n%.0s' $(seq "$1"); }

@@ -2,6 +2,8 @@
 #include "check.hpp"
 #include "sketch.hpp"
 
+#include <dtensor/base/say.hpp>
+
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -61,11 +63,11 @@ class Session {
     const bool terminal = isatty(2) != 0;
     while (busy_ > 0 && terminal) {
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
-      fmt::print(stderr, "\r{}/{} programs, {:.0f} per second, {} refused, {} mismatches ", done_.load(), options_.programs,
+      dtensor::detail::say("\r{}/{} programs, {:.0f} per second, {} refused, {} mismatches ", done_.load(), options_.programs,
                  done_ / seconds_since(start_), refused_.load(), mismatches_.load());
     }
     for (auto& worker : workers) worker.join();
-    if (terminal) fmt::print(stderr, "\r\x1b[K");
+    if (terminal) dtensor::detail::say("\r\x1b[K");
     for (const auto& [text, times] : refusals_) fmt::print("refused {} times: {}\n", times, text);
     if (done_ < options_.programs) fmt::print("stopped after {:.0f} s\n", seconds_since(start_));
     fmt::print("programs {}, operators {}, refused {}, mismatches {}\n", done_.load(), operators_.load(), refused_.load(),

@@ -2,6 +2,7 @@
 #include "tools/fuzz_bytes/runner.hpp"
 
 #include <dtensor/base/error_text.hpp>
+#include <dtensor/base/say.hpp>
 
 #include <CLI/CLI.hpp>
 
@@ -120,7 +121,7 @@ int main(int argc, char** argv) {
     if (self_test) return finds_faults(options) ? 0 : 1;
     return file.empty() ? run_all(chosen, options) : run_file(*chosen.front(), file) ? 0 : 1;
   } catch (...) {
-    fmt::print(stderr, "error: {}\n", dtensor::detail::text_of(std::current_exception()));
+    dtensor::detail::say("error: {}\n", dtensor::detail::text_of(std::current_exception()));
     return 2;
   }
 }

@@ -1,6 +1,8 @@
 // moves: random moves of tensors between random meshes, against their definition.
 #include "tools/moves/check.hpp"
 
+#include <dtensor/base/say.hpp>
+
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
@@ -34,7 +36,7 @@ int main(int argc, char** argv) {
     });
   } catch (const std::exception& error) {
     const auto* said = dynamic_cast<const dtensor::Error*>(&error);
-    fmt::print(stderr, "{}\n", said ? said->what_without_backtrace() : error.what());
+    dtensor::detail::say("{}\n", said ? said->what_without_backtrace() : error.what());
     return 1;
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -2,6 +2,8 @@
 #include "tools/opcheck/examine.hpp"
 #include "tools/opcheck/rehearse.hpp"
 
+#include <dtensor/base/say.hpp>
+
 #include <CLI/CLI.hpp>
 #include <c10/util/Logging.h>
 #include <fmt/format.h>
@@ -42,16 +44,16 @@ void list_without(const std::vector<Operator>& operators) {
 // How far it is: a line that changes, or one in a hundred.
 void show_progress(size_t done, size_t all, const std::string& name) {
   const bool terminal = isatty(STDERR_FILENO);
-  if (terminal) fmt::print(stderr, "\r[{}/{}] {:<60}{}", done, all, name.substr(0, 60), done == all ? "\n" : "");
-  if (!terminal && done % 100 == 0) fmt::print(stderr, "[{}/{}]\n", done, all);
+  if (terminal) dtensor::detail::say("\r[{}/{}] {:<60}{}", done, all, name.substr(0, 60), done == all ? "\n" : "");
+  if (!terminal && done % 100 == 0) dtensor::detail::say("[{}/{}]\n", done, all);
 }
 
 int rehearse(const std::vector<Operator>& operators, bool verbose) {
   size_t calls = 0;
   const auto found = rehearse_all(operators, [&](const std::string& call) {
     ++calls;
-    if (verbose) fmt::print(stderr, "{}\n", call);
-    if (!verbose && calls % 10000 == 0) fmt::print(stderr, "[{} calls]\n", calls);
+    if (verbose) dtensor::detail::say("{}\n", call);
+    if (!verbose && calls % 10000 == 0) dtensor::detail::say("[{} calls]\n", calls);
   });
   fmt::print("rehearsed operators {}, calls {}: taken {}, refused {}, not tried {}\n", found.operators, calls, found.taken, found.refused,
              found.not_tried);
@@ -214,7 +216,7 @@ int check_all(const Options& o, const std::vector<Operator>& chosen) {
   std::ofstream json;
   if (!o.json_file.empty()) {
     json.open(o.json_file, std::ios::app);  // nothing is lost before there is something to write
-    if (!json) return fmt::print(stderr, "opcheck: cannot write {}\n", o.json_file), 2;
+    if (!json) return dtensor::detail::say("opcheck: cannot write {}\n", o.json_file), 2;
   }
   auto results =
       examine_apart(chosen, o.effort, o.jobs, [&](size_t done, const std::string& name) { show_progress(done, chosen.size(), name); });
@@ -246,11 +248,11 @@ int main(int argc, char** argv) {
   setenv("OMP_NUM_THREADS", "1", 0);
   c10::SetStackTraceFetcher([] { return std::string(); });  // many samples are refused; to collect a trace of each takes long
   const auto operators = all_operators();
-  if (const auto fault = fault_of(options, operators); !fault.empty()) return fmt::print(stderr, "opcheck: {}\n", fault), 2;
+  if (const auto fault = fault_of(options, operators); !fault.empty()) return dtensor::detail::say("opcheck: {}\n", fault), 2;
   if (options.listing) return list(operators), 0;
   if (options.without) return list_without(operators), 0;
   const auto chosen = chosen_of(options, operators);
-  if (chosen.empty()) return fmt::print(stderr, "opcheck: nothing to do; see --help\n"), 2;
+  if (chosen.empty()) return dtensor::detail::say("opcheck: nothing to do; see --help\n"), 2;
   if (options.rehearsals) return rehearse(chosen, options.verbose);
   options.effort.table = !options.all && !options.registry;
   options.effort.missed = !options.registry;

@@ -34,6 +34,12 @@ inline comm::Communicator& group_of(const DeviceMesh& mesh) {
   return mesh.communicator(dims);
 }
 
+inline std::string str_of(c10::IntArrayRef sizes) {
+  std::string text;
+  for (const auto size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "[" + text + "]";
+}
+
 inline int64_t sum_of(const Lengths& lengths) { return std::accumulate(lengths.begin(), lengths.end(), int64_t{0}); }
 
 inline Lengths times(Lengths lengths, int64_t factor) {
@@ -57,11 +63,21 @@ inline Lengths chunks(int64_t length, int64_t ranks) {
 }
 
 inline void check_alike(const char* op, const TensorVector& list) {
-  require(!list.empty(), op, "the list of tensors is empty");
+  require(!list.empty(), op, "the list of tensors is empty; expected one tensor or more");
   for (const auto& tensor : list) {
-    require(!tensor.defined() || !is_dtensor(tensor), op, "expected plain tensors; got a distributed one; hint: pass to_local()");
-    require(tensor.defined() && tensor.scalar_type() == list[0].scalar_type() && tensor.device() == list[0].device(), op,
-            "the tensors of a list have one dtype and device; hint: one call for each dtype");
+    check_plain(op, tensor, "an input");
+    if (tensor.scalar_type() == list[0].scalar_type() && tensor.device() == list[0].device()) continue;
+    fail(op, "the tensors of a list have one dtype and device; got {} on {} and {} on {}; hint: one call for each dtype",
+         c10::toString(list[0].scalar_type()), list[0].device().str(), c10::toString(tensor.scalar_type()), tensor.device().str());
+  }
+}
+
+// Lengths of pieces: `ranks` of them, or none.
+inline void check_lengths(const char* op, const Lengths& lengths, int ranks) {
+  require(lengths.empty() || static_cast<int>(lengths.size()) == ranks, op, "got {} lengths; expected one for each of the group's {} ranks",
+          lengths.size(), ranks);
+  for (size_t r = 0; r < lengths.size(); ++r) {
+    require(lengths[r] >= 0, op, "the length of a piece is negative; got {} for rank {} of the group; expected 0 or more", lengths[r], r);
   }
 }
 
@@ -70,13 +86,17 @@ inline void check_along(const char* op, const TensorVector& list, const AlongDim
   for (const auto& x : list) {
     require(along.dim >= -x.dim() && along.dim < x.dim(), op, "a tensor has no such dim; got dim {} of {} dims", along.dim, x.dim());
   }
-  require(along.lengths.empty() || static_cast<int>(along.lengths.size()) == group.size(), op,
-          "got {} lengths; expected one for each of the group's {} ranks", along.lengths.size(), group.size());
+  check_lengths(op, along.lengths, group.size());
   require(along.lengths.empty() || list.size() == 1, op, "lengths are of one tensor; got a list of {}", list.size());
   require(
       !along.into.defined() || (list.size() == 1 && along.dim == 0 && !tracks(list)), op,
       "a result in given memory is of one tensor, joined along dim 0, without a gradient; got {} tensors, dim {}{}; hint: leave `into` out",
       list.size(), along.dim, tracks(list) ? ", and an input that requires a gradient" : "");
+  if (!along.into.defined()) return;
+  check_plain(op, along.into, "`into`");
+  if (along.into.is_contiguous()) return;
+  fail(op, "the memory given for the result is not contiguous; got sizes {} and strides {}; hint: pass a contiguous tensor and copy it",
+       str_of(along.into.sizes()), str_of(along.into.strides()));
 }
 
 // Only sums and averages are linear.

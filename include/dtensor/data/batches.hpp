@@ -32,9 +32,8 @@ namespace data {
 // A list of examples that were not stacked.
 template <class Data, class Target>
 void visit_parts(PartVisitor& visit, std::vector<torch::data::Example<Data, Target>>& list) {
-  list.resize(visit.length(list.size()));
   visit.examples(true);
-  for (auto& element : list) visit(element);
+  detail::visit_list(visit, list);
   visit.examples(false);
 }
 
@@ -97,9 +96,11 @@ class BatchPass {
   }
 
   void show(data::PartVisitor& visit) {
-    static_assert(std::is_default_constructible_v<Batch>, "what other ranks receive is made by the batch's default constructor");
-    if (!batch_) batch_.emplace();
-    visit(*batch_);
+    static_assert(data::detail::kCanBeMade<Batch>, "dt::batches makes this batch on ranks that receive it: give it a default constructor");
+    if constexpr (data::detail::kCanBeMade<Batch>) {
+      if (!batch_) batch_.emplace();
+      visit(*batch_);
+    }
   }
 
   Loader& loader_;

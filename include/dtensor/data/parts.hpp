@@ -16,7 +16,7 @@
 namespace dtensor::data {
 
 // Visits the tensors, numbers and texts of a batch one after the other, always in the same order, and may change them. For a struct of your
-// own, write this function beside it:
+// own, write this function beside it, in its namespace:
 //
 //   void visit_parts(dtensor::data::PartVisitor& visit, MyBatch& batch) { visit(batch.images, batch.boxes, batch.names); }
 class PartVisitor {
@@ -33,18 +33,40 @@ class PartVisitor {
 };
 
 namespace detail {
+
+// One of the functions below, or one that is written beside T.
 template <class T>
-inline constexpr bool kUnknown = false;
+concept HasParts = requires(PartVisitor& visit, T& value) { visit_parts(visit, value); };
+
+template <class T>
+inline constexpr bool kCanBeMade = std::is_default_constructible_v<T>;
+
+template <class T>
+void visit_part(PartVisitor& visit, T& value) {
+  static_assert(!std::is_const_v<T>,
+                "dt::batches writes to what it visits: let visit_parts take the batch by a reference that is not const");
+  static_assert(HasParts<T> || std::is_const_v<T>,
+                "dt::batches does not know what this type is made of; beside it, in its namespace, write: "
+                "void visit_parts(dtensor::data::PartVisitor& visit, MyType& value) { visit(value.image, value.label); }");
+  if constexpr (HasParts<T> && !std::is_const_v<T>) visit_parts(visit, value);
 }
 
 template <class T>
-void visit_parts(PartVisitor& visit, T& value) {
-  if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
-    visit.bytes(&value, sizeof value);
-  } else {
-    static_assert(detail::kUnknown<T>,
-                  "dt::batches does not know the parts of this type; write visit_parts(dtensor::data::PartVisitor&, T&) beside it");
+void visit_list(PartVisitor& visit, std::vector<T>& list) {
+  static_assert(!std::is_same_v<T, bool>, "dt::batches cannot visit a std::vector<bool>; use a std::vector<char>, or a tensor");
+  static_assert(kCanBeMade<T>, "dt::batches makes this list on ranks that receive it: give its elements a default constructor");
+  if constexpr (kCanBeMade<T> && !std::is_same_v<T, bool>) {
+    list.resize(visit.length(list.size()));
+    for (auto& element : list) visit(element);
   }
+}
+
+}  // namespace detail
+
+template <class T>
+  requires(std::is_arithmetic_v<T> || std::is_enum_v<T>)
+void visit_parts(PartVisitor& visit, T& value) {
+  visit.bytes(&value, sizeof value);
 }
 
 inline void visit_parts(PartVisitor& visit, at::Tensor& tensor) { visit.tensor(tensor); }
@@ -56,8 +78,7 @@ inline void visit_parts(PartVisitor& visit, std::string& text) {
 
 template <class T>
 void visit_parts(PartVisitor& visit, std::vector<T>& list) {
-  list.resize(visit.length(list.size()));
-  for (auto& element : list) visit(element);
+  detail::visit_list(visit, list);
 }
 
 template <class T, size_t n>
@@ -67,9 +88,12 @@ void visit_parts(PartVisitor& visit, std::array<T, n>& list) {
 
 template <class T>
 void visit_parts(PartVisitor& visit, std::optional<T>& value) {
-  if (visit.length(value.has_value()) == 0) return value.reset();
-  if (!value) value.emplace();
-  visit(*value);
+  static_assert(detail::kCanBeMade<T>, "dt::batches makes this value on ranks that receive it: give it a default constructor");
+  if constexpr (detail::kCanBeMade<T>) {
+    if (visit.length(value.has_value()) == 0) return value.reset();
+    if (!value) value.emplace();
+    visit(*value);
+  }
 }
 
 template <class A, class B>
@@ -84,7 +108,7 @@ void visit_parts(PartVisitor& visit, std::tuple<T...>& tuple) {
 
 template <class... Parts>
 void PartVisitor::operator()(Parts&... parts) {
-  (visit_parts(*this, parts), ...);
+  (detail::visit_part(*this, parts), ...);
 }
 
 }  // namespace dtensor::data

@@ -20,7 +20,13 @@ bool is_dtensor(const at::Tensor& tensor);
 // The layout of a tensor; null for a plain one.
 const Layout* find_layout(const at::Tensor& tensor);
 
-// A handle to an at::Tensor known to be distributed. It is the same tensor: all of libtorch takes it.
+namespace detail {
+// Throws unless `tensor` is plain: defined, not distributed, dense, not quantized. `what` is said of it: "an input", "the local tensor".
+void check_plain(std::string_view tag, const at::Tensor& tensor, std::string_view what);
+}  // namespace detail
+
+// A handle to an at::Tensor known to be distributed. It is the same tensor, and converts to it where a parameter is an at::Tensor. Write
+// tensor() where libtorch takes arguments of any type (Sequential::forward, AnyModule), and for operators (x.tensor() + 1).
 class DTensor {
  public:
   // Throws when `tensor` is not distributed.

@@ -81,6 +81,45 @@ bool is_of_a_header(std::string_view file) {
   return file.find("/include/") != file.npos || file.starts_with("include/") || file.find("/bits/") != file.npos;
 }
 
+// "main::{lambda(int)#1}::operator()(int) const", "std::_Function_handler<void (), main::{lambda()#1}>::_M_invoke(...)": where the name of
+// the function that has a lambda in it begins, and where it ends. Compilers write lambdas in several ways.
+std::optional<std::pair<size_t, size_t>> enclosing_lambda(std::string_view function) {
+  size_t end = function.npos;
+  for (const auto* mark : {"::{lambda", "::<lambda", "::'lambda", "::$_"}) end = std::min(end, function.find(mark));
+  if (end == function.npos) return std::nullopt;
+  size_t begin = end;
+  for (int depth = 0; begin > 0; --begin) {
+    const char letter = function[begin - 1];
+    if (letter == ')' || letter == '>') ++depth;
+    if (letter == '(' || letter == '<') --depth;
+    if (depth < 0 || (depth == 0 && letter == ' ')) break;
+  }
+  return std::pair(begin, end);
+}
+
+// Without return type, arguments and what follows them: those in brackets of names, as of templates and of namespaces without one, stay.
+std::string_view without_arguments(std::string_view function) {
+  constexpr std::string_view kCall = "operator()", kNoName = "(anonymous namespace)";
+  int depth = 0;
+  for (size_t i = 0; i < function.size(); ++i) {
+    if (function.substr(i).starts_with(kCall)) i += kCall.size();
+    if (function.substr(i).starts_with(kNoName)) i += kNoName.size();
+    if (i >= function.size()) break;
+    if (function[i] == '<') ++depth;
+    if (function[i] == '>') --depth;
+    if (depth == 0 && function[i] == '(') return function.substr(0, i);
+  }
+  return function;
+}
+
+// "step", "main::{lambda}"
+std::string short_name(std::string_view function) {
+  if (const auto lambda = enclosing_lambda(function)) {
+    return std::string(without_arguments(function.substr(lambda->first, lambda->second - lambda->first))) + "::{lambda}";
+  }
+  return function == "operator()" ? "a lambda" : std::string(without_arguments(function));
+}
+
 // A line is "0x1f: step at train.cpp:42", or " (inlined by) main at train.cpp:7", which is of the same address.
 std::map<uint64_t, Place> ask_addr2line(const std::string& path, const std::vector<uint64_t>& addresses) {
   std::string command = fmt::format("timeout 2 addr2line -afpiCe {}", quoted(path));
@@ -96,10 +135,15 @@ std::map<uint64_t, Place> ask_addr2line(const std::string& path, const std::vect
     if (!inlined) address = std::strtoull(line.c_str(), nullptr, 16);
     const auto rest = line.substr(inlined ? kInlined.size() : colon + 2);
     const auto at = rest.rfind(" at "), number = rest.rfind(':');
-    if (at == rest.npos || number == rest.npos || number < at || rest.compare(at + 4, 2, "??") == 0 || places.count(address)) continue;
+    if (at == rest.npos || number == rest.npos || number < at || rest.compare(at + 4, 2, "??") == 0) continue;
     const auto file = rest.substr(at + 4, number - at - 4);
+    const auto function = rest.substr(0, at);
+    if (const auto place = places.find(address); place != places.end()) {
+      if (place->second.function == "operator()" && enclosing_lambda(function)) place->second.function = function;
+      continue;
+    }
     if (is_of_a_header(file)) continue;
-    places[address] = {file.substr(file.rfind('/') + 1), rest.substr(number + 1, rest.find(' ', number) - number - 1), rest.substr(0, at)};
+    places[address] = {file.substr(file.rfind('/') + 1), rest.substr(number + 1, rest.find(' ', number) - number - 1), function};
   }
   return places;
 }
@@ -107,9 +151,7 @@ std::map<uint64_t, Place> ask_addr2line(const std::string& path, const std::vect
 }  // namespace
 
 std::string Place::str() const {
-  const auto short_name = function.substr(0, function.find('('));
-  return fmt::format("{}:{}{}", file, line,
-                     short_name.empty() || short_name.find('{') != short_name.npos ? "" : " (in " + short_name + ")");
+  return fmt::format("{}:{}{}", file, line, function.empty() ? "" : " (in " + short_name(function) + ")");
 }
 
 std::vector<Place> places_of(const std::vector<uint64_t>& stack, const std::string& maps) {

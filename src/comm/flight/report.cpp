@@ -1,5 +1,7 @@
 #include "src/comm/flight/report.hpp"
 
+#include "src/comm/flight/describe.hpp"
+#include "src/comm/flight/errors.hpp"
 #include "src/comm/flight/places.hpp"
 
 #include <fmt/ranges.h>
@@ -14,24 +16,6 @@ namespace dtensor::comm::flight {
 
 namespace {
 
-const char* dtype_name(int8_t dtype) {
-  constexpr const char* kNames[] = {"uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
-                                    "complex32", "complex64", "complex128", "bool", "qint8", "quint8", "qint32", "bfloat16"};
-  return dtype >= 0 && dtype < static_cast<int8_t>(std::size(kNames)) ? kNames[dtype] : "dtype";
-}
-
-const char* collective_name(Collective kind) {
-  constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv", "barrier"};
-  return static_cast<size_t>(kind) < std::size(kNames) ? kNames[static_cast<size_t>(kind)] : "unknown collective";
-}
-
-const char* reduce_name(ReduceOp op) {
-  constexpr const char* kNames[] = {"sum", "avg", "product", "min", "max", "norm2"};
-  return static_cast<size_t>(op) < std::size(kNames) ? kNames[static_cast<size_t>(op)] : "?";
-}
-
-bool reduces(const Event& call) { return call.kind == Collective::all_reduce || call.kind == Collective::reduce_scatter; }
-bool is_message(const Event& call) { return call.kind == Collective::send || call.kind == Collective::recv; }
 bool is_open(const Event& call) { return call.what == Event::What::collective && call.done == 0; }
 
 // What all ranks of a collective must agree on.
@@ -45,6 +29,11 @@ std::string list(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ") + std::to_string(ranks[i]);
   return text;
+}
+
+// "rank 1 waits", "ranks 1 and 2 wait"
+std::string list(const std::vector<int>& ranks, const char* one_does, const char* many_do) {
+  return list(ranks) + " " + (ranks.size() == 1 ? one_does : many_do);
 }
 
 // The collectives of a group, by rank and number.
@@ -67,11 +56,40 @@ struct Stuck {
   std::vector<int> there, absent, other;  // made it; did not; made another one
   std::vector<int> unknown;               // left no events to read
   Event call{};                           // of those that are there
+  const RingGroup* group = nullptr;
+  int position = 0;                       // of a message: of the rank that is there, in the group
+
+  // Of a message: its other end.
+  std::string missing() const {
+    auto other = call;
+    other.kind = call.kind == Collective::send ? Collective::recv : Collective::send;
+    other.root = position;
+    other.op = other.module = "";
+    return describe(other, group);
+  }
+};
+
+struct Message {
+  int rank;
+  const RingGroup* group;
+  Event event;
+
+  // Empty where the group's ranks are not all named, and its peer is none of those that are.
+  std::optional<int> peer() const {
+    const bool named = event.root >= 0 && event.root < std::min(group->size, RingGroup::kNamed);
+    return named ? std::optional(group->ranks[event.root]) : std::nullopt;
+  }
+
+  // Of its rank in the group.
+  int position() const {
+    const auto* named = group->ranks + std::min(group->size, RingGroup::kNamed);
+    return static_cast<int>(std::find(group->ranks, named, rank) - group->ranks);
+  }
 };
 
 class Examination {
  public:
-  explicit Examination(const std::vector<Witness>& witnesses) : witnesses_(witnesses) {
+  explicit Examination(const std::vector<Witness>& witnesses) : witnesses_(witnesses), errors_(witnesses) {
     for (const auto& witness : witnesses) {
       by_rank_[witness.rank] = &witness;
       if (witness.recording) add_calls(witness.rank, *witness.recording);
@@ -130,7 +148,7 @@ class Examination {
   }
 
   Stuck stuck_in(const GroupCalls& calls, uint64_t sequence) const {
-    Stuck stuck{&calls, sequence, {}, {}, {}, {}, {}};
+    Stuck stuck{&calls, sequence, {}, {}, {}, {}, {}, &calls.group};
     std::map<decltype(agreed(Event())), std::vector<int>> sides;
     for (const int rank : calls.members()) {
       const auto of_rank = calls.calls.find(rank);
@@ -153,15 +171,28 @@ class Examination {
     for (const auto& mine : messages_) {
       if (!is_open(mine.event) || !mine.peer()) continue;
       const int peer = *mine.peer();
-      const auto answers = [&](const Message& theirs) {
-        return theirs.rank == peer && theirs.group->key == mine.group->key && theirs.event.kind != mine.event.kind &&
-               theirs.event.tag == mine.event.tag && theirs.event.sequence == mine.event.sequence &&
-               theirs.peer() == mine.rank;
-      };
-      Stuck stuck{nullptr, mine.event.sequence, {mine.rank}, {}, {}, {}, mine.event};
-      if (std::ranges::none_of(messages_, answers)) (is_known(peer) ? stuck.absent : stuck.unknown).push_back(peer);
+      Stuck stuck{nullptr, mine.event.sequence, {mine.rank}, {}, {}, {}, mine.event, mine.group, mine.position()};
+      if (!is_answered(mine)) (is_known(peer) ? stuck.absent : stuck.unknown).push_back(peer);
       stuck_.push_back(std::move(stuck));
     }
+  }
+
+  bool is_answered(const Message& mine) const {
+    return std::ranges::any_of(messages_, [&](const Message& theirs) {
+      return theirs.rank == mine.peer() && theirs.group->key == mine.group->key && theirs.event.kind != mine.event.kind &&
+             theirs.event.tag == mine.event.tag && theirs.event.sequence == mine.event.sequence && theirs.peer() == mine.rank;
+    });
+  }
+
+  // Where a message waits for `rank`: one of its last ones that went the other way and that nobody answered. Perhaps that was meant.
+  const Message* stray_message(const Stuck& stuck, int rank) const {
+    int left = 8;
+    for (auto it = messages_.rbegin(); is_message(stuck.call) && it != messages_.rend() && left > 0; ++it) {
+      if (it->rank != rank || it->group->key != stuck.group->key || it->event.kind == stuck.call.kind) continue;
+      if (it->peer() && !is_answered(*it)) return &*it;
+      --left;
+    }
+    return nullptr;
   }
 
   // Ranks that wait in some call.
@@ -227,28 +258,40 @@ class Examination {
   }
 
   void tell(const Stuck& stuck) {
-    const auto call = describe(stuck.call);
-    const auto at = place_of(stuck.there);
+    const auto call = describe(stuck.call, stuck.group);
+    auto at = place_of(stuck.there);
+    if (!at.empty()) at = " at " + at;
     if (!stuck.other.empty()) {
       tell_other(stuck, call, at);
     } else if (auto root = roots(stuck); !root.empty()) {
       report_.behind = root;
-      line(fmt::format("{} {} behind: {} not made {}{}, in which {} {}", list(root), root.size() == 1 ? "is" : "are",
-                       root.size() == 1 ? "it has" : "they have", call, at.empty() ? "" : " at " + at, list(stuck.there),
-                       stuck.there.size() == 1 ? "waits" : "wait"));
-      for (const int rank : root) line("  " + state_of(rank, false));
+      tell_behind(stuck, call, at);
     } else if (auto dead = dead_or_stopped(stuck.there); !dead.empty()) {
       report_.behind = dead;
-      line(fmt::format("{} {} behind: every rank has made {}{}, which is not complete", list(dead), dead.size() == 1 ? "is" : "are", call,
-                       at.empty() ? "" : " at " + at));
+      line(fmt::format("{} behind: every rank has made {}{}, which is not complete", list(dead, "is", "are"), call, at));
       for (const int rank : dead) line("  " + state_of(rank, false));
     } else if (!stuck.absent.empty()) {
       report_.behind = stuck.absent;
-      line(fmt::format("{} {} not made {}, in which {} {}, and {} elsewhere: the ranks call in different orders", list(stuck.absent),
-                       stuck.absent.size() == 1 ? "has" : "have", call, list(stuck.there), stuck.there.size() == 1 ? "waits" : "wait",
-                       stuck.absent.size() == 1 ? "waits" : "wait"));
+      line(fmt::format("{} not made {}, in which {}, and {} elsewhere: the ranks call in different orders",
+                       list(stuck.absent, "has", "have"), is_message(stuck.call) ? "the other end of " + call : call,
+                       list(stuck.there, "waits", "wait"), stuck.absent.size() == 1 ? "waits" : "wait"));
     } else {
-      line(fmt::format("every rank has made {}{}, which is not complete", call, at.empty() ? "" : " at " + at));
+      line(fmt::format("every rank has made {}{}, which is not complete", call, at));
+    }
+  }
+
+  void tell_behind(const Stuck& stuck, const std::string& call, const std::string& at) {
+    const auto there = list(stuck.there, "waits", "wait");
+    const auto what = is_message(stuck.call) ? fmt::format("{}, for which {} in {}{}", stuck.missing(), there, call, at)
+                                             : fmt::format("{}{}, in which {}", call, at, there);
+    const auto& behind = report_.behind;
+    line(fmt::format("{} behind: {} not made {}", list(behind, "is", "are"), behind.size() == 1 ? "it has" : "they have", what));
+    for (const int rank : behind) {
+      line("  " + state_of(rank, false));
+      if (const auto* stray = stray_message(stuck, rank)) {
+        line(fmt::format("  it has made {}, which rank {} has not answered: is the peer or the tag another one than was meant?",
+                         describe(stray->event, stray->group), *stray->peer()));
+      }
     }
   }
 
@@ -259,8 +302,9 @@ class Examination {
     report_.behind = stuck.other;
     if (even) ranges::push_back(report_.behind, stuck.there);
     std::ranges::sort(report_.behind);
-    line(fmt::format("{} made {}{} where {} made {}{}{}", list(stuck.other), describe(other), where.empty() ? "" : " at " + where,
-                     list(stuck.there), call, at.empty() ? "" : " at " + at,
+    line(fmt::format("{} made {}{} where {} made {}{}{}", list(stuck.other), describe(other, stuck.group),
+                     where.empty() ? "" : " at " + where,
+                     list(stuck.there), call, at,
                      even ? "; as many made the one as the other, so either may be wrong" : ""));
     line("  a rank skipped a call, made one more, or made it with other sizes, dtype or operation");
   }
@@ -290,7 +334,7 @@ class Examination {
     if (!witness) return fmt::format("rank {} runs on another host", rank);
     std::string text = fmt::format("rank {}", rank);
     const auto state = witness->recording ? witness->recording->state : State::running;
-    if (state == State::failed) text += " failed: " + witness->recording->error.substr(0, witness->recording->error.find('\n'));
+    if (state == State::failed) text += " failed" + errors_.why(*witness);
     else if (state == State::left) text += " has left: its program ended";
     else if (!witness->ending.empty()) text += " " + witness->ending;
     else if (witness->stopped) text += " is stopped (by SIGSTOP or a debugger)";
@@ -299,8 +343,13 @@ class Examination {
       text += text.ends_with(std::to_string(rank)) ? " has left no events to read" : " and has left no events to read";
     if (and_nothing_else || !witness->recording) return text;
     if (const auto& place = place_of(rank); !place.empty()) text += ", at " + place;
-    if (const auto* last = last_call(*witness->recording)) text += fmt::format("; its last call was {}", describe(*last));
+    if (const auto* last = last_call(*witness->recording)) text += "; its last call was " + describe(*last, group_of(*witness, *last));
     return text;
+  }
+
+  static const RingGroup* group_of(const Witness& witness, const Event& event) {
+    const auto& groups = witness.recording->groups;
+    return event.group_index >= 0 && event.group_index < static_cast<int>(groups.size()) ? &groups[event.group_index] : nullptr;
   }
 
   static const Event* last_call(const Recording& recording) {
@@ -315,24 +364,12 @@ class Examination {
     if (!witness.recording) return text;
     const auto* last = last_call(*witness.recording);
     if (!last) return text + ", made no call";
-    text += fmt::format("; last: {}, {}", describe(*last), last->done ? "done" : "not complete");
+    text += fmt::format("; last: {}, {}", describe(*last, group_of(witness, *last)), last->done ? "done" : "not complete");
     if (const auto& place = place_of(witness.rank); !place.empty()) text += "; at " + place;
     return text;
   }
 
   void line(const std::string& text) { report_.text += text + "\n"; }
-
-  struct Message {
-    int rank;
-    const RingGroup* group;
-    Event event;
-
-    // Empty where the group's ranks are not all named, and its peer is none of those that are.
-    std::optional<int> peer() const {
-      const bool named = event.root >= 0 && event.root < std::min(group->size, RingGroup::kNamed);
-      return named ? std::optional(group->ranks[event.root]) : std::nullopt;
-    }
-  };
 
   const std::vector<Witness>& witnesses_;
   std::map<int, const Witness*> by_rank_;
@@ -340,23 +377,11 @@ class Examination {
   std::vector<Message> messages_;
   std::vector<Stuck> stuck_;
   std::map<int, std::string> places_;
+  Errors errors_;
   Report report_;
 };
 
 }  // namespace
-
-std::string describe(const Event& call) {
-  std::string text = collective_name(call.kind);
-  if (reduces(call)) text += fmt::format("({})", reduce_name(call.reduce));
-  if (call.kind == Collective::broadcast) text += fmt::format("(root {})", call.root);
-  if (is_message(call)) text += fmt::format("({} {}, tag {})", call.kind == Collective::send ? "to" : "from", call.root, call.tag);
-  text += fmt::format(" #{}", call.sequence);
-  if (call.kind != Collective::barrier) text += fmt::format(" of {}[{}]", dtype_name(call.dtype), call.numel);
-  text += fmt::format(" in group '{}'", std::string_view(call.group));
-  if (!call.op.empty()) text += fmt::format(" by {}", std::string_view(call.op));
-  if (!call.module.empty()) text += fmt::format(" for {}", std::string_view(call.module));
-  return text;
-}
 
 Report examine(const std::vector<Witness>& witnesses) { return Examination(witnesses).run(); }
 

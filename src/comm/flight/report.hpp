@@ -1,6 +1,7 @@
 // From the last events of all ranks to which of them holds the others up.
 #pragma once
 
+#include "src/comm/flight/describe.hpp"
 #include "src/comm/flight/ring.hpp"
 
 #include <optional>
@@ -15,6 +16,7 @@ struct Witness {
   std::optional<Recording> recording;
   std::string ending;      // "was killed by signal 9 (SIGKILL)"; empty: it runs, or nobody knows
   bool stopped = false;    // by SIGSTOP
+  bool told = false;       // it failed first, and its error is told beside the report
 };
 
 struct Report {
@@ -24,10 +26,7 @@ struct Report {
 
 // Compares the calls of each group by their numbers: `behind` are the ranks that made another call than most, that have not made one in
 // which others wait and wait nowhere themselves, or that are dead or stopped in one. Works with what there is: a rank without events is one
-// that may be behind.
+// that may be behind. The text has each error once, with the ranks that had it.
 Report examine(const std::vector<Witness>& witnesses);
-
-// "all_reduce(sum) #7 of float32[12] in group 'dp' by aten::mm for layers.3"
-std::string describe(const Event& call);
 
 }  // namespace dtensor::comm::flight

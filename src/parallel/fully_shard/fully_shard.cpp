@@ -1,4 +1,5 @@
 // Chooses the parameters of each unit, and checks that they can form one.
+#include <dtensor/base/say.hpp>
 #include <dtensor/parallel/fully_shard.hpp>
 
 #include "src/parallel/fully_shard/unit.hpp"
@@ -231,8 +232,8 @@ std::shared_ptr<FullyShard::State> shard_units(std::vector<Wish> wishes, const T
     std::map<c10::ScalarType, Parameters> by_dtype;
     for (auto& entry : wish.parameters) by_dtype[entry.second.scalar_type()].push_back(entry);
     if (by_dtype.size() > 1 && sub.world().rank() == 0) {
-      fmt::print(stderr, "dtensor: fully_shard: the unit '{}' has parameters of {} dtypes, and becomes as many units\n", wish.name,
-                 by_dtype.size());
+      detail::say("dtensor: fully_shard: the unit '{}' has parameters of {} dtypes, and becomes as many units\n", wish.name,
+                  by_dtype.size());
     }
     const auto cut = dims_on(DTensor(wish.parameters[0].second).mesh(), sub, wish.name).cuts;
     for (const auto& [dtype, parameters] : by_dtype) {
@@ -244,9 +245,8 @@ std::shared_ptr<FullyShard::State> shard_units(std::vector<Wish> wishes, const T
       units.push_back(fsdp::Unit::make(name, parameters, cut, options, schedule));
       const auto padding = units.back()->describe().padding;
       if (options.block > 1 && padding > 0.1 && sub.world().rank() == 0) {
-        fmt::print(stderr,
-                   "dtensor: fully_shard: of the unit '{}' {:.0f} % is padding, since its parameters are cut in blocks of {} elements\n",
-                   name, 100 * padding, options.block);
+        detail::say("dtensor: fully_shard: of the unit '{}' {:.0f} % is padding, since its parameters are cut in blocks of {} elements\n",
+                    name, 100 * padding, options.block);
       }
     }
   }

@@ -1,5 +1,4 @@
 // What the files of the library that know modules and optimizers include, compiled once. None of our own headers.
-#pragma once
 
 #include "src/pch/pch.hpp"
 

@@ -82,6 +82,13 @@ int main(int argc, char** argv) {
     own.ranks = world.size();
     const auto mesh = dt::init_device_mesh(c10::DeviceType::CPU, {world.size()}, {"dp"});
     auto& all = mesh.communicator(0);
-    for (int number = 0; number < kSteps; ++number) step(own, all, number, number != kBad || world.rank() != own.chosen);
+    for (int number = 0; number < kSteps; ++number) {
+      const bool good = number != kBad || world.rank() != own.chosen;
+      if (!good && own.mode == "lambda") {
+        std::fputs("goes wrong\n", stderr);
+        std::this_thread::sleep_for(std::chrono::seconds(6));  // LINE: lambda
+      }
+      step(own, all, number, good);
+    }
   });
 }

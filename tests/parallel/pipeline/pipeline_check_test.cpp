@@ -74,7 +74,7 @@ Tried try_all_changes(const Schedule& schedule) {
 
 }  // namespace
 
-TEST_CASE("pipeline check: every action removed, doubled or swapped is refused by name or legal", "[pipeline]") {
+TEST_CASE("pipeline check: every action that is removed or doubled or swapped is refused by name or legal", "[pipeline]") {
   Tried sum;
   for (const auto& [ranks, microbatches] : {std::pair{1, 1}, {1, 2}, {2, 1}, {2, 3}, {3, 2}}) {
     for (const auto& schedule : every_schedule(ranks, microbatches, 2)) {
@@ -90,7 +90,7 @@ TEST_CASE("pipeline check: every action removed, doubled or swapped is refused b
   CHECK(sum.all > 50000);
 }
 
-TEST_CASE("pipeline check: errors name rank, action and reason and show the grid", "[pipeline]") {
+TEST_CASE("pipeline check: errors name rank and action and reason; they show the grid", "[pipeline]") {
   const auto refused = [](const std::string& csv, const std::string& why) { refuses(why, [&] { check(from_csv(csv)); }); };
   refused("0F0,0B0\n1B0,1F0", "rank 1, action 0, 1B0: it comes before 1F0, action 1");
   refused("0F0,0B0\n1B0,1F0", "  rank 0   from action 0    0F0   0B0\n  rank 1   from action 0   >1B0<  1F0");
@@ -122,7 +122,7 @@ TEST_CASE("pipeline check: ranks that would wait for each other are named in a c
   check(with_messages(compute_only(from_csv(first_sends))));
 }
 
-TEST_CASE("pipeline check: messages, gathering and reducing", "[pipeline]") {
+TEST_CASE("pipeline check: messages and gathering and reducing", "[pipeline]") {
   const auto refused = [](const std::string& csv, const std::string& why) { refuses(why, [&] { check(from_csv(csv)); }); };
   const std::string second = "\n1RECV_F0,1F0,1B0,1SEND_B0";
   check(from_csv("0F0,0SEND_F0,0RECV_B0,0B0" + second));

@@ -11,7 +11,7 @@ namespace dtensor::pipelining {
 // many orders between and beside them, the one with the least makespan, and of those the one that holds the fewest activations. No rank
 // holds more than `most_activations`, of one stage and microbatch each, from F until W (or B). The result depends on the arguments alone,
 // so all ranks find the same. Throws where none fits.
-Schedule automatic(const Sizes& sizes, const Costs& costs = {}, int most_activations = std::numeric_limits<int>::max());
+Schedule automatic(const PipelineSize& sizes, const Costs& costs = {}, int most_activations = std::numeric_limits<int>::max());
 
 // -- How -----------------------------------------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class Search {
 };
 
 // Rounds of so few microbatches that their activations fit, with all forwards of a round before its backwards.
-inline Schedule in_small_rounds(const Sizes& sizes, int chunks, bool v, int length) {
+inline Schedule in_small_rounds(const PipelineSize& sizes, int chunks, bool v, int length) {
   Schedule order{"rounds", sizes.microbatches, v ? v_placement(sizes.ranks, chunks) : loop_placement(sizes.ranks, chunks), {}};
   for (int rank = 0; rank < sizes.ranks; ++rank) {
     const auto stages = stages_of(order, rank);
@@ -113,9 +113,9 @@ inline Schedule in_small_rounds(const Sizes& sizes, int chunks, bool v, int leng
   return order;
 }
 
-inline std::vector<Schedule> orders_for(const Sizes& sizes, int chunks, int most) {
+inline std::vector<Schedule> orders_for(const PipelineSize& sizes, int chunks, int most) {
   std::vector<Schedule> orders;
-  const Sizes of{sizes.ranks, sizes.microbatches, chunks};
+  const PipelineSize of{sizes.ranks, sizes.microbatches, chunks};
   if (chunks == 1) orders = {one_f_one_b(of), zb1p(of), zb2p(of), gpipe(of)};
   if (chunks == 2) orders = {v_min(of), v_half(of), zbv(of)};
   if (chunks > 1) {
@@ -133,7 +133,7 @@ inline std::vector<Schedule> orders_for(const Sizes& sizes, int chunks, int most
 
 }  // namespace detail
 
-inline Schedule automatic(const Sizes& sizes, const Costs& costs, int most_activations) {
+inline Schedule automatic(const PipelineSize& sizes, const Costs& costs, int most_activations) {
   detail::check_sizes("automatic", sizes, 0);
   const int chunks = std::max(sizes.chunks, 1);
   if (!(most_activations >= chunks))

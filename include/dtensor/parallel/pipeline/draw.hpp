@@ -30,7 +30,7 @@ class Svg {
     for (int stage = 0; stage < schedule.stages(); ++stage) chunk_[stage] = chunks[schedule.rank_of_stage[stage]]++;
     chunks_ = *std::ranges::max_element(chunks);
     double shortest = timeline.makespan;
-    for_each_box([&](int, const Action& action, const Interval& time) {
+    for_each_box([&](int, const Action& action, const TimeSpan& time) {
       if (time.end > time.start) shortest = std::min(shortest, time.end - time.start);
       for (const auto& part : Parts(action)) occurs_[static_cast<size_t>(part.kind)] = true;
     });
@@ -53,7 +53,7 @@ class Svg {
       write(kLeft - 8, y + kRow / 2 + 2, "end", "rank " + std::to_string(rank));
       box(kLeft, y, timeline_.makespan * scale_, kRow - kGap, "#f0f0f0", "/>\n");
     }
-    for_each_box([&](int rank, const Action& action, const Interval& time) { draw_action(rank, action, time); });
+    for_each_box([&](int rank, const Action& action, const TimeSpan& time) { draw_action(rank, action, time); });
     draw_axis(kTop + ranks * kRow + 14);
     draw_legend(kTop + ranks * kRow + 34);
     return std::move(text_) + "</svg>\n";
@@ -99,7 +99,7 @@ class Svg {
     text_ += joined({"<text x=\"", decimal(x), "\" y=\"", decimal(y), "\" text-anchor=\"", anchor, "\" ", more, ">", content, "</text>\n"});
   }
 
-  void draw_action(int rank, const Action& action, const Interval& time) {
+  void draw_action(int rank, const Action& action, const TimeSpan& time) {
     const double x = kLeft + time.start * scale_, width = (time.end - time.start) * scale_;
     const bool pair = action.kind == Kind::OVERLAP_F_B;
     const double height = (kRow - kGap) / (pair ? 2 : 1);

@@ -13,35 +13,35 @@
 namespace dtensor::pipelining {
 
 // All forwards, then all backwards (Huang et al., "GPipe", 2019).
-Schedule gpipe(const Sizes& sizes);
+Schedule gpipe(const PipelineSize& sizes);
 
 // Forward and backward in turns, after the forwards that the stages behind need (Narayanan et al., "PipeDream-Flush", 2021): rank r holds
 // at most p-r microbatches.
-Schedule one_f_one_b(const Sizes& sizes);
+Schedule one_f_one_b(const PipelineSize& sizes);
 
 // The same with several stages on a rank, which divides the bubble by their number (Narayanan et al., "Megatron-LM", 2021). The
 // microbatches pass a rank's stages in rounds of p or more each; they need not divide by p.
-Schedule interleaved(const Sizes& sizes);
+Schedule interleaved(const PipelineSize& sizes);
 
 // All forwards of a stage, then those of the rank's next one, and backwards the other way round, microbatches too (Lamy-Poirier,
 // "Breadth-First Pipeline Parallelism", 2022). Gradients add up in another order than on one device.
-Schedule looped_bfs(const Sizes& sizes);
+Schedule looped_bfs(const PipelineSize& sizes);
 
 // 1F1B whose backward is split: a rank passes the gradient on first (I) and does its weights (W) where it would wait (Qi et al., "Zero
 // Bubble Pipeline Parallelism", 2023: ZB-H1). No more memory than 1F1B's on rank 0.
-Schedule zb1p(const Sizes& sizes);
+Schedule zb1p(const PipelineSize& sizes);
 
 // The same with almost twice the forwards first, which fills the rest of the bubble where F = I = W (ZB-H2).
-Schedule zb2p(const Sizes& sizes);
+Schedule zb2p(const PipelineSize& sizes);
 
 // zb1p with several stages on a rank.
-Schedule interleaved_zb(const Sizes& sizes);
+Schedule interleaved_zb(const PipelineSize& sizes);
 
 // -- How -----------------------------------------------------------------------------------------------------------------
 
 namespace detail {
 
-inline void check_sizes(std::string_view name, const Sizes& sizes, int chunks) {
+inline void check_sizes(std::string_view name, const PipelineSize& sizes, int chunks) {
   if (!(sizes.ranks >= 1 && sizes.microbatches >= 1))
     detail::refuse({name, " got ", sizes.ranks, " ranks and ", sizes.microbatches,
                     " microbatches; expected one or more; hint: the microbatches of one step"});
@@ -106,7 +106,7 @@ inline std::vector<int> stages_of(const Schedule& schedule, int rank) {
 
 // A schedule in a loop, each rank's list by `list_of(rank, its stages)`.
 template <class ListOf>
-Schedule in_loop(std::string name, const Sizes& sizes, int chunks, ListOf list_of) {
+Schedule in_loop(std::string name, const PipelineSize& sizes, int chunks, ListOf list_of) {
   Schedule schedule{std::move(name), sizes.microbatches, loop_placement(sizes.ranks, chunks), {}};
   for (int rank = 0; rank < sizes.ranks; ++rank) {
     std::vector<int> stages(chunks);
@@ -122,7 +122,7 @@ inline std::vector<int> reversed(std::vector<int> list) {
 }
 
 // 1F1B in all its forms: `hops` forwards more for each rank behind, and with W split off, `behind` W's waiting for each rank before.
-inline Schedule one_f_one_b(std::string name, const Sizes& sizes, int chunks, int hops, bool split, int behind) {
+inline Schedule one_f_one_b(std::string name, const PipelineSize& sizes, int chunks, int hops, bool split, int behind) {
   const auto lengths = rounds(sizes.microbatches, sizes.ranks);
   return in_loop(std::move(name), sizes, chunks, [&](int rank, const std::vector<int>& stages) {
     const Turns turns{(chunks - 1) * lengths.front() + hops * (sizes.ranks - 1 - rank), split, behind * rank};
@@ -130,11 +130,11 @@ inline Schedule one_f_one_b(std::string name, const Sizes& sizes, int chunks, in
   });
 }
 
-inline int chunks_of(const Sizes& sizes) { return sizes.chunks > 0 ? sizes.chunks : 2; }
+inline int chunks_of(const PipelineSize& sizes) { return sizes.chunks > 0 ? sizes.chunks : 2; }
 
 }  // namespace detail
 
-inline Schedule gpipe(const Sizes& sizes) {
+inline Schedule gpipe(const PipelineSize& sizes) {
   detail::check_sizes("gpipe", sizes, 1);
   return detail::in_loop("gpipe", sizes, 1, [&](int, const std::vector<int>& stages) {
     const auto passes = detail::in_rounds({sizes.microbatches}, stages);
@@ -142,17 +142,17 @@ inline Schedule gpipe(const Sizes& sizes) {
   });
 }
 
-inline Schedule one_f_one_b(const Sizes& sizes) {
+inline Schedule one_f_one_b(const PipelineSize& sizes) {
   detail::check_sizes("1f1b", sizes, 1);
   return detail::one_f_one_b("1f1b", sizes, 1, /*hops=*/1, /*split=*/false, 0);
 }
 
-inline Schedule interleaved(const Sizes& sizes) {
+inline Schedule interleaved(const PipelineSize& sizes) {
   detail::check_sizes("interleaved", sizes, 0);
   return detail::one_f_one_b("interleaved", sizes, detail::chunks_of(sizes), /*hops=*/2, /*split=*/false, 0);
 }
 
-inline Schedule looped_bfs(const Sizes& sizes) {
+inline Schedule looped_bfs(const PipelineSize& sizes) {
   detail::check_sizes("looped_bfs", sizes, 0);
   const int chunks = detail::chunks_of(sizes);
   return detail::in_loop("looped_bfs", sizes, chunks, [&](int, const std::vector<int>& stages) {
@@ -161,17 +161,17 @@ inline Schedule looped_bfs(const Sizes& sizes) {
   });
 }
 
-inline Schedule zb1p(const Sizes& sizes) {
+inline Schedule zb1p(const PipelineSize& sizes) {
   detail::check_sizes("zb1p", sizes, 1);
   return detail::one_f_one_b("zb1p", sizes, 1, /*hops=*/1, /*split=*/true, /*behind=*/1);
 }
 
-inline Schedule zb2p(const Sizes& sizes) {
+inline Schedule zb2p(const PipelineSize& sizes) {
   detail::check_sizes("zb2p", sizes, 1);
   return detail::one_f_one_b("zb2p", sizes, 1, /*hops=*/2, /*split=*/true, /*behind=*/2);
 }
 
-inline Schedule interleaved_zb(const Sizes& sizes) {
+inline Schedule interleaved_zb(const PipelineSize& sizes) {
   detail::check_sizes("interleaved_zb", sizes, 0);
   return detail::one_f_one_b("interleaved_zb", sizes, detail::chunks_of(sizes), /*hops=*/1, /*split=*/true, /*behind=*/1);
 }

@@ -14,14 +14,14 @@ struct NamedSchedule {
   std::string_view pytorch;  // PyTorch's name for it; empty: it has none
   int chunks;                // stages of a rank; 0: any number
   std::string_view what;
-  Schedule (*make)(const Sizes& sizes);
+  Schedule (*make)(const PipelineSize& sizes);
 };
 
 // In the order of docs/pipeline.md.
 const std::vector<NamedSchedule>& named_schedules();
 
 // The schedule of that name, or of PyTorch's for it; upper and lower case are the same. Throws for others.
-Schedule make_schedule(std::string_view name, const Sizes& sizes);
+Schedule make_schedule(std::string_view name, const PipelineSize& sizes);
 
 // -- How -----------------------------------------------------------------------------------------------------------------
 
@@ -38,12 +38,12 @@ inline const std::vector<NamedSchedule>& named_schedules() {
       {"v_half", "", 2, "stages in a V, half of 1f1b's memory", v_half},
       {"v_min", "", 2, "stages in a V, a third of 1f1b's memory", v_min},
       {"dualpipev", "DualPipeV", 2, "stages in a V, forwards and backwards overlapped in pairs", dualpipev},
-      {"automatic", "", 0, "the best found for given costs and memory", [](const Sizes& sizes) { return automatic(sizes); }},
+      {"automatic", "", 0, "the best found for given costs and memory", [](const PipelineSize& sizes) { return automatic(sizes); }},
   };
   return all;
 }
 
-inline Schedule make_schedule(std::string_view name, const Sizes& sizes) {
+inline Schedule make_schedule(std::string_view name, const PipelineSize& sizes) {
   const auto same = [&](std::string_view other) {
     return std::ranges::equal(name, other, [](unsigned char a, unsigned char b) { return std::tolower(a) == std::tolower(b); });
   };

@@ -26,7 +26,7 @@ struct Schedule {
 };
 
 // What a generator is asked for. Without a number of chunks (stages of a rank), the schedule has the usual one.
-struct Sizes {
+struct PipelineSize {
   int ranks = 1, microbatches = 1, chunks = 0;
 };
 

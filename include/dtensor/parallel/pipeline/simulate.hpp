@@ -33,7 +33,7 @@ struct RankTimes {
   double bubble() const { return span() > 0 ? 1 - busy / span() : 0; }  // the share of its own span that it waits
 };
 
-struct Interval {
+struct TimeSpan {
   double start = 0, end = 0;
 };
 
@@ -41,7 +41,7 @@ struct Timeline {
   double makespan = 0;  // from the first action of any rank to the last
   double ideal = 0;     // what the busiest rank computes
   std::vector<RankTimes> ranks;
-  std::vector<std::vector<Interval>> actions;  // of each rank, in the order of its list
+  std::vector<std::vector<TimeSpan>> actions;  // of each rank, in the order of its list
   int64_t forward_messages = 0, backward_messages = 0;
   double bytes = 0;
 

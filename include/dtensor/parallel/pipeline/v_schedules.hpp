@@ -10,18 +10,18 @@ namespace dtensor::pipelining {
 
 // No bubble between a rank's first and last action where F = I = W, with 1F1B's memory (Qi et al., "Zero Bubble Pipeline Parallelism",
 // 2023, section 6).
-Schedule zbv(const Sizes& sizes);
+Schedule zbv(const PipelineSize& sizes);
 
 // About half of 1F1B's memory, and half of its bubble where F = I = W (Qi et al., "Pipeline Parallelism with Controllable Memory", 2024).
-Schedule v_half(const Sizes& sizes);
+Schedule v_half(const PipelineSize& sizes);
 
 // About a third of 1F1B's memory and two thirds of its bubble where F = I = W. Where they differ much, the bubble grows with the
 // microbatches (the same paper).
-Schedule v_min(const Sizes& sizes);
+Schedule v_min(const PipelineSize& sizes);
 
 // Forward and backward of two stages overlap in pairs, so that the communication of experts hides behind computation (DeepSeek-AI,
 // "DualPipe", 2024, cut in half by Sea AI Lab).
-Schedule dualpipev(const Sizes& sizes);
+Schedule dualpipev(const PipelineSize& sizes);
 
 // -- How -----------------------------------------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ inline std::optional<Action> up_to(const Action& action, int microbatches) {
 // A schedule in a V, each rank's list by `list_of(rank, microbatches)`. The patterns want some microbatches: of fewer, those that are
 // missing are left out.
 template <class ListOf>
-Schedule in_v(std::string name, const Sizes& sizes, int fewest, ListOf list_of) {
+Schedule in_v(std::string name, const PipelineSize& sizes, int fewest, ListOf list_of) {
   check_sizes(name, sizes, 2);
   Schedule schedule{std::move(name), sizes.microbatches, v_placement(sizes.ranks), {}};
   for (int rank = 0; rank < sizes.ranks; ++rank) schedule.ranks.push_back(list_of(rank, std::max(fewest, sizes.microbatches)));
@@ -133,7 +133,7 @@ inline std::vector<Action> dualpipev_list(int ranks, int rank, int microbatches)
 
 }  // namespace detail
 
-inline Schedule zbv(const Sizes& sizes) {
+inline Schedule zbv(const PipelineSize& sizes) {
   return detail::in_v("zbv", sizes, 2 * sizes.ranks - 1, [&](int rank, int count) { return detail::zbv_list(sizes.ranks, rank, count); });
 }
 
@@ -160,7 +160,7 @@ inline std::vector<Action> in_pattern(const Pattern& pattern, int ranks, int ran
 }
 
 // The microbatches in the order of a pattern, with W's where ranks would wait and at most `most` activations on a rank.
-inline Schedule by_pattern(std::string name, const Sizes& sizes, int most, Pattern (*pattern_of)(int ranks, int rank)) {
+inline Schedule by_pattern(std::string name, const PipelineSize& sizes, int most, Pattern (*pattern_of)(int ranks, int rank)) {
   const auto order = in_v(std::move(name), sizes, 1, [&](int rank, int microbatches) {
     return in_pattern(pattern_of(sizes.ranks, rank), sizes.ranks, rank, microbatches);
   });
@@ -176,7 +176,7 @@ inline Schedule by_pattern(std::string name, const Sizes& sizes, int most, Patte
 
 }  // namespace detail
 
-inline Schedule v_half(const Sizes& sizes) {
+inline Schedule v_half(const PipelineSize& sizes) {
   const int even = sizes.ranks % 2 == 0;
   return detail::by_pattern("v_half", sizes, sizes.ranks + 1 + even, [](int p, int rank) {
     const int gap = p % 2 == 0 ? 3 : 0;  // without it, two actions would fall on one unit
@@ -184,14 +184,14 @@ inline Schedule v_half(const Sizes& sizes) {
   });
 }
 
-inline Schedule v_min(const Sizes& sizes) {
+inline Schedule v_min(const PipelineSize& sizes) {
   return detail::by_pattern("v_min", sizes, (sizes.ranks + 1) / 3 * 2 + 2, [](int p, int rank) {
     const int gap = p % 3 == 0 ? 2 : 0;
     return detail::Pattern{rank, 2 * p - rank - 1, 2 * p + gap + rank, 4 * p + gap - rank - 1};
   });
 }
 
-inline Schedule dualpipev(const Sizes& sizes) {
+inline Schedule dualpipev(const PipelineSize& sizes) {
   return detail::in_v("dualpipev", sizes, 2 * sizes.ranks,
                       [&](int rank, int count) { return detail::dualpipev_list(sizes.ranks, rank, count); });
 }

@@ -100,7 +100,11 @@ void Exchange::open(int self, Peer& peer) {
   bool agrees = envelope.bytes == peer.in.size && envelope.call.dtype == call_.dtype;
   if (!message) agrees = agrees && envelope.expected == peer.out.size && envelope.call.agrees_with(call_);
   if (!agrees) {
-    const auto why = divergence(self, call_, peer.rank, envelope.call);
+    const bool same_call = call_.kind == Collective::all_to_all && envelope.call.agrees_with(call_);
+    const bool comes_other = envelope.bytes != peer.in.size;
+    const auto why = !same_call      ? divergence(self, call_, peer.rank, envelope.call)
+                     : comes_other ? unequal_pieces(call_, peer.rank, self, envelope.bytes, peer.in.size)
+                                   : unequal_pieces(call_, self, peer.rank, peer.out.size, envelope.expected);
     if (!message) link_.leave(why);  // this rank is about to drop what it sends to the others, who would wait for it until the deadline
     throw Broken{why};
   }

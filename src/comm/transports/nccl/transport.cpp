@@ -5,6 +5,7 @@
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/base/error_text.hpp>
+#include <dtensor/base/say.hpp>
 #include <dtensor/comm/transport_kind.hpp>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -13,7 +14,6 @@
 
 #include <cstdio>
 #include <exception>
-#include <map>
 #include <utility>
 
 namespace dtensor::comm {
@@ -38,7 +38,7 @@ class NcclTransport final : public Transport {
   // What nobody waited for may fail too, and then nobody was told.
   ~NcclTransport() override {
     session_->watchdog.drain();
-    if (const auto why = session_->watchdog.untold()) fmt::print(stderr, "dtensor: rank {}: results may be wrong: {}\n", rank(), *why);
+    if (const auto why = session_->watchdog.untold()) detail::say("dtensor: rank {}: results may be wrong: {}\n", rank(), *why);
     session_->watchdog.stop();  // works may outlive the job
     for (auto* channel : {&session_->world, &session_->up, &session_->down}) channel->reset();
   }
@@ -65,9 +65,9 @@ class NcclTransport final : public Transport {
   int rank() const override { return host_->rank(); }
   int size() const override { return host_->size(); }
 
-  std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks) override {
+  std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks, int nth) override {
     host_->set_deadline(deadline());
-    std::vector<int64_t> key{connected_[{name, ranks}]++};
+    std::vector<int64_t> key{nth};
     ranges::push_back(key, name);
     ranges::push_back(key, ranks);
     return std::make_shared<NcclCommunicator>(host_->connect(name, ranks), hash_counts(key), session_);
@@ -102,7 +102,6 @@ class NcclTransport final : public Transport {
   const std::unique_ptr<Transport> host_;  // outlives the session, which asks it about peers
   Control* const control_;
   const std::shared_ptr<Session> session_;
-  std::map<std::pair<std::string, std::vector<int>>, int64_t> connected_;  // how often each was
 };
 
 }  // namespace

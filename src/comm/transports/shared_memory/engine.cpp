@@ -157,8 +157,13 @@ void Engine::check_agreement(Queue& queue, Operation& operation) {
     if (theirs.call->failures != operation.call().failures) {
       return fail_all(queue, link_->explain_out_of_step(queue.ranks[who], operation.call().failures, theirs.call->failures));
     }
-    if (theirs.call->agrees_with(operation.call()) && operation.agrees(channel, who, theirs)) continue;
-    return fail_all(queue, divergence(rank_, operation.call(), queue.ranks[who], *theirs.call));
+    if (!theirs.call->agrees_with(operation.call())) {
+      return fail_all(queue, divergence(rank_, operation.call(), queue.ranks[who], *theirs.call));
+    }
+    if (const auto found = operation.disagreement(channel, who, theirs)) {
+      const auto& ranks = queue.ranks;
+      return fail_all(queue, unequal_pieces(operation.call(), ranks[found->from], ranks[found->to], found->sent, found->expected));
+    }
   }
 }
 

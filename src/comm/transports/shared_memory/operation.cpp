@@ -115,11 +115,13 @@ class AllToAll final : public Operation {
     for_others(channel, [&](int who) { copy(slot.data + place(channel, channel.self(), who) * chunk_, part(out_[who], round)); });
   }
 
-  bool agrees(const Channel& channel, int who, const Slot& theirs) override {
-    const int size = channel.size();
+  std::optional<Unequal> disagreement(const Channel& channel, int who, const Slot& theirs) override {
+    const int size = channel.size(), self = channel.self();
     for (int i = 0; i < 2 * size; ++i) longest_ = std::max(longest_, theirs.counts[i]);
-    sources_[who] = theirs.counts[2 * size + channel.self()];
-    return theirs.counts[channel.self()] == in_[who].size && theirs.counts[size + channel.self()] == out_[who].size;
+    sources_[who] = theirs.counts[2 * size + self];
+    if (theirs.counts[self] != in_[who].size) return Unequal{who, self, theirs.counts[self], in_[who].size};
+    if (theirs.counts[size + self] != out_[who].size) return Unequal{self, who, out_[who].size, theirs.counts[size + self]};
+    return std::nullopt;
   }
 
   void read(const Channel& channel, int64_t round, uint64_t base) override {

@@ -3,6 +3,7 @@
 
 #include "src/comm/transports/shared_memory/channel.hpp"
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,9 +29,15 @@ class Operation {
   // Whether the next round can be written with what has been read.
   virtual bool can_write() const { return true; }
   virtual void write([[maybe_unused]] const Channel& channel, [[maybe_unused]] int64_t round, [[maybe_unused]] const Slot& slot) {}
-  // Whether `theirs`, of member `who`, goes with this call, beyond what CallInfo says.
-  virtual bool agrees([[maybe_unused]] const Channel& channel, [[maybe_unused]] int who, [[maybe_unused]] const Slot& theirs) {
-    return true;
+  // What one member sends and another does not expect, in bytes.
+  struct Unequal {
+    int from, to;
+    int64_t sent, expected;
+  };
+  // Whether `theirs`, of member `who`, goes with this call, beyond what CallInfo says: nothing where it does.
+  virtual std::optional<Unequal> disagreement([[maybe_unused]] const Channel& channel, [[maybe_unused]] int who,
+                                              [[maybe_unused]] const Slot& theirs) {
+    return std::nullopt;
   }
   // `base` is the channel's number of the operation's first round.
   virtual void read([[maybe_unused]] const Channel& channel, [[maybe_unused]] int64_t round, [[maybe_unused]] uint64_t base) {}

@@ -75,13 +75,19 @@ void Slot::check_agreement(int member) {
     if (mine.kind == Collective::send || mine.kind == Collective::recv) {
       agree = mine.dtype == theirs.dtype && mine.numel == theirs.numel;
     }
-    if (mine.kind == Collective::all_to_all && agree) {
-      agree = entries_[member].send[i] == entries_[i].recv[member] && entries_[member].recv[i] == entries_[i].send[member];
-    }
-    if (!agree) {
-      return fail(divergence(ranks_[member], mine, ranks_[i], theirs));
+    if (!agree) return fail(divergence(ranks_[member], mine, ranks_[i], theirs));
+    if (mine.kind == Collective::all_to_all) {
+      check_pieces(static_cast<size_t>(member), i);
+      check_pieces(i, static_cast<size_t>(member));
     }
   }
+}
+
+void Slot::check_pieces(size_t from, size_t to) {
+  const auto sent = entries_[from].send[to], expected = entries_[to].recv[from];
+  if (sent == expected) return;
+  const auto size = element_size(entries_[from].call);
+  fail(unequal_pieces(entries_[from].call, ranks_[from], ranks_[to], sent * size, expected * size));
 }
 
 int64_t Slot::traffic() const {

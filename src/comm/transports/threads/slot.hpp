@@ -66,6 +66,8 @@ class Slot {
   enum State : int { kOpen, kReady, kDone, kFailed };
 
   void check_agreement(int member);
+  // Of an all_to_all: what one member sends is what the other expects.
+  void check_pieces(size_t from, size_t to);
   void fail(const std::string& why);
   void plan(bool whole);
   int64_t traffic() const;
