@@ -1,5 +1,13 @@
-// The core of dtensor, plans and the training kit. Include it after (or without) <torch/torch.h>. What stands on it has headers of its own:
-// <dtensor/collectives.hpp>, <dtensor/data/batches.hpp>, <dtensor/checkpoint/torch_files.hpp>, and those in dtensor/nn and dtensor/optim.
+// The core of dtensor, plans and the training kit. Include it after (or without) <torch/torch.h>. These are not in it: include what you
+// use.
+//
+//   <dtensor/collectives.hpp>              collectives on plain tensors
+//   <dtensor/data/batches.hpp>             batches of a DataLoader
+//   <dtensor/checkpoint/torch_files.hpp>   dt::save and dt::load
+//   <dtensor/gradients/leaf_hooks.hpp>     hooks of gradients
+//   <dtensor/gradients/saved_tensors.hpp>  hooks of the tensors that autograd saves
+//   <dtensor/nn/...>                       layers
+//   <dtensor/optim/...>                    optimizers
 #pragma once
 
 #include <dtensor/base/error.hpp>

@@ -77,7 +77,8 @@ struct LaunchOptions {
   comm::Milliseconds deadline{300'000};
 };
 
-// Runs `body` on every rank and returns the process's exit status: 0, or 1 after printing the first error.
+// Runs `body` on every rank and returns the process's exit status: 0, or 1 after printing the first error with the rank that threw it.
+// To end early return from `body`, or throw: std::exit() in a rank that is a thread ends the process without destroying anything.
 //
 // Under torchrun, Slurm, Open MPI or dtensor-run this process is one rank (environment: RANK, WORLD_SIZE, MASTER_ADDR,
 // MASTER_PORT; SLURM_PROCID, SLURM_NTASKS; OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE). Otherwise the ranks are threads
@@ -85,7 +86,8 @@ struct LaunchOptions {
 // and leaves them in argv for the program's own parser.
 int launch(int argc, char** argv, const std::function<void(World&)>& body);
 
-// The same with explicit options. Throws instead of printing: the error of the first rank that failed.
+// The same with explicit options. Throws instead of printing: the error of the first rank that failed, as it was thrown. An exception of
+// the program's own does not say which rank that was.
 void launch(const LaunchOptions& options, const std::function<void(World&)>& body);
 
 }  // namespace dtensor

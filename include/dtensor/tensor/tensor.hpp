@@ -25,7 +25,8 @@ namespace detail {
 void check_plain(std::string_view tag, const at::Tensor& tensor, std::string_view what);
 }  // namespace detail
 
-// A handle to an at::Tensor known to be distributed. It is the same tensor: all of libtorch takes it.
+// A handle to an at::Tensor known to be distributed. It is the same tensor, and converts to it where a parameter is an at::Tensor. Write
+// tensor() where libtorch takes arguments of any type (Sequential::forward, AnyModule), and for operators (x.tensor() + 1).
 class DTensor {
  public:
   // Throws when `tensor` is not distributed.
