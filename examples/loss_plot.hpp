@@ -15,7 +15,8 @@
 struct Curve {
   std::string name;
   std::vector<double> loss;              // one per step
-  std::vector<at::Tensor> initial = {};  // parameters before the first, whole; when they are to be compared
+  std::vector<at::Tensor> initial = {};    // parameters before the first, whole; when they are to be compared
+  std::vector<at::Tensor> gradients = {};  // of the first step, whole; the same
 };
 
 // The largest |a - b| / |b| over the steps, b being the reference; infinite when a loss is not finite or the lengths

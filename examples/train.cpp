@@ -1,6 +1,7 @@
 // Trains a model of the zoo on real data over a mesh of ranks, and shows that the losses are those of one device.
 //
 //   train --ranks 4 --model llama3-debug --mesh dp=2,tp=2 --sp --compare
+//   train --ranks 4 --model llama3-debug --mesh pp=2,dp=2 --schedule zbv --microbatches 8 --compare
 //   dtensor-run -n 4 train --model vit-debug --mesh dp=4 --log run.jsonl
 #include "text_data.hpp"
 #include "training.hpp"
@@ -8,6 +9,7 @@
 #include "zoo/zoo.hpp"
 
 #include <dtensor/dtensor.hpp>
+#include <dtensor/pipeline.hpp>
 #include <dtensor/training/clip.hpp>
 #include <dtensor/training/lr.hpp>
 #include <torch/optim/adamw.h>
@@ -26,7 +28,12 @@ struct ZooOptions : RunOptions {
   bool sp = false, fsdp = false, traffic = false;
   std::string trace;
   int64_t zero = 3, overlap = 1;
+  std::string schedule = "1f1b";
+  int microbatches = 0, chunks = 0;  // 0: what suits
+  double dropout = 0;
 };
+
+bool has(const dt::DeviceMesh& mesh, const std::string& name) { return std::ranges::find(mesh.names(), name) != mesh.names().end(); }
 
 // Inputs and targets of a step, plain tensors.
 using Batches = std::function<std::pair<torch::Tensor, torch::Tensor>(int64_t step)>;
@@ -46,8 +53,7 @@ void shard_fully(torch::nn::Module& model, const dt::DeviceMesh& mesh, int64_t z
   dt::FullyShardOptions options;
   options.reshard_after_forward = zero == 3;
   options.reduce_at_read = zero == 1;
-  const bool replicas = std::ranges::count(mesh.names(), "replicas") > 0;
-  dt::fully_shard(model, replicas ? mesh[{"replicas", "dp"}] : mesh["dp"], options);
+  dt::fully_shard(model, has(mesh, "replicas") ? mesh[{"replicas", "dp"}] : mesh["dp"], options);
 }
 
 // Of a mesh's dimensions, dp (and replicas) cut the batch; sp, and with --sp tp too, cuts positions of text or rows of images.
@@ -62,37 +68,114 @@ dt::Placements placements(const dt::DeviceMesh& mesh, std::optional<int64_t> alo
 
 // Transformers are cut by pairs of linear layers, ResNeSt by pairs of convolutions.
 dt::Plan parameter_plan(const torch::nn::Module& model, const zoo::Entry& entry, const dt::DeviceMesh& mesh) {
-  const auto& names = mesh.names();
-  if (std::ranges::find(names, "tp") == names.end()) return {};
+  if (!has(mesh, "tp")) return {};
   if (entry.name.rfind("resnest", 0) != 0) return dt::automatic_plan(model);
   return dt::tensor_parallel({{"layer*.conv2.conv", dt::ColwiseParallel()}, {"layer*.conv3", dt::RowwiseParallel()}});
 }
 
-// Trains from the seed and returns the losses. Without a mesh this is plain libtorch on one device; a mesh adds the
-// lines that begin with "if (mesh)", and nothing else.
-Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, const std::optional<dt::DeviceMesh>& mesh,
-            const std::string& name, StepLog* log) {
-  Curve curve{name, {}};
-  std::optional<dt::Spmd> spmd;
-  if (mesh) spmd.emplace(*mesh);
+int microbatches(const ZooOptions& o) {
+  if (o.microbatches > 0) return o.microbatches;
+  int64_t most = 0;  // of ranks of a pipeline
+  for (const auto& mesh : o.meshes) {
+    for (size_t d = 0; d < mesh.names.size(); ++d) most = std::max(most, mesh.names[d] == "pp" ? mesh.sizes[d] : 0);
+  }
+  return most > 0 ? static_cast<int>(2 * most) : 1;
+}
 
+// A step's microbatches; on a mesh, as they lie there.
+struct Microbatches {
+  std::vector<torch::Tensor> inputs, targets;
+
+  Microbatches(const ZooOptions& o, const zoo::Entry& entry, const torch::Tensor& input, const torch::Tensor& target,
+               const std::optional<dt::DeviceMesh>& mesh)
+      : inputs(input.tensor_split(microbatches(o))), targets(target.tensor_split(microbatches(o))) {
+    const std::optional<int64_t> along = entry.is_text() ? 1 : 2, labels_along = entry.is_text() ? std::optional(1) : std::nullopt;
+    for (size_t i = 0; mesh && i < inputs.size(); ++i) {
+      inputs[i] = dt::distribute_tensor(inputs[i], *mesh, placements(*mesh, along, o.sp));
+      targets[i] = dt::distribute_tensor(targets[i], *mesh, placements(*mesh, labels_along, o.sp));
+    }
+  }
+
+  torch::Tensor loss(const torch::Tensor& scores, const torch::Tensor& target) const {
+    const auto loss = zoo::loss(scores, target);
+    return inputs.size() == 1 ? loss : loss / static_cast<double>(inputs.size());
+  }
+};
+
+// A model, and in a pipeline this rank's stages of it.
+struct Learner {
+  std::shared_ptr<zoo::Model> model;
+  std::optional<dt::Pipeline> pipe = {};
+
+  // Forward and backward of the microbatches, in order, and the sum of their losses.
+  double run(const Microbatches& m) {
+    const auto loss = [&m](const torch::Tensor& scores, const torch::Tensor& target) { return m.loss(scores, target); };
+    if (pipe) return pipe->step(m.inputs, m.targets, loss).loss;
+    double sum = 0;
+    for (size_t i = 0; i < m.inputs.size(); ++i) {
+      std::optional<dt::NoSync> no_sync;  // gradients are reduced once, after the last
+      if (i + 1 < m.inputs.size()) no_sync.emplace();
+      std::optional<dt::Scope> scope("forward");  // what the trace shows beside operators and collectives
+      const auto value = loss(model->forward(m.inputs[i]), m.targets[i]);
+      scope.emplace("backward");
+      value.backward();
+      sum += value.item<double>();
+    }
+    return sum;
+  }
+
+  std::vector<torch::Tensor> parameters() const { return pipe ? pipe->parameters() : model->parameters(); }
+  double clip(double limit) const { return pipe ? pipe->clip_grad_norm_(limit) : dt::clip_grad_norm_(parameters(), limit); }
+  std::vector<torch::Tensor> whole_parameters() const {
+    return pipe ? pipe->gather([](const torch::Tensor& p) { return p.clone(); }) : ::whole_parameters(*model);
+  }
+  std::vector<torch::Tensor> whole_gradients() const {
+    const auto gradient = [](const torch::Tensor& p) { return p.grad().defined() ? p.grad().clone() : torch::Tensor(); };
+    return pipe ? pipe->gather(gradient) : ::whole_gradients(*model);
+  }
+};
+
+// From the seed. A mesh adds the lines that begin with "if (mesh)"; a pipeline lies on `whole`, and its stages on `mesh`.
+Learner make(const ZooOptions& o, const zoo::Entry& entry, const std::optional<dt::DeviceMesh>& whole,
+             const std::optional<dt::DeviceMesh>& mesh) {
   torch::manual_seed(o.seed);
   std::optional<dt::DeferredInit> deferred;
   if (mesh) deferred.emplace(*mesh);
-  const auto model = entry.make();
-  model->to(o.dtype == "float64" ? torch::kFloat64 : torch::kFloat32);
+  Learner learner{entry.make()};
+  auto& model = *learner.model;
+  model.to(o.dtype == "float64" ? torch::kFloat64 : torch::kFloat32);
+  if (o.dropout > 0) model.set_dropout(o.dropout);
   if (mesh) deferred.reset();
-  if (mesh) dt::parallelize_module(*model, *mesh, parameter_plan(*model, entry, *mesh));
-  if (mesh && o.fsdp) shard_fully(*model, *mesh, o.zero);
-  if (mesh) dt::materialize(*model);
-  if (o.compare) curve.initial = whole_parameters(*model);
+  if (mesh) dt::parallelize_module(model, *mesh, parameter_plan(model, entry, *mesh));
+  if (whole && has(*whole, "pp")) {
+    const dt::PipelineOptions options{.schedule = o.schedule, .microbatches = microbatches(o), .chunks = o.chunks};
+    learner.pipe = dt::pipeline(model, *whole, model.pieces(), options);
+    for (auto* module : learner.pipe->modules()) {
+      if (o.fsdp) shard_fully(*module, *mesh, o.zero);
+    }
+    learner.pipe->materialize();
+  } else if (mesh) {
+    if (o.fsdp) shard_fully(model, *mesh, o.zero);
+    dt::materialize(model);
+  }
+  return learner;
+}
 
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(o.lr).betas({0.9, 0.95}));
+// Trains from the seed and returns the losses; without a mesh on one device.
+Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, const std::optional<dt::DeviceMesh>& whole,
+            const std::string& name, StepLog* log) {
+  Curve curve{name, {}};
+  const auto mesh = whole && has(*whole, "pp") ? dt::stage_mesh(*whole) : whole;
+  std::optional<dt::Spmd> spmd;
+  if (mesh) spmd.emplace(*mesh);
+  auto learner = make(o, entry, whole, mesh);
+  if (o.compare) curve.initial = learner.whole_parameters();
+
+  torch::optim::AdamW optimizer(learner.parameters(), torch::optim::AdamWOptions(o.lr).betas({0.9, 0.95}));
   dt::lr::Scheduler scheduler(optimizer, learning_rate(o.steps));
-  Saved saved(*model, optimizer, scheduler);
+  Saved saved(*learner.model, optimizer, scheduler);
   const int64_t first = saved.resume(o);
-  const auto [parameters, parameters_here] = count_parameters(*model);
-  const std::optional<int64_t> along = entry.is_text() ? 1 : 2, labels_along = entry.is_text() ? std::optional(1) : std::nullopt;
+  const auto [parameters, parameters_here] = count_parameters(learner.parameters());
   if (log) log->begin(name, o.steps);
   dt::CommDebugMode traffic;
   std::optional<dt::Trace> trace;
@@ -100,26 +183,21 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
   const dt::OverlapLinear overlap(o.overlap);
   for (int64_t step = first; step < o.steps; ++step) {
     const auto start = std::chrono::steady_clock::now();
-    auto [input, target] = batch(step);
+    const auto [input, target] = batch(step);
     const auto items = static_cast<double>(target.numel());
-    if (mesh) input = dt::distribute_tensor(input, *mesh, placements(*mesh, along, o.sp));
-    if (mesh) target = dt::distribute_tensor(target, *mesh, placements(*mesh, labels_along, o.sp));
+    const Microbatches m(o, entry, input, target, mesh);
 
-    std::optional<dt::Scope> scope("forward");  // what the trace shows beside operators and collectives
-    auto loss = zoo::loss(model->forward(input), target);
     optimizer.zero_grad();
-    scope.emplace("backward");
-    loss.backward();
-    scope.emplace("optimizer");
-    const double limit = o.clip > 0 ? o.clip : std::numeric_limits<double>::infinity();
-    const double norm = dt::clip_grad_norm_(model->parameters(), limit);
+    curve.loss.push_back(learner.run(m));
+    if (o.compare && step == first) curve.gradients = learner.whole_gradients();
+    std::optional<dt::Scope> scope("optimizer");
+    const double norm = learner.clip(o.clip > 0 ? o.clip : std::numeric_limits<double>::infinity());
     const double rate = scheduler.rates()[0];
     optimizer.step();
     scope.reset();
     scheduler.step();
     saved.save(o, step + 1);
 
-    curve.loss.push_back(loss.item<double>());
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     if (log) log->add({step, curve.loss.back(), norm, rate, took.count() * 1e3, items / took.count()});
   }
@@ -141,13 +219,22 @@ void check_use(const CLI::App& app, const ZooOptions& o) {
   unused("--overlap", tp, add_tp);
   unused("--overlap", o.model.rfind("resnest", 0) != 0, o.model + " has no linear layers that tp cuts");
   unused("--trace", o.meshes.size() < 2, "a file has the trace of one mesh");
+  const bool pp = std::ranges::any_of(o.meshes, [](const MeshOption& mesh) { return std::ranges::count(mesh.names, "pp") > 0; });
+  const std::string add_pp = "no mesh has a dimension pp: add one, as in --mesh pp=2,dp=2";
+  unused("--schedule", pp, add_pp);
+  unused("--chunks", pp, add_pp);
+  for (const auto* option : {"--save", "--resume"}) unused(option, !pp, "does not go with a pipeline yet");
+  if (o.batch < microbatches(o))
+    throw CLI::ValidationError("--microbatches", fmt::format("{} are more than the {} of --batch", microbatches(o), o.batch));
   unused("--seq", zoo::find(o.model).is_text(), o.model + " takes images, of one size");
 }
 
 // Declares the options and reads them. Throws CLI::ParseError, which CLI::App::exit turns into a message and a status.
 ZooOptions parse_options(CLI::App& app, int argc, char** argv) {
   ZooOptions o;
-  add_run_options(app, o);
+  auto mesh_names = kMeshNames;
+  mesh_names.insert(mesh_names.begin(), "pp");
+  add_run_options(app, o, mesh_names);
   std::vector<std::string> names;
   for (const auto& entry : zoo::models()) names.push_back(entry.name);
   app.add_option("--model", o.model, "which")->check(CLI::IsMember(names));
@@ -158,6 +245,11 @@ ZooOptions parse_options(CLI::App& app, int argc, char** argv) {
       ->needs(fsdp);
   app.add_option("--overlap", o.overlap, "pieces of tensor-parallel layers, which overlap with their collective")
       ->check(CLI::Range(1, 1024));
+  app.add_option("--schedule", o.schedule,
+                 "with a mesh dimension pp: in which order a rank works; build/tools/dtensor-schedule --help lists them");
+  app.add_option("--microbatches", o.microbatches, "into how many a batch is cut (default: 1, or twice the ranks of pp)")->check(positive);
+  app.add_option("--chunks", o.chunks, "with pp: stages of a rank (default: what the schedule has)")->check(positive);
+  app.add_option("--dropout", o.dropout, "how much of what transformer blocks add is dropped")->check(CLI::Range(0.0, 0.999));
   app.add_flag("--traffic", o.traffic, "print what the ranks sent, by collective and operator, and by module");
   app.add_option("--trace", o.trace, "write what all ranks did, and when, to this file, for ui.perfetto.dev")->check(can_be_written);
   for (auto* option : app.get_options()) option->capture_default_str();

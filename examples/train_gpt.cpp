@@ -58,7 +58,7 @@ static Curve train(const TrainOptions& o, const TextData& text, const std::optio
   dt::lr::Scheduler scheduler(optimizer, learning_rate(o.steps));
   Saved saved(*model, optimizer, scheduler);
   const int64_t first = saved.resume(o);
-  const auto [parameters, parameters_here] = count_parameters(*model);
+  const auto [parameters, parameters_here] = count_parameters(model->parameters());
   if (log) log->begin(name, o.steps);
   dt::CommDebugMode traffic;
   for (int64_t step = first; step < o.steps; ++step) {

@@ -1,12 +1,14 @@
 #include "training.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <dtensor/checkpoint/torch_files.hpp>
 #include <dtensor/dtensor.hpp>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace dt = dtensor;
 
@@ -15,9 +17,9 @@ dt::lr::Schedule learning_rate(int64_t steps) {
   return dt::lr::sequence({{dt::lr::warmup(warmup), warmup}, {dt::lr::cosine(std::max<int64_t>(1, steps - warmup), 0.1), steps}});
 }
 
-std::pair<int64_t, int64_t> count_parameters(const torch::nn::Module& model) {
+std::pair<int64_t, int64_t> count_parameters(const std::vector<at::Tensor>& parameters) {
   int64_t all = 0, here = 0;
-  for (const auto& p : model.parameters()) {
+  for (const auto& p : parameters) {
     all += p.numel();
     here += dt::is_dtensor(p) ? dt::DTensor(p).to_local().numel() : p.numel();
   }
@@ -28,6 +30,13 @@ std::vector<at::Tensor> whole_parameters(const torch::nn::Module& model) {
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> whole;
   for (const auto& p : model.parameters()) whole.push_back(dt::full_tensor(p).clone());
+  return whole;
+}
+
+std::vector<at::Tensor> whole_gradients(const torch::nn::Module& model) {
+  at::NoGradGuard no_grad;
+  std::vector<at::Tensor> whole;
+  for (const auto& p : model.parameters()) whole.push_back(p.grad().defined() ? dt::full_tensor(p.grad()).clone() : at::Tensor());
   return whole;
 }
 
@@ -49,6 +58,25 @@ void Saved::save(const RunOptions& o, int64_t steps) const {
   dt::save(scheduler_, o.save + ".schedule.pt");
 }
 
+// What the gradients of the first step are beside one device's: "bit-equal", or the largest difference of an element beside the largest
+// of its parameter's.
+static std::string compare_gradients(const std::vector<Curve>& curves) {
+  double largest = 0;
+  bool equal = true;
+  for (size_t i = 0; i + 1 < curves.size(); ++i) {
+    for (size_t p = 0; p < curves.back().gradients.size(); ++p) {
+      const auto &mine = curves[i].gradients.at(p), &theirs = curves.back().gradients[p];
+      if (!mine.defined() && !theirs.defined()) continue;
+      const bool both = mine.defined() && theirs.defined();
+      equal &= both && mine.equal(theirs);
+      const double most = both ? theirs.abs().max().item<double>() : 0;
+      const double difference = both ? (mine - theirs).abs().max().item<double>() : std::numeric_limits<double>::infinity();
+      if (difference > 0) largest = std::max(largest, difference / std::max(most, std::numeric_limits<double>::min()));
+    }
+  }
+  return equal ? "bit-equal" : fmt::format("largest relative difference {:.2e}", largest);
+}
+
 // Compares the runs with one device's, the last of `curves`. Returns the exit status.
 static int report_parity(const RunOptions& o, const std::vector<Curve>& curves) {
   double largest = 0;
@@ -61,6 +89,7 @@ static int report_parity(const RunOptions& o, const std::vector<Curve>& curves) 
     names += (i ? " | " : "") + curves[i].name;
   }
   fmt::print("initial parameters: {} bit for bit those of one device\n", same_start ? "are" : "are NOT");
+  fmt::print("gradients: {}\n", compare_gradients(curves));
   fmt::print("parity: max relative loss difference {:.2e} over {} steps (meshes: {})\n", largest, curves.back().loss.size(), names);
   return same_start && largest <= o.tolerance ? 0 : 1;
 }
@@ -101,7 +130,10 @@ int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::funct
   });
   if (status != 0 || curves.empty()) return status;
 
-  // One device, last: the other ranks have nothing left to wait for.
+  // One device, last: the other ranks have nothing left to wait for. It computes with one thread, as each of several ranks does: two would
+  // add up in another order.
+  const bool several = !o.meshes.empty() && c10::multiply_integers(o.meshes[0].sizes) > 1;
+  if (o.compare && several) at::set_num_threads(1);
   if (o.compare) curves.push_back(load()(std::nullopt, "one device", &*log));
   const int parity = o.compare ? report_parity(o, curves) : 0;
   if (!o.svg.empty()) write_loss_plot(o.svg, curves, o.compare ? &curves.back() : nullptr, units.loss);

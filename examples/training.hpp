@@ -25,10 +25,11 @@ class Optimizer;
 dtensor::lr::Schedule learning_rate(int64_t steps);
 
 // Elements of the parameters: all, and those that this rank holds.
-std::pair<int64_t, int64_t> count_parameters(const torch::nn::Module& model);
+std::pair<int64_t, int64_t> count_parameters(const std::vector<at::Tensor>& parameters);
 
-// Copies of the parameters, gathered.
+// Copies of the parameters, or of their gradients, gathered.
 std::vector<at::Tensor> whole_parameters(const torch::nn::Module& model);
+std::vector<at::Tensor> whole_gradients(const torch::nn::Module& model);
 
 // What a run needs to go on, in the files BEGIN.model.pt, BEGIN.optimizer.pt and BEGIN.schedule.pt, which any mesh reads.
 class Saved {

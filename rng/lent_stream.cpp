@@ -1,6 +1,6 @@
 #include <dtensor/rng/lent_stream.hpp>
 
-#include "rng/copy.hpp"
+#include <dtensor/rng/position.hpp>
 #include "rng/counter_generator.hpp"
 #include "rng/mt19937.hpp"
 

@@ -1,6 +1,6 @@
 #include "rng/stream.hpp"
 
-#include "rng/copy.hpp"
+#include <dtensor/rng/position.hpp>
 #include "rng/mt19937.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>

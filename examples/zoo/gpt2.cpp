@@ -30,8 +30,8 @@ torch::nn::LayerNorm norm(int64_t dim) { return torch::nn::LayerNorm(torch::nn::
 Gpt2AttentionImpl::Gpt2AttentionImpl(const Gpt2Options& options)
     : c_attn(register_module("c_attn", linear(options.dim, 3 * options.dim))),
       c_proj(register_module("c_proj", linear(options.dim, options.dim, residual_std(options)))),
-      heads_(options.heads),
-      dropout_(options.dropout) {
+      dropout(options.dropout),
+      heads_(options.heads) {
   TORCH_CHECK(options.heads > 0 && options.dim % options.heads == 0, "gpt2: the width must be a multiple of the heads; got ", options.dim,
               " and ", options.heads);
 }
@@ -40,7 +40,7 @@ torch::Tensor Gpt2AttentionImpl::forward(const torch::Tensor& x) {
   const auto b = x.size(0), t = x.size(1), d = x.size(2);
   const auto fused = dtensor::gather_linear(x, {c_attn})[0];
   const auto qkv = fused.reshape({b, t, 3, heads_, d / heads_}).transpose(1, 3).unbind(2);  // [b, heads, t, d / heads] each
-  const auto y = dtensor::nn::attention(qkv[0], qkv[1], qkv[2], {/*causal=*/true, is_training() ? dropout_ : 0});
+  const auto y = dtensor::nn::attention(qkv[0], qkv[1], qkv[2], {/*causal=*/true, is_training() ? dropout : 0});
   return dtensor::linear_reduce(y.transpose(1, 2).reshape({b, t, d}), c_proj, x);
 }
 
@@ -75,12 +75,33 @@ Gpt2Impl::Gpt2Impl(const Gpt2Options& options)
   ln_f_ = register_module("ln_f", norm(options.dim));
 }
 
-torch::Tensor Gpt2Impl::forward(const torch::Tensor& ids) {
+void Gpt2BlockImpl::set_dropout(double dropout) { dropout_ = attn_->dropout = dropout; }
+
+torch::Tensor Gpt2Impl::embed(const torch::Tensor& ids) {
   const auto t = ids.size(1);
   TORCH_CHECK(t <= wpe->weight.size(0), "gpt2: a sequence of ", t, " is longer than the ", wpe->weight.size(0), " positions");
-  auto x = at::dropout(dtensor::lay_out_like(wte(ids), ids) + wpe->weight.slice(0, 0, t), dropout_, is_training());
+  return at::dropout(dtensor::lay_out_like(wte(ids), ids) + wpe->weight.slice(0, 0, t), dropout_, is_training());
+}
+
+torch::Tensor Gpt2Impl::forward(const torch::Tensor& ids) {
+  auto x = embed(ids);
   for (const auto& block : *h_) x = block->as<Gpt2Block>()->forward(x);
   return at::linear(ln_f_(x), wte->weight);
+}
+
+std::vector<dtensor::Piece> Gpt2Impl::pieces() {
+  std::vector<dtensor::Piece> all{dtensor::piece("wte|wpe", [this](const torch::Tensor& ids) { return embed(ids); })};
+  for (size_t i = 0; i < h_->size(); ++i) {
+    const auto block = h_->ptr<Gpt2BlockImpl>(i);
+    all.push_back(dtensor::piece("h." + std::to_string(i), [block](const torch::Tensor& x) { return block->forward(x); }));
+  }
+  all.push_back(dtensor::piece("ln_f|wte", [this](const torch::Tensor& x) { return at::linear(ln_f_(x), wte->weight); }));
+  return all;
+}
+
+void Gpt2Impl::set_dropout(double dropout) {
+  dropout_ = dropout;
+  for (const auto& block : *h_) block->as<Gpt2Block>()->set_dropout(dropout);
 }
 
 }  // namespace zoo

@@ -22,10 +22,10 @@ class Gpt2AttentionImpl : public torch::nn::Module {
   explicit Gpt2AttentionImpl(const Gpt2Options& options);
   torch::Tensor forward(const torch::Tensor& x);  // [b, t, d] -> [b, t, d]
   torch::nn::Linear c_attn{nullptr}, c_proj{nullptr};
+  double dropout;
 
  private:
   int64_t heads_;
-  double dropout_;
 };
 TORCH_MODULE(Gpt2Attention);
 
@@ -41,6 +41,7 @@ class Gpt2BlockImpl : public torch::nn::Module {
  public:
   explicit Gpt2BlockImpl(const Gpt2Options& options);
   torch::Tensor forward(torch::Tensor x);  // [b, t, d] -> [b, t, d]
+  void set_dropout(double dropout);
 
  private:
   torch::nn::LayerNorm ln_1_{nullptr}, ln_2_{nullptr};
@@ -54,9 +55,12 @@ class Gpt2Impl : public Model {
  public:
   explicit Gpt2Impl(const Gpt2Options& options);
   torch::Tensor forward(const torch::Tensor& ids) override;  // throws c10::Error when t is more than options.positions
+  std::vector<dtensor::Piece> pieces() override;
+  void set_dropout(double dropout) override;
   torch::nn::Embedding wte{nullptr}, wpe{nullptr};           // wte is the head too
 
  private:
+  torch::Tensor embed(const torch::Tensor& ids);  // [b, t] -> [b, t, d]
   torch::nn::ModuleList h_;
   torch::nn::LayerNorm ln_f_{nullptr};
   double dropout_;

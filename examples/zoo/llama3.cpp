@@ -15,8 +15,8 @@ Llama3BlockImpl::Llama3BlockImpl(const Llama3Options& o)
       ffn_norm_(register_module("ffn_norm", dtensor::nn::RMSNorm(o.dim, o.eps))) {}
 
 torch::Tensor Llama3BlockImpl::forward(torch::Tensor x, const dtensor::nn::RotaryTable& table) {
-  x = x + attention_(attention_norm_(x), table);
-  return x + feed_forward_(ffn_norm_(x));
+  x = x + at::dropout(attention_(attention_norm_(x), table), dropout, is_training());
+  return x + at::dropout(feed_forward_(ffn_norm_(x)), dropout, is_training());
 }
 
 Llama3Impl::Llama3Impl(const Llama3Options& options)
@@ -32,12 +32,38 @@ Llama3Impl::Llama3Impl(const Llama3Options& options)
   }
 }
 
+torch::Tensor Llama3Impl::embed(const torch::Tensor& ids) { return dtensor::lay_out_like(tok_embeddings(ids), ids); }
+
+dtensor::nn::RotaryTable Llama3Impl::table(const torch::Tensor& x) const {
+  return dtensor::nn::rotary_table(x.size(1), options_.dim / options_.heads, options_.rotary, x);
+}
+
+torch::Tensor Llama3Impl::scores(const torch::Tensor& x) {
+  const auto last = norm_(x);
+  return options_.tied ? at::linear(last, tok_embeddings->weight) : output_(last);
+}
+
 torch::Tensor Llama3Impl::forward(const torch::Tensor& ids) {
-  auto x = dtensor::lay_out_like(tok_embeddings(ids), ids);
-  const auto table = dtensor::nn::rotary_table(ids.size(1), options_.dim / options_.heads, options_.rotary, x);
-  for (const auto& layer : *layers_) x = layer->as<Llama3Block>()->forward(x, table);
-  x = norm_(x);
-  return options_.tied ? at::linear(x, tok_embeddings->weight) : output_(x);
+  auto x = embed(ids);
+  const auto positions = table(x);
+  for (const auto& layer : *layers_) x = layer->as<Llama3Block>()->forward(x, positions);
+  return scores(x);
+}
+
+std::vector<dtensor::Piece> Llama3Impl::pieces() {
+  std::vector<dtensor::Piece> all{dtensor::piece("tok_embeddings", [this](const torch::Tensor& ids) { return embed(ids); })};
+  for (size_t i = 0; i < layers_->size(); ++i) {
+    all.push_back(dtensor::piece("layers." + std::to_string(i), [this, layer = layers_->ptr<Llama3BlockImpl>(i)](const torch::Tensor& x) {
+      return layer->forward(x, table(x));
+    }));
+  }
+  const auto* head = options_.tied ? "norm|tok_embeddings" : "norm|output";
+  all.push_back(dtensor::piece(head, [this](const torch::Tensor& x) { return scores(x); }));
+  return all;
+}
+
+void Llama3Impl::set_dropout(double dropout) {
+  for (const auto& layer : *layers_) layer->as<Llama3Block>()->dropout = dropout;
 }
 
 }  // namespace zoo

@@ -26,6 +26,7 @@ class Llama3BlockImpl : public torch::nn::Module {
  public:
   explicit Llama3BlockImpl(const Llama3Options& options);
   torch::Tensor forward(torch::Tensor x, const dtensor::nn::RotaryTable& table);  // [b, t, d] -> [b, t, d]
+  double dropout = 0;
 
  private:
   dtensor::nn::GroupedQueryAttention attention_{nullptr};
@@ -38,9 +39,14 @@ class Llama3Impl : public Model {
  public:
   explicit Llama3Impl(const Llama3Options& options);
   torch::Tensor forward(const torch::Tensor& ids) override;
+  std::vector<dtensor::Piece> pieces() override;
+  void set_dropout(double dropout) override;
   torch::nn::Embedding tok_embeddings{nullptr};
 
  private:
+  torch::Tensor embed(const torch::Tensor& ids);      // [b, t] -> [b, t, d]
+  torch::Tensor scores(const torch::Tensor& x);       // [b, t, d] -> [b, t, vocabulary]
+  dtensor::nn::RotaryTable table(const torch::Tensor& x) const;
   Llama3Options options_;
   torch::nn::ModuleList layers_;
   dtensor::nn::RMSNorm norm_{nullptr};

@@ -90,7 +90,7 @@ void Communicator::record_in(Events events) {
 Transport::Transport() : failed_(std::make_shared<FailedOperators>()) {}
 
 std::shared_ptr<Communicator> Transport::connect(const std::string& name, const std::vector<int>& ranks) {
-  auto communicator = do_connect(name, ranks);
+  auto communicator = do_connect(name, ranks, connected_[{name, ranks}]++);
   communicator->tell_failures(failed_);
   if (events_) communicator->record_in(*events_);
   return communicator;

@@ -7,7 +7,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace dtensor::comm {
@@ -15,12 +14,6 @@ namespace dtensor::comm {
 namespace {
 
 bool reduces(Collective kind) { return kind == Collective::all_reduce || kind == Collective::reduce_scatter; }
-
-// Of another rank's call the zero at the end may be missing.
-template <size_t N>
-std::string_view text_in(const char (&text)[N]) {
-  return {text, strnlen(text, N)};
-}
 
 bool has_equal_sizes(Collective kind) {
   return kind == Collective::all_reduce || kind == Collective::reduce_scatter || kind == Collective::broadcast;
@@ -46,8 +39,8 @@ std::string CallInfo::str() const {
   if (kind == Collective::recv) text += fmt::format("(from {}, tag {})", root, tag);
   text += fmt::format(" #{}", sequence);
   if (kind != Collective::barrier) text += fmt::format(" of {}[{}]", c10::toString(static_cast<c10::ScalarType>(dtype)), numel);
-  if (cause[0]) text += fmt::format(" by {}", text_in(cause));
-  if (subject[0]) text += fmt::format(" for '{}'", text_in(subject));
+  if (!cause.empty()) text += fmt::format(" by {}", std::string_view(cause));
+  if (!subject.empty()) text += fmt::format(" for '{}'", std::string_view(subject));
   return text;
 }
 
@@ -60,8 +53,8 @@ std::string_view Subject::current() { return current_subject; }
 void describe_purpose(CallInfo& call) {
   const auto cause = Cause::op(), subject = Subject::current();
   call.purpose = hash_text(subject, hash_text(cause, 0));
-  cause.copy(call.cause, sizeof call.cause - 1);
-  subject.copy(call.subject, sizeof call.subject - 1);
+  call.cause = cause;
+  call.subject = subject;
 }
 
 uint64_t hash_text(std::string_view text, uint64_t seed) {
@@ -114,9 +107,9 @@ std::string divergence(int rank, const CallInfo& call, int other_rank, const Cal
 
 std::string unequal_pieces(const CallInfo& call, int from, int to, int64_t sent, int64_t expected) {
   const auto size = static_cast<int64_t>(c10::elementSize(static_cast<c10::ScalarType>(call.dtype)));
-  return fmt::format("the ranks diverged: in {} rank {} sends {} elements to rank {}, which expects {}; hint: a rank has to expect what "
-                     "the other sends: `recv` of all_to_all and `like` of shift say what comes in",
-                     call.str(), from, sent / size, to, expected / size);
+  return fmt::format("the ranks diverged: in {} #{} rank {} sends {} elements to rank {}, which expects {}; hint: a rank has to expect "
+                     "what the other sends: `recv` of all_to_all and `like` of shift say what comes in", name(call.kind), call.sequence,
+                     from, sent / size, to, expected / size);
 }
 
 std::string departure(int rank, const std::string& why) {

@@ -1,11 +1,11 @@
 #include "src/deferred/record.hpp"
 
-#include "rng/copy.hpp"
 #include "rng/own_shard.hpp"
 #include "src/deferred/replay.hpp"
 #include "src/dispatch/decide.hpp"
 #include "src/dispatch/execute.hpp"
 
+#include <dtensor/rng/position.hpp>
 #include <dtensor/dispatch/local_mode.hpp>
 #include <dtensor/rng/device_generator.hpp>
 

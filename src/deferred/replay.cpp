@@ -1,8 +1,9 @@
 #include "src/deferred/replay.hpp"
 
-#include "rng/copy.hpp"
+#include "rng/counter_generator.hpp"
 #include "src/deferred/exact.hpp"
 
+#include <dtensor/rng/position.hpp>
 #include <dtensor/dispatch/local_mode.hpp>
 
 #include <dtensor/rng/random.hpp>

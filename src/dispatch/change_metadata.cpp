@@ -4,7 +4,6 @@
 #include <dtensor/dispatch/local_mode.hpp>
 #include <dtensor/mesh/alias.hpp>
 
-
 namespace dtensor::dispatch {
 
 namespace {

@@ -10,6 +10,7 @@
 #include <dtensor/mesh/alias.hpp>
 
 #include <dtensor/base/error.hpp>
+#include <dtensor/comm/event.hpp>
 #include <dtensor/redistribute/between_meshes.hpp>
 #include <dtensor/redistribute/redistribute.hpp>
 
@@ -281,6 +282,7 @@ at::Tensor move_tensor(const at::Tensor& tensor, const LayoutPtr& target) {
   if (target->is_absent()) return dispatch::absent(target);
   const auto& local = impl->local();
   LocalMode local_mode;
+  const comm::Cause cause(comm::Cause::op(), comm::Cause::implicit(), impl->module ? std::string_view(*impl->module) : std::string_view());
   auto moved = move_local(local, impl->layout(), target);
   if (!moved.work && moved.tensor.is_alias_of(local)) moved.tensor = moved.tensor.clone();
   if (!moved.work) moved.tensor = dispatch::in_reported_order(std::move(moved.tensor), *target);

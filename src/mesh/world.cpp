@@ -11,7 +11,6 @@
 #include <c10/util/hash.h>
 #include <range/v3/numeric/iota.hpp>
 
-
 namespace dtensor {
 
 namespace {

@@ -1,5 +1,6 @@
 // Moving a local tensor between two meshes: checks, the cache of plans, and running one.
 #include <dtensor/redistribute/between_meshes.hpp>
+#include <dtensor/redistribute/channel.hpp>
 
 #include "src/mesh/world_state.hpp"
 #include "src/redistribute/between_plan.hpp"
@@ -11,11 +12,14 @@
 #include <dtensor/mesh/alias.hpp>
 #include <dtensor/mesh/two_meshes.hpp>
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/accumulate.h>
 #include <fmt/ranges.h>
+#include <range/v3/action/push_back.hpp>
 #include <range/v3/numeric/accumulate.hpp>
 
 #include <algorithm>
@@ -176,6 +180,11 @@ void for_each_piece(const at::Tensor& list, const at::Tensor& local, const Local
   }
 }
 
+void check_local(const at::Tensor& local, const Layout& layout) {
+  if (local.defined() && local.sizes() == layout.local_sizes() && local.scalar_type() == layout.dtype()) return;
+  fail(kTag, "the local tensor does not fit its layout {}; expected [{}]", layout.str(), fmt::join(layout.local_sizes(), ", "));
+}
+
 int64_t total(const std::vector<int64_t>& counts) { return c10::sum_integers(counts); }
 
 at::Tensor pack(const at::Tensor& local, const Prepared& prepared, const at::TensorOptions& options) {
@@ -235,9 +244,7 @@ comm::Async move_local_between(const at::Tensor& given, const LayoutPtr& from, c
   const auto prepared = cached(from, to);
   const auto& plan = prepared->plan;
   if (!prepared->before && !prepared->after) return {};
-  if (prepared->before && (!given.defined() || given.sizes() != from->local_sizes() || given.scalar_type() != from->dtype())) {
-    fail(kTag, "the local tensor does not fit its layout {}; expected [{}]", from->str(), fmt::join(from->local_sizes(), ", "));
-  }
+  if (prepared->before) check_local(given, *from);
   const auto local = !prepared->before                                      ? at::Tensor()
                      : from->is_flat() || given.is_conj() || given.is_neg() ? redistribute::dense(given)
                                                                             : given;
@@ -248,5 +255,117 @@ comm::Async move_local_between(const at::Tensor& given, const LayoutPtr& from, c
   auto received = group.all_to_all(pack(local, *prepared, options), prepared->send_counts, prepared->receive_counts);
   return unpack(std::move(received), result, prepared);
 }
+
+// -- Messages ------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr const char* kChannel = "MeshChannel";
+
+std::vector<int> ranks_of_both(const DeviceMesh& from, const DeviceMesh& to) {
+  auto ranks = from.ranks();
+  ranges::push_back(ranks, to.ranks());
+  std::ranges::sort(ranks);
+  require(std::ranges::adjacent_find(ranks) == ranks.end(), kChannel,
+          "the meshes share ranks; got {} and {}; hint: dt::redistribute moves there", from.str(), to.str());
+  return ranks;
+}
+
+// Calls f(position of the peer, first element, count) for what goes to, or comes from, each peer.
+template <class F>
+void for_each_peer(const std::vector<int64_t>& counts, F f) {
+  int64_t begin = 0;
+  for (size_t peer = 0; peer < counts.size(); ++peer) {
+    if (counts[peer] > 0) f(static_cast<int>(peer), begin, counts[peer]);
+    begin += counts[peer];
+  }
+}
+
+// What is sent: without a copy where it is all of a contiguous tensor.
+at::Tensor outgoing_elements(const at::Tensor& local, const Prepared& prepared) {
+  const auto& sent = prepared.sent;
+  if (sent.size() == 1 && sent[0].numel == local.numel() && local.is_contiguous()) return local.view({-1});
+  return pack(local, prepared, local.options());
+}
+
+void add_work(std::vector<comm::WorkPtr>& works, comm::Async async) {
+  if (async.work) works.push_back(std::move(async.work));
+}
+
+}  // namespace
+
+MeshChannel::MeshChannel(const DeviceMesh& from, const DeviceMesh& to) : from_(from), to_(to) {
+  const auto ranks = ranks_of_both(from, to);
+  require(from.contains_this_rank() || to.contains_this_rank(), kChannel, "this rank is in neither mesh; got {} and {}", from.str(),
+          to.str());
+  const auto name = fmt::format("{} {} to {}", fmt::join(from.names(), "+"), from.ranks().front(), to.ranks().front());
+  group_ = from.world().state().connect(name, ranks);
+}
+
+std::vector<comm::WorkPtr> MeshChannel::send(const at::Tensor& given, const LayoutPtr& before, const LayoutPtr& after) const {
+  const c10::impl::ExcludeDispatchKeyGuard below{c10::DispatchKeySet(kDTensorKey)};
+  const auto prepared = cached(before, after);
+  check_local(given, *before);
+  const auto elements = outgoing_elements(before->is_flat() ? redistribute::dense(given) : given, *prepared);
+  std::vector<comm::WorkPtr> works;
+  for_each_peer(prepared->send_counts,
+                [&](int peer, int64_t begin, int64_t count) { add_work(works, group_->send(elements.narrow(0, begin, count), peer)); });
+  return works;
+}
+
+comm::Async MeshChannel::receive(const LayoutPtr& before, const LayoutPtr& after) const {
+  const c10::impl::ExcludeDispatchKeyGuard below{c10::DispatchKeySet(kDTensorKey)};
+  const auto prepared = cached(before, after);
+  require(prepared->after != nullptr, kChannel, "this rank receives nothing: it is not in {}", after->mesh().str());
+  const auto options = at::TensorOptions(c10::Device(after->mesh().device_type())).dtype(after->dtype());
+  const auto result = with_kept({}, *prepared, *after, options);
+  std::vector<comm::WorkPtr> works;
+  std::vector<at::Tensor> parts;
+  for_each_peer(prepared->receive_counts, [&](int peer, int64_t, int64_t count) {
+    auto part = group_->recv(at::empty({count}, options), peer);
+    parts.push_back(part.tensor);
+    add_work(works, std::move(part));
+  });
+  comm::Async received;
+  if (!works.empty()) received.work = c10::make_intrusive<comm::AllOf>(std::move(works));
+  if (parts.size() == 1) {
+    received.tensor = parts[0];
+    return unpack(std::move(received), result, prepared);
+  }
+  return redistribute::then(received, result, [parts, result, prepared] {
+    if (parts.empty() || result.is_meta()) return;
+    for_each_piece(at::cat(parts), result, *prepared->after, prepared->received,
+                   [](const at::Tensor& in_list, const at::Tensor& in_part) { in_part.copy_(in_list); });
+  });
+}
+
+std::vector<comm::WorkPtr> MeshChannel::send_numbers(const std::vector<int64_t>& numbers) const {
+  const c10::impl::ExcludeDispatchKeyGuard below{c10::DispatchKeySet(kDTensorKey)};
+  const auto device = c10::Device(from_.device_type());
+  const auto list = at::tensor(numbers, at::kLong).to(device), count = at::full({1}, static_cast<int64_t>(numbers.size()), list.options());
+  std::vector<comm::WorkPtr> works;
+  for (size_t i = 0; i < to_.ranks().size(); ++i) {
+    if (from_.ranks()[i % from_.ranks().size()] != from_.world().rank()) continue;
+    const int peer = position(to_.ranks()[i]);
+    add_work(works, group_->send(count, peer));
+    if (!numbers.empty()) add_work(works, group_->send(list, peer));
+  }
+  return works;
+}
+
+std::vector<int64_t> MeshChannel::receive_numbers() const {
+  const c10::impl::ExcludeDispatchKeyGuard below{c10::DispatchKeySet(kDTensorKey)};
+  const auto own = std::ranges::find(to_.ranks(), to_.world().rank()) - to_.ranks().begin();
+  const int peer = position(from_.ranks()[own % from_.ranks().size()]);
+  const auto options = at::TensorOptions(c10::Device(to_.device_type())).dtype(at::kLong);
+  const auto count = group_->recv(at::empty({1}, options), peer).get().item<int64_t>();
+  std::vector<int64_t> numbers(count);
+  if (count == 0) return numbers;
+  const auto list = group_->recv(at::empty({count}, options), peer).get().cpu();
+  std::copy_n(list.data_ptr<int64_t>(), count, numbers.begin());
+  return numbers;
+}
+
+int MeshChannel::position(int rank) const { return static_cast<int>(std::ranges::find(group_->ranks(), rank) - group_->ranks().begin()); }
 
 }  // namespace dtensor

@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
 
-
 namespace dtensor::redistribute {
 
 namespace {

@@ -33,7 +33,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-
 Placements to_vector(PlacementsRef placements) { return {placements.begin(), placements.end()}; }
 
 const LayoutPtr& layout_of(std::string_view tag, const at::Tensor& tensor) {

@@ -254,7 +254,7 @@ TEST_CASE("functional collectives: a local tensor that is no part of its layout 
             [&] { replace_local_shard(x, torch::ones({3, 2})); });
     refuses("[replace_local_shard] expected a distributed tensor; got a plain tensor",
             [&] { replace_local_shard(torch::ones({2, 2}), torch::ones({2, 2})); });
-    replace_local_shard(x, torch::full({2, 2}, 3));
-    equal(x.full_tensor(), torch::full({4, 2}, 3), "what replaced the shard");
+    replace_local_shard(x, torch::full({2, 2}, 3.0));
+    equal(x.full_tensor(), torch::full({4, 2}, 3.0), "what replaced the shard");
   });
 }

@@ -112,8 +112,8 @@ TEST_CASE("an address in torchrun's store and a card of shared memory are read w
 
 TEST_CASE("another rank's call is told though its texts have no end", "[comm]") {
   dtensor::comm::CallInfo call;
-  std::fill(std::begin(call.subject), std::end(call.subject), 's');
-  std::fill(std::begin(call.cause), std::end(call.cause), 'c');
+  std::fill(std::begin(call.subject.text), std::end(call.subject.text), 's');
+  std::fill(std::begin(call.cause.text), std::end(call.cause.text), 'c');
   const auto text = call.str();
   CHECK(text.find(" by " + std::string(sizeof call.cause, 'c') + " for '" + std::string(sizeof call.subject, 's') + "'") != text.npos);
 }

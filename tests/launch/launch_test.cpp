@@ -22,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -34,9 +35,11 @@ TEST_CASE("large blocks: what is freed is taken again", "[launch]") {
     {
       const auto x = at::ones({kElements});
       first = x.data_ptr();
-      // The first of the process; later ones some KB after one.
-      dtensor::require(reinterpret_cast<uintptr_t>(first) % (2 << 20) < (64 << 10), "test", "the block does not begin at a huge page");
     }
+    const auto page = reinterpret_cast<uintptr_t>(first) & ~uintptr_t{4095};
+    dtensor::require(msync(reinterpret_cast<void*>(page), 4096, MS_ASYNC) == 0, "test", "the block went back to the system");
+    // The first of the process; later ones some KB after one.
+    dtensor::require(reinterpret_cast<uintptr_t>(first) % (2 << 20) < (64 << 10), "test", "the block does not begin at a huge page");
     const auto again = at::empty({kElements}), other = at::ones({kElements}), small = at::ones({5});
     dtensor::require(again.data_ptr() == first && other.data_ptr() != first, "test", "the block was not kept, or given twice");
     again.fill_(2);

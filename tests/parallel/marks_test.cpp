@@ -110,3 +110,17 @@ TEST_CASE("marks: a layout that does not fit is refused", "[marks][errors]") {
     lay_out(distribute_tensor(fractions({2, 4}), mesh, {replicate()}), mesh.names()[0], shard(2));
   }), says("S(2)"));
 }
+
+TEST_CASE("marks: an explicit sum counts for the module whose operator left it pending", "[marks]") {
+  REQUIRE_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(fractions({2, 4}), mesh, {shard(1)});
+    const at::Tensor weight = distribute_tensor(fractions({3, 4}), mesh, {shard(1)});
+    name_module(weight, "down");
+    const Scope scope("block");
+    CommDebugMode comm;
+    const auto y = redistribute(at::linear(x, weight), {replicate()});
+    require(full_tensor(y).equal(at::linear(fractions({2, 4}), fractions({3, 4}))), "test", "values");
+    const bool counted = comm.modules().size() == 1 && comm.modules().count({"down", comm::Collective::all_reduce}) == 1;
+    require(counted, "test", "{}", comm.module_str());
+  }));
+}

@@ -7,7 +7,6 @@
 #include "rng/cuda/shard_index.hpp"
 #include "rng/memory_order.hpp"
 
-
 #include <array>
 #include <vector>
 

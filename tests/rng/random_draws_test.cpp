@@ -1,8 +1,11 @@
 // Every random operator that writes a tensor, under every layout: the bits of one device, and what is drawn after it too.
+#include "tests/support/core_support.hpp"
 #include "tests/support/op_check.hpp"
 
 #include "rng/mt19937.hpp"
 #include "rng/own_shard.hpp"
+
+#include <dtensor/rng/position.hpp>
 
 #include <ATen/CPUGeneratorImpl.h>
 
@@ -201,4 +204,30 @@ TEST_CASE("random: over gloo", "[random]") {
       check_operator(op, dtype, {{5000}, {50, 37}}, {{3}}, "gloo");
     }
   }
+}
+
+TEST_CASE("random draws: how much was drawn is counted and skipped", "[random]") {
+  for (const int64_t count : {0, 1, 3, 623, 624, 625, 5000, 3'000'000}) {
+    CAPTURE(count);
+    auto one = at::make_generator<at::CPUGeneratorImpl>(uint64_t{5}), other = at::make_generator<at::CPUGeneratorImpl>(uint64_t{5});
+    auto counted = Generator(5), skipped = Generator(5);
+    for (int round = 0; round < 2; ++round) {
+      const auto before = rng::copy_of(one);
+      at::rand({count}, one);
+      const auto draws = rng::draws_between(before, one);
+      CHECK(draws == count);
+      rng::skip_draws(other, draws);
+      CHECK(at::rand({4}, one).equal(at::rand({4}, other)));
+      const auto marked = rng::copy_of(counted);
+      at::empty({count}).uniform_(0, 1, counted);
+      rng::skip_draws(skipped, rng::draws_between(marked, counted));
+      CHECK(at::empty({4}).uniform_(0, 1, counted).equal(at::empty({4}).uniform_(0, 1, skipped)));
+    }
+  }
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(uint64_t{5});
+  const auto before = rng::copy_of(generator);
+  at::randn({3}, generator);
+  CHECK_THROWS_WITH(rng::draws_between(before, generator), says("half of a pair"));
+  generator.set_current_seed(6);
+  CHECK_THROWS_WITH(rng::draws_between(before, generator), says("seeded anew"));
 }

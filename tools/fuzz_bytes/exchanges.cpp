@@ -57,7 +57,7 @@ class PeerTransport final : public comm::Transport {
   int rank() const override { return 0; }
   int size() const override { return 2; }
   void leave(const std::string&) override {}
-  std::shared_ptr<comm::Communicator> do_connect(const std::string& name, const std::vector<int>& ranks) override {
+  std::shared_ptr<comm::Communicator> do_connect(const std::string& name, const std::vector<int>& ranks, int) override {
     return std::make_shared<Peer>(name, ranks, comm::position_in(name, ranks, 0, 2), bytes_);
   }
 

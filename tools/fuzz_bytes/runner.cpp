@@ -230,7 +230,7 @@ class Run {
     ++faults_;
     auto kind = what.substr(0, what.find('\n'));
     std::erase_if(kind, [](char c) { return c >= '0' && c <= '9'; });
-    if (const auto ours = what.find("libdtensor"); ours != what.npos) kind += what.substr(ours, what.find('\n', ours) - ours);
+    if (const auto ours = what.find("fuzz-bytes("); ours != what.npos) kind += what.substr(ours, what.find('\n', ours) - ours);
     if (!kinds_.insert(kind).second) return;
     const auto file = fmt::format("{}/{}-{}-{}.bytes", options_.folder, target_.name, options_.seed, number);
     write_bytes(file, input(number));

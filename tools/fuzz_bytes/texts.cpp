@@ -7,6 +7,7 @@
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/parallel/patterns.hpp>
+#include <dtensor/parallel/pipeline/schedules.hpp>
 #include <dtensor/redistribute/redistribute.hpp>
 #include <dtensor/rules/rule.hpp>
 
@@ -97,6 +98,20 @@ std::vector<std::string> patterns() {
   return {"layers.*.attention.query|head", "re:layers\\.(\\d+|a{2,3})\\.[^.]*(query|key).*", "*.?lp.*.weight"};
 }
 
+void read_schedule(const std::string& text) {
+  const auto schedule = pipelining::from_csv(text);
+  const auto again = pipelining::from_csv(pipelining::to_csv(schedule));
+  expect(again.microbatches == schedule.microbatches && again.rank_of_stage == schedule.rank_of_stage, "a schedule that reads as another");
+  const auto timeline = pipelining::simulate(schedule);  // which checks it
+  expect(timeline.makespan >= timeline.ideal && timeline.ideal > 0, "a makespan of {}, {} at least", timeline.makespan, timeline.ideal);
+}
+
+std::vector<std::string> schedules() {
+  const auto pairs = pipelining::dualpipev({2, 4});
+  return {pipelining::to_csv(pipelining::one_f_one_b({2, 3})), pipelining::to_csv(pairs),
+          pipelining::to_csv(pipelining::with_messages(pipelining::with_reductions(pipelining::with_gathering(pairs))))};
+}
+
 void read_notation(const std::string& text) { rules::einsum(text); }
 
 }  // namespace
@@ -111,6 +126,8 @@ std::vector<Target> text_targets() {
           {"arguments", "DTENSOR_DEADLINE and the command line", arguments, read_arguments, {"--ranks\n", "--deadline=", "--", "\n", "="}},
           {"costs", "DTENSOR_COST_FILE", costs, read_costs, {"{", "[", "\"", ":", "null", "1e999", "\"default\": ", "-"}},
           {"patterns", "patterns of names", patterns, read_pattern, signs},
+          {"schedules", "CSV files of pipelines' schedules", schedules, read_schedule,
+           {",", "\n", "F", "B", "I", "W", "0", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "(", ")", ";", "@"}},
           {"notations", "index notations of sharding rules",
            [] { return std::vector<std::string>{"mk,kn->mn", "...ij,jk->...ik", "mn+mk,kn->mn"}; },
            read_notation, {"...", "->", "+", ",", "1"}}};

@@ -8,7 +8,6 @@ namespace dtensor::opcheck {
 
 namespace {
 
-
 // Names and samples of one line.
 void add_line(const std::string& line, std::map<std::string, std::vector<std::string>>& table) {
   const auto colon = line.find(": ");

@@ -41,21 +41,6 @@ inline std::vector<size_t> order_of(const std::vector<Message>& messages, int ra
   return order;
 }
 
-// Several that are under way.
-class AllOf final : public comm::Work {
- public:
-  explicit AllOf(std::vector<comm::WorkPtr> works) : works_(std::move(works)) {}
-  void wait() override {
-    for (const auto& work : works_) work->wait();
-  }
-  bool done() override {
-    return std::ranges::all_of(works_, [](const comm::WorkPtr& work) { return work->done(); });
-  }
-
- private:
-  const std::vector<comm::WorkPtr> works_;
-};
-
 inline TensorVector tensors_of(const std::vector<Message>& messages) {
   TensorVector tensors;
   for (const auto& message : messages) tensors.push_back(message.tensor);
@@ -93,7 +78,7 @@ inline PendingTensors start_exchange_messages(const std::vector<Message>& messag
       (*received)[i] = async.tensor;
       if (async.work) works.push_back(std::move(async.work));
     }
-    return comm::Async{at::Tensor(), c10::make_intrusive<detail::AllOf>(std::move(works))};
+    return comm::Async{at::Tensor(), c10::make_intrusive<comm::AllOf>(std::move(works))};
   };
   return detail::start(
       detail::tensors_of(messages), post,

@@ -4,6 +4,7 @@
 #include <dtensor/base/reduce_op.hpp>
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -29,7 +30,7 @@ struct ShortText {
     text[from.copy(text, N - 1)] = 0;
     return *this;
   }
-  operator std::string_view() const { return text; }
+  operator std::string_view() const { return {text, strnlen(text, N)}; }  // of another process the zero at the end may be missing
   bool empty() const { return !text[0]; }
 };
 

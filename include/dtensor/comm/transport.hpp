@@ -4,10 +4,12 @@
 #include <dtensor/comm/communicator.hpp>
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #pragma GCC visibility push(default)
@@ -24,8 +26,8 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Makes a communicator among `ranks` (world ranks in group order, including this one). Every member calls this with the same arguments.
-  // Calls with the same ranks come in the same order on all members. `name` is for messages.
+  // Makes a communicator among `ranks` (world ranks in group order, including this one). Every member calls this with the same arguments;
+  // the nth call with this name and these ranks meets the nth of the others. Members need not come at the same time.
   std::shared_ptr<Communicator> connect(const std::string& name, const std::vector<int>& ranks);
 
   // Whose events the calls of its communicators are from now on: those of its World. Without it calls leave none.
@@ -43,7 +45,8 @@ class Transport {
   void set_deadline(Milliseconds value) { deadline_ = value; }
 
   // -- For transports: what they implement.
-  virtual std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks) = 0;
+  // `nth` counts from 0 the groups of this name and these ranks: with them it identifies the group among all of the job.
+  virtual std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks, int nth) = 0;
 
  protected:
   // A transport over another one of the same rank.
@@ -52,6 +55,7 @@ class Transport {
  private:
   const std::shared_ptr<FailedOperators> failed_;
   std::optional<Events> events_;
+  std::map<std::pair<std::string, std::vector<int>>, int> connected_;  // how many groups of a name and ranks were made
   Milliseconds deadline_{300'000};
 };
 

@@ -4,7 +4,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #pragma GCC visibility push(default)
 
@@ -20,6 +22,21 @@ class Work : public c10::intrusive_ptr_target {
   virtual bool done() = 0;
 };
 using WorkPtr = c10::intrusive_ptr<Work>;
+
+// Several that are under way, as one. None: done.
+class AllOf final : public Work {
+ public:
+  explicit AllOf(std::vector<WorkPtr> works) : works_(std::move(works)) {}
+  void wait() override {
+    for (const auto& work : works_) work->wait();
+  }
+  bool done() override {
+    return std::ranges::all_of(works_, [](const WorkPtr& work) { return work->done(); });
+  }
+
+ private:
+  const std::vector<WorkPtr> works_;
+};
 
 // A result, and the work that fills it. `work` is null if the result is already complete.
 struct Async {

@@ -55,14 +55,25 @@ inline at::Tensor norm_of_part(const at::Tensor& gradient, double p) {
   return at::linalg_vector_norm(part, p, {}, false, sum_in).to(at::kDouble);
 }
 
-// The sum of the p-th powers of the members, or the largest: [1], double.
-inline at::Tensor sum_of_powers(const Spread& spread, const std::vector<at::Tensor>& gradients, double p) {
+// Of this rank's shards, the p-th power of each member's norm, or the norm if p is infinite: [members], double.
+inline at::Tensor own_powers(const Spread& spread, const std::vector<at::Tensor>& gradients, double p) {
   std::vector<at::Tensor> powers;
   for (size_t i = 0; i < spread.members.size(); ++i) {
     const auto norm = norm_of_part(gradients[spread.members[i]], p);
     powers.push_back(std::isinf(p) ? norm : norm.pow(p).mul(spread.weights[i]));
   }
-  const auto all = at::stack(powers);
+  return at::stack(powers);
+}
+
+// The same of the whole tensors.
+inline at::Tensor powers_of(const Spread& spread, const std::vector<at::Tensor>& gradients, double p) {
+  const auto own = own_powers(spread, gradients, p);
+  return spread.group ? spread.group->all_reduce(own, std::isinf(p) ? ReduceOp::max : ReduceOp::sum).get() : own;
+}
+
+// The sum of the p-th powers of the members, or the largest: [1], double.
+inline at::Tensor sum_of_powers(const Spread& spread, const std::vector<at::Tensor>& gradients, double p) {
+  const auto all = own_powers(spread, gradients, p);
   const auto own = (std::isinf(p) ? all.max() : all.sum()).reshape({1});
   return spread.group ? spread.group->all_reduce(own, std::isinf(p) ? ReduceOp::max : ReduceOp::sum).get() : own;
 }

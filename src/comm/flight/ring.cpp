@@ -37,36 +37,20 @@ void* map_file(const std::string& file, size_t bytes) {
   return memory;
 }
 
-// In a damaged file the zero at the end of a text may be missing.
-template <size_t N>
-std::string_view text_in(const ShortText<N>& text) {
-  return {text.text, strnlen(text.text, N)};
-}
-
-template <size_t N>
-void end(ShortText<N>& text) {
-  text.text[N - 1] = 0;
-}
-
 Recording copy_of(const RingHeader& header, const Event* events) {
   Recording copy;
   copy.rank = header.rank, copy.ranks = header.ranks, copy.process = header.process, copy.thread = header.thread;
   copy.state = header.state, copy.signal = header.signal, copy.answers = header.answers != 0;
   copy.stack.assign(header.stack, header.stack + std::clamp<int>(header.depth, 0, kMostFrames));
-  copy.host = text_in(header.host);
-  copy.error = text_in(header.error);
+  copy.host = std::string_view(header.host);
+  copy.error = std::string_view(header.error);
   copy.groups.assign(header.group, header.group + std::clamp<int>(header.groups, 0, kMostGroups));
-  for (auto& group : copy.groups) {
-    group.size = std::max(group.size, 0);
-    end(group.name);
-  }
+  for (auto& group : copy.groups) group.size = std::max(group.size, 0);
   const auto issued = header.issued.load();
   const auto kept = std::min(issued, Events::kKept);
   for (auto number = issued - kept; kept > 0 && number < issued; ++number) {
-    Event event = events[number % Events::kKept];
-    if (event.number != number + 1) continue;
-    end(event.group), end(event.op), end(event.module);
-    copy.events.push_back(event);
+    const Event event = events[number % Events::kKept];  // whole before it is looked at: the rank goes on writing
+    if (event.number == number + 1) copy.events.push_back(event);
   }
   return copy;
 }

@@ -15,7 +15,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/accumulate.h>
 
-
 namespace dtensor::fsdp {
 
 namespace {

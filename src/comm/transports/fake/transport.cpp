@@ -129,7 +129,7 @@ class FakeTransport final : public Transport {
   std::string_view name() const override { return "fake"; }
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks) override {
+  std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks, int) override {
     return std::make_shared<FakeCommunicator>(name, ranks, position_in(name, ranks, rank_, size_));
   }
   void leave(const std::string&) override {}

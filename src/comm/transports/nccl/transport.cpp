@@ -14,7 +14,6 @@
 
 #include <cstdio>
 #include <exception>
-#include <map>
 #include <utility>
 
 namespace dtensor::comm {
@@ -66,9 +65,9 @@ class NcclTransport final : public Transport {
   int rank() const override { return host_->rank(); }
   int size() const override { return host_->size(); }
 
-  std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks) override {
+  std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks, int nth) override {
     host_->set_deadline(deadline());
-    std::vector<int64_t> key{connected_[{name, ranks}]++};
+    std::vector<int64_t> key{nth};
     ranges::push_back(key, name);
     ranges::push_back(key, ranks);
     return std::make_shared<NcclCommunicator>(host_->connect(name, ranks), hash_counts(key), session_);
@@ -103,7 +102,6 @@ class NcclTransport final : public Transport {
   const std::unique_ptr<Transport> host_;  // outlives the session, which asks it about peers
   Control* const control_;
   const std::shared_ptr<Session> session_;
-  std::map<std::pair<std::string, std::vector<int>>, int64_t> connected_;  // how often each was
 };
 
 }  // namespace

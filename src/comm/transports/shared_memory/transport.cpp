@@ -39,9 +39,9 @@ class GlooTransport final : public Transport, public Control {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
-  std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks) override {
+  std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks, int nth) override {
     const int position = position_in(name, ranks, rank_, size_);
-    uint64_t id = mix(0, static_cast<uint64_t>(connected_[{name, ranks}]++));
+    uint64_t id = mix(0, static_cast<uint64_t>(nth));
     for (const char letter : name) id = mix(id, static_cast<uint64_t>(letter));
     for (int rank : ranks) id = mix(id, static_cast<uint64_t>(rank));
     if (engine_ && ranks.size() > 1 && arena_->holds(ranks)) {
@@ -69,7 +69,6 @@ class GlooTransport final : public Transport, public Control {
   std::shared_ptr<shared_memory::Engine> engine_;  // where other ranks share this one's memory
   std::vector<std::shared_ptr<Worker>> workers_;   // one per communicator
   std::shared_ptr<MessageWorkers> messages_;
-  std::map<std::pair<std::string, std::vector<int>>, int> connected_;  // how often each was
 };
 
 }  // namespace

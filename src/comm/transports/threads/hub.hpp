@@ -48,7 +48,7 @@ class Hub {
   explicit Hub(int size) : left_(size) {}
   int size() const { return static_cast<int>(left_.size()); }
 
-  // The `nth` group of these ranks.
+  // The `nth` group of this name and these ranks.
   std::shared_ptr<Group> group(const std::string& name, const std::vector<int>& ranks, int nth);
 
   void leave(int rank, const std::string& why);

@@ -7,7 +7,6 @@
 #include "src/comm/transports/threads/hub.hpp"
 
 #include <cstring>
-#include <map>
 #include <string>
 #include <utility>
 
@@ -144,9 +143,9 @@ class ThreadsTransport final : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return hub_->size(); }
 
-  std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks) override {
+  std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks, int nth) override {
     const int position = position_in(name, ranks, rank_, size());
-    return std::make_shared<ThreadsCommunicator>(name, ranks, position, hub_->group(name, ranks, connected_[{name, ranks}]++), *this);
+    return std::make_shared<ThreadsCommunicator>(name, ranks, position, hub_->group(name, ranks, nth), *this);
   }
 
   void leave(const std::string& why) override {
@@ -158,7 +157,6 @@ class ThreadsTransport final : public Transport {
   std::shared_ptr<Hub> hub_;
   const int rank_;
   bool left_ = false;
-  std::map<std::pair<std::string, std::vector<int>>, int> connected_;  // how often each was
 };
 
 }  // namespace

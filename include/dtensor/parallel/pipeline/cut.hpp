@@ -1,0 +1,110 @@
+// Cutting a model: an ordered list of its pieces, and which stage each is in.
+#pragma once
+
+#include <dtensor/parallel/patterns.hpp>
+#include <dtensor/parallel/pipeline/stage.hpp>
+
+#include <dtensor/base/error.hpp>
+
+#include <torch/nn/module.h>
+
+#include <concepts>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#pragma GCC visibility push(default)
+
+namespace dtensor::pipelining {
+
+// A part of a model between two of which it may be cut.
+struct Piece {
+  std::string modules;  // the modules whose parameters it uses, by a pattern as in a Plan: "layers.3", "norm|output"; empty: none
+  StageForward forward;
+};
+
+// A piece of a function of one tensor.
+//
+//   dt::piece("layers.3", [layer](const torch::Tensor& x) { return layer->forward(x); })
+template <class Function>
+requires std::invocable<Function&, const at::Tensor&> Piece piece(std::string modules, Function function) {
+  return {std::move(modules), [function = std::move(function)](const TensorVector& x) mutable {
+            require(x.size() == 1, "pipeline", "a piece takes one tensor; got {}; hint: give it a function of a list of tensors", x.size());
+            return TensorVector{function(x[0])};
+          }};
+}
+template <class Function>
+requires(std::invocable<Function&, const TensorVector&> && !std::invocable<Function&, const at::Tensor&>) Piece
+    piece(std::string modules, Function function) {
+  return {std::move(modules), std::move(function)};
+}
+
+// How many pieces each of `stages` stages has, so that the most expensive stage costs as little as can be (and, of such cuts, the earlier
+// stages as little as can be). Costs are per piece, not negative. Each stage gets at least one. Throws for fewer pieces than stages.
+std::vector<int> balanced_cut(const std::vector<double>& costs, int stages);
+
+// Which parameters of `module` a piece uses: their positions in module.named_parameters(). Throws for a pattern that matches no module.
+std::vector<size_t> parameters_of(const Piece& piece, const torch::nn::Module& module);
+
+// -- How -----------------------------------------------------------------------------------------------------------------
+
+inline std::vector<int> balanced_cut(const std::vector<double>& costs, int stages) {
+  const int pieces = static_cast<int>(costs.size());
+  require(stages >= 1 && pieces >= stages, "pipeline",
+          "got {} pieces for {} stages; expected one piece per stage or more; hint: cut the model finer, or "
+          "take a schedule with fewer stages",
+          pieces, stages);
+  for (const double cost : costs) require(cost >= 0, "pipeline", "got the cost {}; expected a number that is not negative", cost);
+  // least[s][i]: the cost of the most expensive of s stages that hold the last pieces, from i on.
+  std::vector least(stages + 1, std::vector<double>(pieces + 1, std::numeric_limits<double>::infinity()));
+  std::vector length(stages + 1, std::vector<int>(pieces + 1, 0));
+  least[0][pieces] = 0;
+  for (int s = 1; s <= stages; ++s) {
+    for (int i = pieces - s; i >= 0; --i) {
+      double own = 0;
+      for (int n = 1; i + n <= pieces - (s - 1); ++n) {
+        own += costs[i + n - 1];
+        const double most = std::max(own, least[s - 1][i + n]);
+        if (most < least[s][i]) least[s][i] = most, length[s][i] = n;
+      }
+    }
+  }
+  std::vector<int> result;
+  for (int s = stages, i = 0; s > 0; i += result.back(), --s) result.push_back(length[s][i]);
+  return result;
+}
+
+inline std::vector<size_t> parameters_of(const Piece& piece, const torch::nn::Module& module) {
+  if (piece.modules.empty()) return {};
+  std::vector<std::string> modules;
+  bool found = false;
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    modules.push_back(item.key());
+    found |= dtensor::detail::matches(piece.modules, item.key());
+  }
+  std::vector<size_t> positions;
+  size_t position = 0;
+  for (const auto& item : module.named_parameters()) {
+    const std::string& name = item.key();
+    bool uses = dtensor::detail::matches(piece.modules, name);
+    found |= uses;
+    for (auto dot = name.find('.'); dot != name.npos && !uses; dot = name.find('.', dot + 1)) {
+      uses = dtensor::detail::matches(piece.modules, std::string_view(name).substr(0, dot));
+    }
+    if (uses) positions.push_back(position);
+    ++position;
+  }
+  require(found, "pipeline", "the piece '{}' matches no module; hint: names are fully qualified; the closest are {}", piece.modules,
+          dtensor::detail::closest(piece.modules, modules));
+  return positions;
+}
+
+}  // namespace dtensor::pipelining
+
+namespace dtensor {
+using pipelining::Piece;
+using pipelining::piece;
+}  // namespace dtensor
+
+#pragma GCC visibility pop

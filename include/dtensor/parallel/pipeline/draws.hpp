@@ -1,0 +1,125 @@
+// Where each stage begins, for each microbatch, in the stream of random numbers of one device: it draws there what one device would.
+#pragma once
+
+#include <dtensor/parallel/pipeline/schedule.hpp>
+
+#include <dtensor/base/error.hpp>
+#include <dtensor/comm/communicator.hpp>
+#include <dtensor/rng/position.hpp>
+#include <dtensor/tensor/spmd.hpp>
+
+#include <ATen/ops/full.h>
+
+#include <map>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#pragma GCC visibility push(default)
+
+namespace dtensor::pipelining {
+
+// What the sizes of everything inside a pipeline hang on: the sizes, dtypes and layouts of a microbatch, and whether gradients are on.
+using Signature = std::string;
+
+// One device draws microbatch after microbatch, and stage after stage in each. How much a stage draws for a signature is learned from the
+// first microbatch that has it: its forwards run first, stage after stage, each telling the others.
+class StageDraws {
+ public:
+  // `group`: the ranks of one pipeline. `generator`: this rank's, which is as those of the others.
+  StageDraws(int stages, comm::Communicator& group) : stages_(stages), group_(&group) {}
+
+  void begin(const std::vector<Signature>& signatures, at::Generator generator);
+
+  // The first microbatch of each signature that is new, ascending.
+  const std::vector<int>& unknown() const { return unknown_; }
+
+  // Goes to where `stage` begins with `microbatch`.
+  void go_to(int stage, int microbatch);
+
+  // Called in turn for all stages of an unknown microbatch, by all ranks. Runs `forward` where this rank has the stage.
+  template <class Forward>
+  void learn(int microbatch, int stage, int rank_of_stage, Forward forward);
+
+  // The generator goes on after the last stage of the last microbatch.
+  void end() { go_to(0, static_cast<int>(signatures_.size())); }
+
+ private:
+  int64_t total(int microbatch) const {
+    const auto& counts = draws_.at(signatures_[microbatch]);
+    return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  }
+
+  const int stages_;
+  comm::Communicator* const group_;
+  std::map<Signature, std::vector<int64_t>> draws_;  // of each stage
+  std::vector<Signature> signatures_;
+  std::vector<int> unknown_;
+  at::Generator generator_, begin_;  // the rank's, and a copy of it as it was when the step began
+};
+
+// `schedule` with the forwards of these microbatches before all else.
+Schedule with_first(const Schedule& schedule, const std::vector<int>& microbatches);
+
+// -- How -----------------------------------------------------------------------------------------------------------------
+
+inline void StageDraws::begin(const std::vector<Signature>& signatures, at::Generator generator) {
+  signatures_ = signatures;
+  generator_ = std::move(generator);
+  begin_ = rng::copy_of(generator_);
+  unknown_.clear();
+  for (int i = 0; i < static_cast<int>(signatures.size()); ++i) {
+    const bool seen =
+        draws_.count(signatures[i]) > 0 || std::ranges::any_of(unknown_, [&](int j) { return signatures[j] == signatures[i]; });
+    if (!seen) unknown_.push_back(i);
+  }
+}
+
+inline void StageDraws::go_to(int stage, int microbatch) {
+  int64_t draws = 0;
+  for (int i = 0; i < microbatch; ++i) draws += total(i);
+  for (int s = 0; s < stage; ++s) draws += draws_.at(signatures_[microbatch])[s];
+  rng::go_on_from(generator_, begin_);
+  rng::skip_draws(generator_, draws);
+}
+
+template <class Forward>
+void StageDraws::learn(int microbatch, int stage, int rank_of_stage, Forward forward) {
+  auto& counts = draws_[signatures_[microbatch]];
+  int64_t count = 0;
+  if (rank_of_stage == group_->rank()) {
+    go_to(stage, microbatch);
+    const auto before = rng::copy_of(generator_);
+    forward();
+    count = rng::draws_between(before, generator_);
+  }
+  const NoSpmd plain;
+  const auto told = group_->broadcast(at::full({1}, count, at::kLong), rank_of_stage).get();
+  counts.push_back(told.item<int64_t>());
+}
+
+inline Schedule with_first(const Schedule& schedule, const std::vector<int>& microbatches) {
+  const auto is_first = [&](const Action& action) {
+    return std::ranges::find(microbatches, action.microbatch) != microbatches.end() &&
+           (action.kind == Kind::F || action.kind == Kind::OVERLAP_F_B);
+  };
+  auto result = schedule;
+  for (auto& list : result.ranks) list.clear();
+  for (const int microbatch : microbatches) {
+    for (int s = 0; s < schedule.stages(); ++s) result.ranks[schedule.rank_of_stage[s]].push_back({s, Kind::F, microbatch});
+  }
+  for (size_t r = 0; r < schedule.ranks.size(); ++r) {
+    for (const auto& action : schedule.ranks[r]) {
+      if (!is_first(action)) {
+        result.ranks[r].push_back(action);
+      } else if (action.kind == Kind::OVERLAP_F_B) {
+        result.ranks[r].push_back({action.other_stage, Kind::B, action.other_microbatch});
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace dtensor::pipelining
+
+#pragma GCC visibility pop

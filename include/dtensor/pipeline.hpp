@@ -1,0 +1,345 @@
+// Pipeline parallelism: a model that is cut into stages, which the ranks along a mesh dimension hold and microbatches pass through.
+//
+//   auto mesh = dt::init_device_mesh(torch::kCPU, {2, 2}, {"pp", "dp"});
+//   auto own = dt::stage_mesh(mesh, "pp");                                  // this rank's, without "pp"
+//   auto model = [&] { dt::DeferredInit deferred(own); return std::make_shared<Gpt>(options); }();
+//   auto pipe = dt::pipeline(*model, mesh, model->pieces(), {.schedule = "zbv", .microbatches = 8});
+//   pipe.materialize();                                                     // the parameters of this rank's stages, and no others
+//   torch::optim::AdamW optimizer(pipe.parameters(), 1e-3);
+//
+//   auto result = pipe.step(ids, targets, [](auto& y, auto& target) { return loss(y, target) / 8; });
+//   pipe.clip_grad_norm_(1.0);
+//   optimizer.step();
+//
+// Losses, gradients and random numbers are those of one device that goes through the microbatches in order and adds their gradients up.
+#pragma once
+
+#include <dtensor/parallel/pipeline/cut.hpp>
+#include <dtensor/parallel/pipeline/named.hpp>
+#include <dtensor/parallel/pipeline/runner.hpp>
+
+#include <dtensor/deferred/deferred_init.hpp>
+#include <dtensor/training/clip.hpp>
+
+#include <ATen/ops/tensor.h>
+
+#include <optional>
+#include <set>
+
+#pragma GCC visibility push(default)
+
+namespace dtensor {
+
+// The mesh of the stages that this rank has: `mesh` without the dimension `dim`.
+inline DeviceMesh stage_mesh(const DeviceMesh& mesh, std::string_view dim = "pp") {
+  return mesh.slice(dim, mesh.coordinate(mesh.dim(dim)));
+}
+
+struct PipelineOptions {
+  std::string dim = "pp";         // the mesh dimension whose ranks hold the stages
+  std::string schedule = "1f1b";  // see docs/pipeline.md
+  int microbatches = 0;           // 0: twice as many as ranks
+  int chunks = 0;                 // stages of a rank; 0: what the schedule has
+  // A schedule of your own, in place of a name.
+  std::function<pipelining::Schedule(const pipelining::PipelineSize& sizes)> make_schedule = {};
+  // How many pieces each stage has. Empty: stages are balanced by the costs.
+  std::vector<int> cut = {};
+  // Of each piece. Empty: the number of elements of its parameters, and one.
+  std::vector<double> costs = {};
+};
+
+struct PipelineStep {
+  std::vector<double> losses;  // of the microbatches, on every rank
+  double loss = 0;             // their sum, in order
+};
+
+class Pipeline {
+ public:
+  using Loss = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
+  using Tensors = std::vector<at::Tensor>;
+
+  // See dt::pipeline().
+  Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std::vector<Piece> pieces, const PipelineOptions& options);
+
+  // Forward and backward of all microbatches: `input` and `target` are cut along dim 0 into as many, of lengths that differ by one at most.
+  // Both are the same on every rank of the pipeline, plain (then every rank of a stage has it whole) or on stage_mesh(). `loss` gives a
+  // microbatch's loss, of one element, from the output of the last piece; divide there if you want a mean. Gradients are added to those of
+  // parameters(); along other mesh dimensions they are reduced once, and with `sync` false not yet.
+  //
+  // Communicates what the stages tell each other and, at the end, the losses. Throws on every rank if a stage throws (naming stage,
+  // microbatch, action and step), and for a batch of fewer rows than microbatches.
+  PipelineStep step(const at::Tensor& input, const at::Tensor& target, const Loss& loss, bool sync = true);
+
+  // The same with microbatches that are cut already: shard each over a data dimension of stage_mesh().
+  PipelineStep step(const Tensors& inputs, const Tensors& targets, const Loss& loss, bool sync = true);
+
+  // The same without gradients.
+  PipelineStep evaluate(const at::Tensor& input, const at::Tensor& target, const Loss& loss);
+  PipelineStep evaluate(const Tensors& inputs, const Tensors& targets, const Loss& loss);
+
+  // Of this rank's stages, with the names that they have in the whole model.
+  Tensors parameters() const;
+  std::vector<std::pair<std::string, at::Tensor>> named_parameters() const { return own_; }
+
+  // The modules of this rank's stages, none inside another: what fully_shard() shards before materialize().
+  std::vector<torch::nn::Module*> modules() const;
+
+  // Gives the parameters of this rank's stages their values, those of one device (see dt::DeferredInit). The others stay without memory.
+  void materialize() const;
+
+  // As dt::grad_norm and dt::clip_grad_norm_, over all stages: the value of one device, added up in the order of the whole model's
+  // parameters. Every rank calls it. Communicates 8 bytes for each parameter.
+  double grad_norm(double norm_type = 2) const;
+  double clip_grad_norm_(double max_norm, double norm_type = 2) const;
+
+  // f(parameter), whole, for every parameter of the model in its order, on every rank: for files and comparisons. `f` is called on the
+  // ranks that have the parameter; where it gives an undefined tensor, so does this. Communicates each of them.
+  Tensors gather(const std::function<at::Tensor(const at::Tensor& parameter)>& f) const;
+
+  const pipelining::Schedule& schedule() const { return runner_->schedule(); }
+  int microbatches() const { return schedule().microbatches; }
+  const std::vector<int>& cut() const { return cut_; }  // pieces of each stage
+
+ private:
+  PipelineStep run(const Tensors& inputs, const Tensors& targets, const Loss& loss, bool sync);
+  Tensors cut_batch(const char* what, const at::Tensor& batch) const;
+
+  std::string mode() const;
+
+  torch::nn::Module* module_;
+  comm::Communicator* group_;  // the ranks of the pipeline
+  std::vector<int> cut_;
+  std::vector<std::pair<std::string, at::Tensor>> own_;
+  std::vector<std::string> patterns_;  // of the modules of this rank's stages
+  std::vector<size_t> positions_;      // of own_ in the whole model's list, of `count_`
+  std::vector<int> rank_of_;           // of each parameter of the whole model
+  std::shared_ptr<pipelining::Runner> runner_;
+};
+
+// Cuts `module` into stages along a dimension of `mesh`. The module was built on stage_mesh(mesh), under dt::Spmd or dt::DeferredInit;
+// every rank builds it whole, but with DeferredInit parameters take no memory before pipe.materialize(). Lay out parameters by
+// parallelize_module and fully_shard in between; what they do with parameters of other ranks' stages does not matter.
+//
+// `pieces`, in the order of the computation: each takes what the one before gives, the first the microbatch's input. Between any two of
+// them the model may be cut.
+//
+// Throws for fewer pieces than stages, a piece whose pattern matches nothing, a parameter that no piece uses or that stages of two ranks
+// use, and a schedule that does not fit the mesh or is incomplete.
+inline Pipeline pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std::vector<Piece> pieces,
+                         const PipelineOptions& options = {}) {
+  return Pipeline(module, mesh, std::move(pieces), options);
+}
+
+// -- How -----------------------------------------------------------------------------------------------------------------
+
+namespace pipelining::detail {
+
+inline Schedule schedule_for(const PipelineOptions& options, int ranks) {
+  const PipelineSize sizes{
+      .ranks = ranks, .microbatches = options.microbatches > 0 ? options.microbatches : 2 * ranks, .chunks = options.chunks};
+  return options.make_schedule ? options.make_schedule(sizes) : make_schedule(options.schedule, sizes);
+}
+
+// The pieces of one stage as one function.
+inline StageForward together(std::vector<StageForward> pieces) {
+  if (pieces.size() == 1) return std::move(pieces[0]);
+  return [pieces = std::move(pieces)](const TensorVector& inputs) {
+    auto values = inputs;
+    for (const auto& piece : pieces) values = piece(values);
+    return values;
+  };
+}
+
+// From the rank `root` of the group, which alone gives it; undefined if it is so there.
+inline at::Tensor broadcast_any(comm::Communicator& group, const at::Tensor& tensor, int root, c10::DeviceType device) {
+  constexpr int64_t kMostDims = 61;
+  auto form = at::zeros({3 + kMostDims}, at::kLong);
+  if (group.rank() == root && tensor.defined()) {
+    require(tensor.dim() <= kMostDims, "pipeline", "got a tensor of {} dims; expected {} at most", tensor.dim(), kMostDims);
+    form[0] = 1, form[1] = static_cast<int64_t>(tensor.scalar_type()), form[2] = tensor.dim();
+    for (int64_t d = 0; d < tensor.dim(); ++d) form[3 + d] = tensor.size(d);
+  }
+  form = group.broadcast(form, root).get();
+  const auto* numbers = form.data_ptr<int64_t>();
+  if (numbers[0] == 0) return {};
+  const auto options = at::TensorOptions(c10::Device(device)).dtype(static_cast<c10::ScalarType>(numbers[1]));
+  const auto own = group.rank() == root ? tensor.contiguous() : at::empty({numbers + 3, static_cast<size_t>(numbers[2])}, options);
+  return group.broadcast(own, root).get();
+}
+
+}  // namespace pipelining::detail
+
+inline Pipeline::Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std::vector<Piece> pieces, const PipelineOptions& options) {
+  module_ = &module;
+  const auto dim = mesh.dim(options.dim);
+  group_ = &mesh.communicator(dim);
+  auto schedule = pipelining::detail::schedule_for(options, static_cast<int>(mesh.size(dim)));
+  const auto all = module.named_parameters();
+
+  std::vector<std::vector<size_t>> uses;
+  auto costs = options.costs;
+  for (const auto& piece : pieces) {
+    uses.push_back(pipelining::parameters_of(piece, module));
+    double elements = 1;
+    for (const auto position : uses.back()) elements += static_cast<double>(all[position].value().numel());
+    if (options.costs.empty()) costs.push_back(elements);
+  }
+  require(costs.size() == pieces.size(), "pipeline", "got {} costs of {} pieces", costs.size(), pieces.size());
+  cut_ = options.cut.empty() ? pipelining::balanced_cut(costs, schedule.stages()) : options.cut;
+  require(
+      static_cast<int>(cut_.size()) == schedule.stages() && std::accumulate(cut_.begin(), cut_.end(), 0) == static_cast<int>(pieces.size()),
+      "pipeline", "the cut [{}] is of {} pieces into {} stages; expected {} pieces and the schedule's {} stages", fmt::join(cut_, ", "),
+      std::accumulate(cut_.begin(), cut_.end(), 0), cut_.size(), pieces.size(), schedule.stages());
+
+  std::vector<pipelining::StageForward> forwards;
+  rank_of_.assign(all.size(), -1);
+  for (size_t s = 0, p = 0; s < cut_.size(); ++s) {
+    std::vector<pipelining::StageForward> together;
+    for (int i = 0; i < cut_[s]; ++i, ++p) {
+      together.push_back(std::move(pieces[p].forward));
+      if (schedule.rank_of_stage[s] == group_->rank()) patterns_.push_back(pieces[p].modules);
+      for (const auto position : uses[p]) {
+        auto& rank = rank_of_[position];
+        const int here = schedule.rank_of_stage[s];
+        require(rank < 0 || rank == here, "pipeline",
+                "'{}' is used by stages of ranks {} and {}; expected one rank; hint: a schedule in a V (zbv) has the "
+                "first and the last stage on one rank",
+                all[position].key(), rank, here);
+        rank = here;
+      }
+    }
+    forwards.push_back(pipelining::detail::together(std::move(together)));
+  }
+  for (size_t i = 0; i < rank_of_.size(); ++i) {
+    require(rank_of_[i] >= 0, "pipeline", "no piece uses the parameter '{}'; hint: name its module in the piece that does", all[i].key());
+    if (rank_of_[i] != group_->rank()) continue;
+    positions_.push_back(i);
+    own_.emplace_back(all[i].key(), all[i].value());
+  }
+  runner_ = std::make_shared<pipelining::Runner>(mesh, options.dim, std::move(schedule), forwards);
+}
+
+inline std::vector<at::Tensor> Pipeline::parameters() const {
+  std::vector<at::Tensor> result;
+  for (const auto& [name, parameter] : own_) result.push_back(parameter);
+  return result;
+}
+
+inline std::vector<torch::nn::Module*> Pipeline::modules() const {
+  std::vector<torch::nn::Module*> found;
+  std::vector<std::string> names;
+  for (const auto& item : module_->named_modules("", /*include_self=*/false)) {
+    const auto& name = item.key();
+    const auto holds = [&](const std::string& other) { return name.rfind(other + ".", 0) == 0; };
+    const bool own = std::ranges::any_of(patterns_, [&](const std::string& pattern) { return detail::matches(pattern, name); });
+    if (!own || std::ranges::any_of(names, holds)) continue;
+    names.push_back(name);
+    found.push_back(item.value().get());
+  }
+  return found;
+}
+
+inline void Pipeline::materialize() const { dtensor::materialize(parameters()); }
+
+// Which modules are training: a letter each.
+inline std::string Pipeline::mode() const {
+  std::string letters(1, module_->is_training() ? 't' : 'e');
+  for (const auto& module : module_->modules(/*include_self=*/false)) letters += module->is_training() ? 't' : 'e';
+  return letters;
+}
+
+inline Pipeline::Tensors Pipeline::cut_batch(const char* what, const at::Tensor& batch) const {
+  const auto rows = batch.defined() && batch.dim() > 0 ? batch.size(0) : 0;
+  require(rows >= microbatches(), "pipeline", "the {} has {} rows; expected at least one for each of {} microbatches", what, rows,
+          microbatches());
+  return batch.tensor_split(microbatches(), 0);
+}
+
+inline PipelineStep Pipeline::step(const at::Tensor& input, const at::Tensor& target, const Loss& loss, bool sync) {
+  return step(cut_batch("input", input), cut_batch("target", target), loss, sync);
+}
+
+inline PipelineStep Pipeline::step(const Tensors& inputs, const Tensors& targets, const Loss& loss, bool sync) {
+  require(c10::GradMode::is_enabled(), "pipeline", "step() computes gradients, and they are off; hint: evaluate() needs none");
+  return run(inputs, targets, loss, sync);
+}
+
+inline PipelineStep Pipeline::evaluate(const at::Tensor& input, const at::Tensor& target, const Loss& loss) {
+  return evaluate(cut_batch("input", input), cut_batch("target", target), loss);
+}
+
+inline PipelineStep Pipeline::evaluate(const Tensors& inputs, const Tensors& targets, const Loss& loss) {
+  const at::NoGradGuard no_grad;
+  return run(inputs, targets, loss, false);
+}
+
+inline PipelineStep Pipeline::run(const Tensors& inputs, const Tensors& targets, const Loss& loss, bool sync) {
+  require(inputs.size() == targets.size(), "pipeline", "got {} inputs and {} targets; expected one each for {} microbatches", inputs.size(),
+          targets.size(), microbatches());
+  std::vector<pipelining::TensorVector> lists;
+  for (const auto& x : inputs) lists.push_back({x});
+  const auto losses = runner_->step(
+      lists,
+      [&](const pipelining::TensorVector& outputs, int microbatch) {
+        require(outputs.size() == 1, "pipeline", "the last piece gives {} tensors; expected one, the loss's first argument",
+                outputs.size());
+        return loss(outputs[0], targets[microbatch]);
+      },
+      sync, mode());
+  const NoSpmd plain;
+  auto values = at::zeros({microbatches()}, at::kDouble);
+  for (size_t i = 0; i < losses.size(); ++i) values[static_cast<int64_t>(i)] = full_tensor(losses[i]).item<double>();
+  const int last = schedule().rank_of_stage.back();
+  values = group_->broadcast(values, last).get();
+  PipelineStep result;
+  for (int64_t i = 0; i < values.numel(); ++i) {
+    result.losses.push_back(values[i].item<double>());
+    result.loss += result.losses.back();
+  }
+  return result;
+}
+
+inline double Pipeline::grad_norm(double norm_type) const {
+  require(norm_type > 0, "grad_norm", "got a norm of type {}; expected a positive number, or infinity", norm_type);
+  const NoSpmd plain;
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> gradients;
+  std::vector<size_t> positions;
+  for (size_t i = 0; i < own_.size(); ++i) {
+    for (auto& gradient : detail::gradients_of("grad_norm", own_[i].second)) {
+      gradients.push_back(std::move(gradient));
+      positions.push_back(positions_[i]);
+    }
+  }
+  auto powers = at::zeros({static_cast<int64_t>(rank_of_.size())}, at::kDouble);
+  for (const auto& spread : detail::spread_of(gradients)) {
+    const auto own = detail::powers_of(spread, gradients, norm_type);
+    for (size_t i = 0; i < spread.members.size(); ++i)
+      powers[static_cast<int64_t>(positions[spread.members[i]])] = own[static_cast<int64_t>(i)];
+  }
+  powers = group_->all_reduce(powers, std::isinf(norm_type) ? ReduceOp::max : ReduceOp::sum).get();
+  return std::isinf(norm_type) ? powers.max().item<double>() : std::pow(powers.sum().item<double>(), 1 / norm_type);
+}
+
+inline Pipeline::Tensors Pipeline::gather(const std::function<at::Tensor(const at::Tensor&)>& f) const {
+  const NoSpmd plain;
+  const at::NoGradGuard no_grad;
+  Tensors result;
+  for (size_t i = 0, own = 0; i < rank_of_.size(); ++i) {
+    at::Tensor tensor;
+    if (rank_of_[i] == group_->rank()) tensor = f(own_[own++].second);
+    if (tensor.defined()) tensor = full_tensor(tensor);
+    result.push_back(pipelining::detail::broadcast_any(*group_, tensor, rank_of_[i], runner_->mesh_of(0).device_type()));
+  }
+  return result;
+}
+
+inline double Pipeline::clip_grad_norm_(double max_norm, double norm_type) const {
+  const double norm = grad_norm(norm_type);
+  clip_grads_with_norm_(parameters(), max_norm, norm);
+  return norm;
+}
+
+}  // namespace dtensor
+
+#pragma GCC visibility pop
