@@ -115,6 +115,7 @@ static std::vector<std::pair<std::string, dt::DeviceMesh>> make_meshes(const Run
 int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::function<Train()>& load, const Units& units) {
   std::vector<Curve> curves;  // rank 0's
   std::optional<StepLog> log;
+  int ranks = 1;
   auto arguments = with_ranks(argc, argv, o);
   std::vector<char*> pointers;
   for (auto& argument : arguments) pointers.push_back(argument.data());
@@ -122,7 +123,7 @@ int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::funct
     const auto meshes = make_meshes(o, world);
     const auto train = load();
     const bool first = world.rank() == 0;
-    if (first) log.emplace(o.log, units.item);
+    if (first) log.emplace(o.log, units.item), ranks = world.size();
     for (const auto& [name, mesh] : meshes) {
       auto curve = train(mesh, name, first ? &*log : nullptr);
       if (first) curves.push_back(std::move(curve));
@@ -132,8 +133,7 @@ int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::funct
 
   // One device, last: the other ranks have nothing left to wait for. It computes with one thread, as each of several ranks does: two would
   // add up in another order.
-  const bool several = !o.meshes.empty() && c10::multiply_integers(o.meshes[0].sizes) > 1;
-  if (o.compare && several) at::set_num_threads(1);
+  if (o.compare && ranks > 1) at::set_num_threads(1);
   if (o.compare) curves.push_back(load()(std::nullopt, "one device", &*log));
   const int parity = o.compare ? report_parity(o, curves) : 0;
   if (!o.svg.empty()) write_loss_plot(o.svg, curves, o.compare ? &curves.back() : nullptr, units.loss);

@@ -63,18 +63,21 @@ at::Generator copy_of(const at::Generator& generator) {
 }
 
 int64_t draws_between(const at::Generator& before, const at::Generator& after) {
-  if (const auto* counter = as_counter(after)) return static_cast<int64_t>(counter->get_offset() - as_counter(before)->get_offset());
+  if (const auto *from = as_counter(before), *to = as_counter(after); from || to) {
+    if (!from || !to || from->current_seed() != to->current_seed() || to->get_offset() < from->get_offset()) refuse_other_stream();
+    return static_cast<int64_t>(to->get_offset() - from->get_offset());
+  }
   if (after.device().is_cuda()) {
     const CudaPlace from(before), to(after);
-    if (from.seed() != to.seed()) refuse_other_stream();
+    if (from.seed() != to.seed() || to.offset() < from.offset()) refuse_other_stream();
     return to.offset() - from.offset();
   }
   auto &from = of_cpu(before), &to = of_cpu(after);
-  const bool half = to.next_float_normal_sample().has_value() || to.next_double_normal_sample().has_value();
-  require(!half || of_cpu(before).engine().data().left_ == to.engine().data().left_, kTag,
-          "the generator holds half of a pair of normal numbers: fewer than 16 were drawn at once, an odd number of times; hint: draw an "
-          "even number "
-          "of them, or use dt::Generator");
+  const bool same_halves = from.next_float_normal_sample() == to.next_float_normal_sample() &&
+                           from.next_double_normal_sample() == to.next_double_normal_sample();
+  require(same_halves, kTag,
+          "half of a pair of normal numbers was left or used up: fewer than 16 were drawn at once, an odd number of times; hint: draw an "
+          "even number of them, or use dt::Generator");
   return words_between_far(from.engine(), to.engine());
 }
 
@@ -91,8 +94,6 @@ void skip_draws(at::Generator& generator, int64_t draws) {
   auto engine = cpu.engine();
   skip(engine, static_cast<uint64_t>(draws));
   cpu.set_engine(engine);
-  cpu.set_next_float_normal_sample({});
-  cpu.set_next_double_normal_sample({});
 }
 
 void go_on_from(at::Generator& generator, const at::Generator& other) { generator.set_state(other.get_state()); }

@@ -21,10 +21,11 @@
 #include <dtensor/deferred/deferred_init.hpp>
 #include <dtensor/training/clip.hpp>
 
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/ranges.h>
 
-#include <optional>
-#include <set>
+#include <numeric>
 
 #pragma GCC visibility push(default)
 
@@ -103,7 +104,6 @@ class Pipeline {
  private:
   PipelineStep run(const Tensors& inputs, const Tensors& targets, const Loss& loss, bool sync);
   Tensors cut_batch(const char* what, const at::Tensor& batch) const;
-
   std::string mode() const;
 
   torch::nn::Module* module_;
@@ -111,7 +111,7 @@ class Pipeline {
   std::vector<int> cut_;
   std::vector<std::pair<std::string, at::Tensor>> own_;
   std::vector<std::string> patterns_;  // of the modules of this rank's stages
-  std::vector<size_t> positions_;      // of own_ in the whole model's list, of `count_`
+  std::vector<size_t> positions_;      // of own_ in the whole model's list
   std::vector<int> rank_of_;           // of each parameter of the whole model
   std::shared_ptr<pipelining::Runner> runner_;
 };

@@ -8,13 +8,13 @@
 #include <dtensor/optim/param_states.hpp>
 #include <dtensor/tensor/spmd.hpp>
 #include <dtensor/tensor/tensor.hpp>
+#include <dtensor/training/parameters_of.hpp>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Type.h>
 #include <fmt/ranges.h>
-#include <range/v3/action/push_back.hpp>
 #include <range/v3/view/zip.hpp>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -35,12 +35,6 @@ namespace {
 
 using torch::optim::LBFGSParamState;
 using torch::optim::OptimizerParamState;
-
-std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
-  std::vector<at::Tensor> all;
-  for (const auto& group : optimizer.param_groups()) ranges::push_back(all, group.params());
-  return all;
-}
 
 // LBFGS keeps vectors over all parameters, in the state of the first parameter.
 std::vector<at::Tensor*> tensors_of(LBFGSParamState& state) {
@@ -226,8 +220,7 @@ static void load_state(torch::optim::Optimizer& optimizer, torch::serialize::Inp
     optimizer.load(archive);
   } catch (const std::exception& problem) {
     const std::string text = problem.what();
-    size_t parameters = 0;
-    for (const auto& group : optimizer.param_groups()) parameters += group.params().size();
+    const auto parameters = dtensor::detail::parameters_of(optimizer).size();
     fail("load",
          "'{}' is not the state of such an optimizer: it is another's, of other parameters, or a model's; expected what dt::save wrote of "
          "one of the same type with {} parameters in {} groups; hint: save and load optimizers and models of the same kind; libtorch says: "

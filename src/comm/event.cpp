@@ -20,8 +20,8 @@ std::atomic<int> observers_of_operators{0};
 
 namespace {
 
-thread_local std::string_view cause_op, cause_module, scope;
-thread_local bool cause_implicit = false;
+thread_local const Cause* innermost_cause = nullptr;
+thread_local std::string_view scope;
 
 // Writes a time of an event that is still kept, unless it is there. False: it was.
 bool mark(const EventLog& log, uint64_t number, int64_t Event::*time) {
@@ -166,21 +166,23 @@ void Observer::stop_observing() {
 }
 
 Cause::Cause(std::string_view op, bool implicit, std::string_view module)
-    : outer_op_(cause_op), outer_module_(cause_module), outer_implicit_(cause_implicit) {
-  cause_op = op;
-  cause_implicit = implicit;
-  if (!module.empty()) cause_module = module;
-}
+    : op_(op), module_(module), implicit_(implicit), outer_(std::exchange(innermost_cause, this)) {}
 
-Cause::~Cause() {
-  cause_op = outer_op_;
-  cause_module = outer_module_;
-  cause_implicit = outer_implicit_;
-}
+Cause::Cause(std::string_view op, bool implicit, FindModule module, const void* of)
+    : op_(op), find_module_(module), of_(of), implicit_(implicit), outer_(std::exchange(innermost_cause, this)) {}
 
-std::string_view Cause::op() { return cause_op; }
-bool Cause::implicit() { return cause_implicit; }
-std::string_view Cause::module() { return cause_module.empty() ? scope : cause_module; }
+Cause::~Cause() { innermost_cause = outer_; }
+
+std::string_view Cause::op() { return innermost_cause ? innermost_cause->op_ : std::string_view(); }
+bool Cause::implicit() { return innermost_cause && innermost_cause->implicit_; }
+
+std::string_view Cause::module() {
+  for (const auto* cause = innermost_cause; cause; cause = cause->outer_) {
+    const auto module = cause->find_module_ ? cause->find_module_(cause->of_) : cause->module_;
+    if (!module.empty()) return module;
+  }
+  return scope;
+}
 
 EventScope::EventScope(Events events, std::string name)
     : events_(std::move(events)), name_(std::move(name)), outer_(std::exchange(scope, name_)) {

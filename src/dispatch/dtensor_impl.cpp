@@ -4,6 +4,7 @@
 #include "src/dispatch/absent.hpp"
 #include "src/dispatch/deferred.hpp"
 #include "src/dispatch/execute.hpp"
+#include "src/dispatch/operator_event.hpp"
 #include "src/dispatch/reading.hpp"
 
 #include <dtensor/dispatch/local_mode.hpp>
@@ -282,7 +283,7 @@ at::Tensor move_tensor(const at::Tensor& tensor, const LayoutPtr& target) {
   if (target->is_absent()) return dispatch::absent(target);
   const auto& local = impl->local();
   LocalMode local_mode;
-  const comm::Cause cause(comm::Cause::op(), comm::Cause::implicit(), impl->module ? std::string_view(*impl->module) : std::string_view());
+  const comm::Cause cause(comm::Cause::op(), comm::Cause::implicit(), dispatch::text_of(impl->module));
   auto moved = move_local(local, impl->layout(), target);
   if (!moved.work && moved.tensor.is_alias_of(local)) moved.tensor = moved.tensor.clone();
   if (!moved.work) moved.tensor = dispatch::in_reported_order(std::move(moved.tensor), *target);

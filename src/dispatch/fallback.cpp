@@ -46,13 +46,18 @@ bool take_locals(Stack& stack, size_t begin) {
   return has_values;
 }
 
+using Originals = c10::SmallVector<c10::IValue, 6>;
+
+// Asked for where a local call communicates.
+std::string_view module_of_call(const void* originals) { return text_of(module_of_arguments(*static_cast<const Originals*>(originals))); }
+
 // The common case: tensors in, tensors out, nothing moves.
 void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const Decision& decision) try {
   const auto& info = *decision.info;
-  c10::SmallVector<c10::IValue, 6> originals;
+  Originals originals;
   c10::IValue self, base;  // what the operator returns; what it views or casts
   ModuleName module = nullptr;
-  if (decision.gives_pending) [[unlikely]] module = module_of_operands(arguments(stack, begin));
+  if (decision.gives_pending) [[unlikely]] module = module_of_arguments(arguments(stack, begin));
   if (decision.lowering) originals.append(stack.begin() + static_cast<int64_t>(begin), stack.end());
   if (info.is_view || decision.casts) base = stack[begin];
   std::vector<Written> written;
@@ -70,7 +75,7 @@ void run_simple(const c10::OperatorHandle& op, Stack& stack, size_t begin, const
     rules::LocalCall call{op, stack, begin, originals};
     if (decision.mesh.contains_this_rank() || !skip_draws(decision, call)) run_without_values(op, info, stack, begin, decision);
   } else if (decision.lowering) {
-    comm::Cause cause(info.name, true, text_of(module_of_operands(originals)));
+    comm::Cause cause(info.name, true, module_of_call, &originals);
     LocalMode local;
     rules::LocalCall call{op, stack, begin, originals};
     decision.lowering(call);

@@ -24,7 +24,7 @@ void OperatorSpan::begin(const c10::OperatorHandle& op, const Stack& stack, size
   for (const auto& [tensor, argument, element] : tensors_in(arguments)) {
     if (const auto* impl = tensor.defined() ? as_dtensor(tensor) : nullptr) mesh = &impl->layout()->mesh();
   }
-  if (mesh) this->begin(*mesh, info_of(op).name, module_of_operands(arguments));
+  if (mesh) this->begin(*mesh, info_of(op).name, module_of_arguments(arguments));
 }
 
 void OperatorSpan::end() {
@@ -34,7 +34,7 @@ void OperatorSpan::end() {
   open_->mesh.world().local<comm::Events>().tell_end(event);
 }
 
-ModuleName module_of_operands(c10::ArrayRef<c10::IValue> arguments) {
+ModuleName module_of_arguments(c10::ArrayRef<c10::IValue> arguments) {
   ModuleName found = nullptr;
   for (const auto& [tensor, argument, element] : tensors_in(arguments)) {
     if (const auto* impl = tensor.defined() ? as_dtensor(tensor) : nullptr; impl && impl->module) found = impl->module;
@@ -45,9 +45,9 @@ ModuleName module_of_operands(c10::ArrayRef<c10::IValue> arguments) {
 ModuleName module_of_moves(const Decision& decision, c10::ArrayRef<c10::IValue> arguments) {
   ModuleName found = nullptr;
   for (const auto& move : decision.moves) {
-    if (move.communicates && !found) found = module_of_operands(arguments[move.argument]);
+    if (move.communicates && !found) found = module_of(tensor_at(arguments[move.argument], move.element));
   }
-  return found ? found : module_of_operands(arguments);
+  return found ? found : module_of_arguments(arguments);
 }
 
 }  // namespace dtensor::dispatch

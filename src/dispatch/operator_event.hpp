@@ -38,6 +38,7 @@ inline std::string_view text_of(ModuleName module) { return module ? std::string
 // Of one operand; none, where it is no tensor or has no name. Of several it is the last's: weights come after activations.
 template <class T>
 ModuleName module_of(const T& value) {
+  static_assert(!std::is_convertible_v<const T&, c10::ArrayRef<c10::IValue>>, "the module of IValues: module_of_arguments");
   if constexpr (std::is_same_v<T, at::Tensor>) {
     if (auto* impl = as_dtensor(value)) return impl->module;
   }
@@ -50,7 +51,8 @@ ModuleName module_of_operands(const Args&... args) {
   (take(module_of(args)), ...);
   return found;
 }
-ModuleName module_of_operands(c10::ArrayRef<c10::IValue> arguments);
+// The same of a call as a boxed kernel gets it.
+ModuleName module_of_arguments(c10::ArrayRef<c10::IValue> arguments);
 
 // For which module a call communicates: the one of an operand that it moves, or else the one of an operand.
 ModuleName module_of_moves(const Decision& decision, c10::ArrayRef<c10::IValue> arguments);

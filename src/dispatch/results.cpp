@@ -47,7 +47,7 @@ LayoutPtr output_layout(const Decision& decision, size_t index, const at::Tensor
 void wrap_results(Stack& stack, size_t begin, const Decision& decision, const std::vector<c10::IValue>& originals) {
   const auto& info = *decision.info;
   auto* base = !originals.empty() && originals[0].isTensor() ? originals[0].toTensor().unsafeGetTensorImpl() : nullptr;
-  const auto module = decision.gives_pending ? module_of_operands(originals) : nullptr;
+  const auto module = decision.gives_pending ? module_of_arguments(originals) : nullptr;
   size_t index = 0;
   const auto distributed = [&](const at::Tensor& local) {
     const auto i = index++;

@@ -15,8 +15,7 @@ namespace {
 
 void end_at_once(int status, void* rank) {
   say("dtensor: rank {} called exit({}) while other ranks are threads of this process, which ends at once: destructors of static objects "
-      "and "
-      "functions of atexit are left out; hint: return from the function that dt::launch runs, or throw\n",
+      "and functions of atexit are left out; hint: return from the function that dt::launch runs, or throw\n",
       reinterpret_cast<intptr_t>(rank), status);
   std::cout.flush();
   std::fflush(nullptr);

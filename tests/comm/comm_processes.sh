@@ -61,6 +61,10 @@ timeout -s TERM 2 "$run" -n 2 --grace 1 bash -c 'trap "" TERM; echo $$ >>"$0"; w
 for pid in $(cat "$TMPDIR/pids"); do
   ! alive "$pid" || { echo "process $pid is left"; exit 1; }
 done
+# What cannot be written ends nothing: the status is that of the rank.
+status=0
+"$run" -n 2 sh -c 'exit 3' 2>/dev/full || status=$?
+[ $status = 3 ] || { echo "without room for its errors: exit status $status"; exit 1; }
 # Ranks that never stop writing, faster than somebody reads, do not keep signals waiting.
 status=0
 timeout -k 20 -s INT 1 "$run" -n 2 --prefix-output yes > >(while read -r _; do :; done) 2>&1 || status=$?

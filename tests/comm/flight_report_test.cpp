@@ -210,7 +210,7 @@ TEST_CASE("flight report: an error that several ranks had is said once", "[comm]
 TEST_CASE("flight report: places name functions and what lambdas stand in", "[comm][flight]") {
   const auto place = [](const std::string& function) { return dtensor::comm::flight::Place{"train.cpp", "42", function}.str(); };
   CHECK(place("step(Run const&, int)") == "train.cpp:42 (in step)");
-  CHECK(place("(anonymous namespace)::step()") == "train.cpp:42 (in (anonymous namespace)::step)");
+  CHECK(place("(anonymous namespace)::step()") == "train.cpp:42 (in step)");
   CHECK(place("app::Layer::operator()(int) const") == "train.cpp:42 (in app::Layer::operator())");
   for (const std::string lambda : {"main::{lambda(int)#1}::operator()(int) const", "main::$_0::operator()(int) const",
                                    "main::{lambda(int)#1}::operator()(int) const::{lambda()#1}::operator()() const",

@@ -185,6 +185,34 @@ TEST_CASE("spans that were cut or changed on the way are refused", "[observe][tr
   }
 }
 
+// A rank's first call of a kind is decided, and later ones are looked up: both are of the module whose parameter they read.
+TEST_CASE("the first call of an operator is of the same module as later ones", "[observe][comm_debug]") {
+  dtensor::launch(traced_ranks(2), [](dtensor::World&) {
+    const auto mesh = dtensor::init_device_mesh(torch::kCPU, {2}, {"tp"});
+    const auto one_module = [](const char* what, const std::string& module, const std::function<void()>& call) {
+      for (int run = 0; run < 3; ++run) {
+        const dtensor::Scope scope("step");
+        const dtensor::CommDebugMode counts;
+        call();
+        dtensor::require(counts.count() > 0, "test", "{}: nothing was communicated", what);
+        for (const auto& [key, totals] : counts.modules()) {
+          dtensor::require(key.first == module, "test", "{}: call {} is of '{}':\n{}", what, run, key.first, counts.module_str());
+        }
+      }
+    };
+    const auto weight = dtensor::distribute_tensor(torch::ones({6, 4}), mesh, {dtensor::shard(1)}).tensor();
+    const auto bias = dtensor::distribute_tensor(torch::ones({6}), mesh, {dtensor::replicate()}).tensor();
+    const auto x = dtensor::distribute_tensor(torch::ones({3, 4}), mesh, {dtensor::shard(1)}).tensor();
+    dtensor::name_module(weight, "layers.3");
+    dtensor::name_module(bias, "layers.4");
+    dtensor::pin(weight);
+    const torch::NoGradGuard no_grad;
+    one_module("a sum that is pending", "layers.3", [&] { torch::relu(torch::mm(x, weight.t())); });
+    one_module("an operand that moves beside one that stays", "layers.3", [&] { torch::mul(torch::mm(x, weight.t()), bias); });
+    one_module("a local call that communicates", "layers.3", [&] { torch::softmax(weight, 1); });
+  });
+}
+
 TEST_CASE("CommDebugMode counts by module and what other threads of the rank issue", "[observe][comm_debug]") {
   dtensor::launch(traced_ranks(2), [](dtensor::World& world) {
     const auto group = world.transport().connect("pair", {0, 1});

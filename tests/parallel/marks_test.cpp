@@ -117,7 +117,6 @@ TEST_CASE("marks: an explicit sum counts for the module whose operator left it p
     const at::Tensor weight = distribute_tensor(fractions({3, 4}), mesh, {shard(1)});
     name_module(weight, "down");
     const Scope scope("block");
-    at::linear(x, weight);  // the first call of a kind names no module
     CommDebugMode comm;
     const auto y = redistribute(at::linear(x, weight), {replicate()});
     require(full_tensor(y).equal(at::linear(fractions({2, 4}), fractions({3, 4}))), "test", "values");

@@ -228,6 +228,15 @@ TEST_CASE("random draws: how much was drawn is counted and skipped", "[random]")
   const auto before = rng::copy_of(generator);
   at::randn({3}, generator);
   CHECK_THROWS_WITH(rng::draws_between(before, generator), says("half of a pair"));
+  auto with_half = rng::copy_of(generator);  // what draws no normal numbers leaves the half alone
+  const auto marked = rng::copy_of(generator);
+  at::rand({1000}, generator);
+  rng::skip_draws(with_half, rng::draws_between(marked, generator));
+  CHECK(at::randn({3}, with_half).equal(at::randn({3}, generator)));
+  generator.set_current_seed(5);
+  const auto marked_again = rng::copy_of(generator);
   generator.set_current_seed(6);
-  CHECK_THROWS_WITH(rng::draws_between(before, generator), says("seeded anew"));
+  CHECK_THROWS_WITH(rng::draws_between(marked_again, generator), says("seeded anew"));
+  CHECK_THROWS_WITH(rng::draws_between(Generator(1), Generator(2)), says("seeded anew"));
+  CHECK_THROWS_WITH(rng::draws_between(Generator(1), generator), says("seeded anew"));
 }

@@ -23,8 +23,8 @@ struct CallInfo {
   uint64_t counts_hash = 0;  // of the counts that all ranks share (all_gather, reduce_scatter)
   uint64_t failures = 0;     // a summary of the operators that failed on the rank
   uint64_t purpose = 0;      // a hash of what the call is for: the Cause and the Subject, whose texts below are cut
-  ShortText<40> subject;
-  ShortText<32> cause;
+  ShortText<40> subject = {};
+  ShortText<32> cause = {};
 
   // Whether two ranks of a collective called the same thing. Sizes are compared where all ranks must have the same one.
   bool agrees_with(const CallInfo& other) const;

@@ -143,6 +143,9 @@ class Observer {
 class Cause {
  public:
   Cause(std::string_view op, bool implicit, std::string_view module = {});
+  // The same where the module costs something to find: `module(of)` is called when something is communicated, which is seldom.
+  using FindModule = std::string_view (*)(const void* of);
+  Cause(std::string_view op, bool implicit, FindModule module, const void* of);
   ~Cause();
   Cause(const Cause&) = delete;
   Cause& operator=(const Cause&) = delete;
@@ -152,8 +155,11 @@ class Cause {
   static std::string_view module();
 
  private:
-  std::string_view outer_op_, outer_module_;
-  bool outer_implicit_;
+  const std::string_view op_, module_;
+  const FindModule find_module_ = nullptr;
+  const void* const of_ = nullptr;
+  const bool implicit_;
+  const Cause* const outer_;
 };
 
 // What the calls of this thread are for while it lives, where neither their sizes nor their Cause tell: ranks that call for different

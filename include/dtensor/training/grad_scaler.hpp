@@ -4,6 +4,7 @@
 #include <dtensor/base/error.hpp>
 #include <dtensor/tensor/spmd.hpp>
 #include <dtensor/tensor/spread.hpp>
+#include <dtensor/training/parameters_of.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -95,12 +96,6 @@ class GradScaler {
 namespace detail {
 
 inline constexpr const char* kGradScaler = "GradScaler";
-
-inline std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
-  std::vector<at::Tensor> parameters;
-  for (const auto& group : optimizer.param_groups()) parameters.insert(parameters.end(), group.params().begin(), group.params().end());
-  return parameters;
-}
 
 // [1] float: 1 if an element of this rank's shards is infinite or NaN, else 0.
 inline at::Tensor found_inf(const std::vector<at::Tensor>& gradients, const std::vector<size_t>& members) {

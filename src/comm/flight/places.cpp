@@ -97,13 +97,12 @@ std::optional<std::pair<size_t, size_t>> enclosing_lambda(std::string_view funct
   return std::pair(begin, end);
 }
 
-// Without return type, arguments and what follows them: those in brackets of names, as of templates and of namespaces without one, stay.
+// Without arguments and what follows them. Those of templates stay.
 std::string_view without_arguments(std::string_view function) {
-  constexpr std::string_view kCall = "operator()", kNoName = "(anonymous namespace)";
+  constexpr std::string_view kCall = "operator()";
   int depth = 0;
   for (size_t i = 0; i < function.size(); ++i) {
     if (function.substr(i).starts_with(kCall)) i += kCall.size();
-    if (function.substr(i).starts_with(kNoName)) i += kNoName.size();
     if (i >= function.size()) break;
     if (function[i] == '<') ++depth;
     if (function[i] == '>') --depth;
@@ -113,9 +112,12 @@ std::string_view without_arguments(std::string_view function) {
 }
 
 // "step", "main::{lambda}"
-std::string short_name(std::string_view function) {
+std::string short_name(std::string function) {
+  constexpr std::string_view kNoName = "(anonymous namespace)::";
+  for (size_t at; (at = function.find(kNoName)) != function.npos;) function.erase(at, kNoName.size());
   if (const auto lambda = enclosing_lambda(function)) {
-    return std::string(without_arguments(function.substr(lambda->first, lambda->second - lambda->first))) + "::{lambda}";
+    const auto [begin, end] = *lambda;
+    return std::string(without_arguments(function.substr(begin, end - begin))) + "::{lambda}";
   }
   return function == "operator()" ? "a lambda" : std::string(without_arguments(function));
 }

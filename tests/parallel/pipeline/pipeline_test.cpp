@@ -141,6 +141,18 @@ TEST_CASE("pipelined model: one device's training bit for bit", "[pipeline]") {
   }
 }
 
+TEST_CASE("pipelined model: a schedule of one's own", "[pipeline]") {
+  const auto expected = on_one_device(2, 4, at::kFloat);
+  PipelineOptions options{.microbatches = 4};
+  options.make_schedule = [](const pipelining::PipelineSize& size) {
+    auto schedule = pipelining::gpipe(size);
+    std::ranges::swap(schedule.ranks[0][0], schedule.ranks[0][1]);  // microbatch 1 first
+    return schedule;
+  };
+  REQUIRE_NOTHROW(
+      on_ranks(2, [&](World&) { check_equal(on_a_pipeline(init_device_mesh(c10::kCPU, {2}, {"pp"}), 2, at::kFloat, options), expected); }));
+}
+
 TEST_CASE("pipelined model: on other transports and with microbatches of two lengths", "[pipeline]") {
   const auto expected = on_one_device(3, 4, at::kFloat);  // 10 rows: 3, 3, 2, 2
   for (const std::string transport : {"shm", "gloo"}) {

@@ -26,9 +26,10 @@ using Signature = std::string;
 // first microbatch that has it: its forwards run first, stage after stage, each telling the others.
 class StageDraws {
  public:
-  // `group`: the ranks of one pipeline. `generator`: this rank's, which is as those of the others.
-  StageDraws(int stages, comm::Communicator& group) : stages_(stages), group_(&group) {}
+  // `group`: the ranks of one pipeline.
+  explicit StageDraws(comm::Communicator& group) : group_(&group) {}
 
+  // A new step. `generator`: this rank's, which is as those of the others.
   void begin(const std::vector<Signature>& signatures, at::Generator generator);
 
   // The first microbatch of each signature that is new, ascending.
@@ -45,16 +46,13 @@ class StageDraws {
   void end() { go_to(0, static_cast<int>(signatures_.size())); }
 
  private:
-  int64_t total(int microbatch) const {
-    const auto& counts = draws_.at(signatures_[microbatch]);
-    return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-  }
+  int64_t begin_of(int microbatch);
 
-  const int stages_;
   comm::Communicator* const group_;
   std::map<Signature, std::vector<int64_t>> draws_;  // of each stage
   std::vector<Signature> signatures_;
   std::vector<int> unknown_;
+  std::vector<int64_t> begins_;      // of the microbatches, as far as they were asked for
   at::Generator generator_, begin_;  // the rank's, and a copy of it as it was when the step began
 };
 
@@ -67,6 +65,7 @@ inline void StageDraws::begin(const std::vector<Signature>& signatures, at::Gene
   signatures_ = signatures;
   generator_ = std::move(generator);
   begin_ = rng::copy_of(generator_);
+  begins_ = {0};
   unknown_.clear();
   for (int i = 0; i < static_cast<int>(signatures.size()); ++i) {
     const bool seen =
@@ -75,9 +74,16 @@ inline void StageDraws::begin(const std::vector<Signature>& signatures, at::Gene
   }
 }
 
+inline int64_t StageDraws::begin_of(int microbatch) {
+  while (static_cast<int>(begins_.size()) <= microbatch) {
+    const auto& counts = draws_.at(signatures_[begins_.size() - 1]);
+    begins_.push_back(std::accumulate(counts.begin(), counts.end(), begins_.back()));
+  }
+  return begins_[microbatch];
+}
+
 inline void StageDraws::go_to(int stage, int microbatch) {
-  int64_t draws = 0;
-  for (int i = 0; i < microbatch; ++i) draws += total(i);
+  auto draws = begin_of(microbatch);
   for (int s = 0; s < stage; ++s) draws += draws_.at(signatures_[microbatch])[s];
   rng::go_on_from(generator_, begin_);
   rng::skip_draws(generator_, draws);

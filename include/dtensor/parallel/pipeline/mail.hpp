@@ -53,9 +53,8 @@ class Mail {
   };
   static constexpr size_t kAhead = 2;  // letters that are asked for before they are needed
 
-  Post& with(int rank) { return posts_.at(rank); }
-  void ask(Post& post, int rank, const Letter& letter, const std::vector<Sent>& sent);
-  void ask_ahead(Post& post, int rank);
+  void ask(Post& post, const Letter& letter, const std::vector<Sent>& sent);
+  void ask_ahead(Post& post);
   void forget_gone();
 
   std::vector<DeviceMesh> meshes_;
@@ -106,13 +105,13 @@ inline void Mail::begin(const Schedule& schedule, Knows knows) {
     post.expected = letters(schedule, other, rank_);
     post.asked = 0;
     post.arrived.clear();
-    ask_ahead(post, other);
+    ask_ahead(post);
   }
 }
 
 inline void Mail::send(const Letter& letter, const TensorVector& tensors, const std::vector<Sent>& sent, bool introduce) {
   forget_gone();
-  auto& post = with(rank_of_stage_[letter.stage]);
+  auto& post = posts_.at(rank_of_stage_[letter.stage]);
   const auto add = [&](std::vector<comm::WorkPtr> works) { under_way_.insert(under_way_.end(), works.begin(), works.end()); };
   if (introduce) add(post.out->send_numbers(detail::to_numbers(sent)));
   for (size_t i = 0; i < sent.size(); ++i) {
@@ -123,7 +122,7 @@ inline void Mail::send(const Letter& letter, const TensorVector& tensors, const 
   }
 }
 
-inline void Mail::ask(Post& post, int, const Letter& letter, const std::vector<Sent>& sent) {
+inline void Mail::ask(Post& post, const Letter& letter, const std::vector<Sent>& sent) {
   Arriving arriving{sent, {}, letter.kind == Kind::B};
   for (const auto& one : sent) {
     if (arriving.backward && !one.tracked) {
@@ -136,33 +135,33 @@ inline void Mail::ask(Post& post, int, const Letter& letter, const std::vector<S
   ++post.asked;
 }
 
-inline void Mail::ask_ahead(Post& post, int rank) {
+inline void Mail::ask_ahead(Post& post) {
   while (post.asked < post.expected.size() && post.arrived.size() < kAhead) {
     const auto& letter = post.expected[post.asked];
     const auto* sent = knows_(letter);
     if (sent == nullptr) return;
-    ask(post, rank, letter, *sent);
+    ask(post, letter, *sent);
   }
 }
 
 inline std::pair<TensorVector, std::vector<Sent>> Mail::take(const Letter& letter) {
   const int from = rank_of_stage_[letter.kind == Kind::F ? letter.stage - 1 : letter.stage + 1];
-  auto& post = with(from);
+  auto& post = posts_.at(from);
   while (post.arrived.count(letter) == 0) {
     require(post.asked < post.expected.size(), "pipeline", "stage {} waits for microbatch {}, which nobody sends", letter.stage,
             letter.microbatch);
     const auto& next = post.expected[post.asked];
     const auto* sent = knows_(next);
     if (sent != nullptr) {
-      ask(post, from, next, *sent);
+      ask(post, next, *sent);
     } else {
       require(next.kind == Kind::F, "pipeline", "gradients come for microbatch {} of stage {} before its forward", next.microbatch,
               next.stage);
-      ask(post, from, next, detail::read_sent(post.in->receive_numbers(), meshes_[from], meshes_[rank_]));
+      ask(post, next, detail::read_sent(post.in->receive_numbers(), meshes_[from], meshes_[rank_]));
     }
   }
   auto found = post.arrived.extract(letter);
-  ask_ahead(post, from);
+  ask_ahead(post);
   auto tensors = found.mapped().take();
   return {std::move(tensors), std::move(found.mapped().sent)};
 }

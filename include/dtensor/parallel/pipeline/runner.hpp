@@ -54,8 +54,8 @@ class Runner {
   const std::vector<Sent>* known(const Letter& letter);
   bool last(const Stage& stage) const { return stage.index + 1 == schedule_.stages(); }
 
-  Schedule schedule_;
   std::vector<DeviceMesh> meshes_;  // of the schedule's ranks
+  Schedule schedule_;
   int rank_;
   Mail mail_;
   StageDraws draws_;
@@ -103,6 +103,16 @@ inline at::Tensor on_mesh(const at::Tensor& tensor, const DeviceMesh& mesh) {
   return is_dtensor(tensor) ? tensor : distribute_tensor(tensor, mesh, Placements(mesh.ndim(), replicate())).tensor();
 }
 
+// That a schedule may run on so many ranks, with so many functions.
+inline Schedule checked(Schedule schedule, std::string_view dim, size_t ranks, size_t forwards) {
+  check(schedule);
+  require(schedule.ranks.size() == ranks, "pipeline", "the schedule is for {} ranks, and the mesh dimension '{}' has {}",
+          schedule.ranks.size(), dim, ranks);
+  require(static_cast<int>(forwards) == schedule.stages(), "pipeline", "got {} stages; expected the schedule's {}", forwards,
+          schedule.stages());
+  return schedule;
+}
+
 inline void check_loss(const at::Tensor& loss) {
   require(loss.defined() && loss.numel() == 1, "pipeline", "the loss has sizes [{}]; expected one element; hint: sum() or mean() it",
           loss.defined() ? fmt::format("{}", fmt::join(loss.sizes(), ", ")) : "");
@@ -113,15 +123,11 @@ inline void check_loss(const at::Tensor& loss) {
 }  // namespace detail
 
 inline Runner::Runner(const DeviceMesh& mesh, std::string_view dim, Schedule schedule, const std::vector<StageForward>& forwards)
-    : schedule_(std::move(schedule)),
-      meshes_(detail::slices(mesh, dim)),
+    : meshes_(detail::slices(mesh, dim)),
+      schedule_(detail::checked(std::move(schedule), dim, meshes_.size(), forwards.size())),
       rank_(static_cast<int>(mesh.coordinate(mesh.dim(dim)))),
-      mail_((check(schedule_), schedule_), meshes_, rank_),
-      draws_(schedule_.stages(), mesh.communicator(mesh.dim(dim))) {
-  require(schedule_.ranks.size() == meshes_.size(), "pipeline", "the schedule is for {} ranks, and the mesh dimension '{}' has {}",
-          schedule_.ranks.size(), dim, meshes_.size());
-  require(static_cast<int>(forwards.size()) == schedule_.stages(), "pipeline", "got {} stages; expected the schedule's {}", forwards.size(),
-          schedule_.stages());
+      mail_(schedule_, meshes_, rank_),
+      draws_(mesh.communicator(mesh.dim(dim))) {
   for (int s = 0; s < schedule_.stages(); ++s) {
     if (schedule_.rank_of_stage[s] == rank_) stages_.emplace(s, Stage{s, meshes_[rank_], forwards[s]});
   }
@@ -268,6 +274,7 @@ inline TensorVector Runner::step(const std::vector<TensorVector>& inputs, const 
   inputs_ = &inputs;
   loss_ = &loss;
   sync_ = sync;
+  at_hand_.clear();  // of a step that failed
   losses_.assign(has(schedule_.stages() - 1) ? inputs.size() : 0, at::Tensor());
   signatures_.clear();
   for (const auto& x : inputs) signatures_.push_back(mode + detail::signature_of(x));

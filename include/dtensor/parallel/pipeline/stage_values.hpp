@@ -38,7 +38,8 @@ inline Numbers to_numbers(const Sent& sent) {
   return numbers;
 }
 
-// Placements of a tensor on another mesh: those of the dimensions of the same names, if they are cut into as many.
+// Placements of a tensor on another mesh: those of the dimensions of the same names. A ragged one has a share for each rank, and stays only
+// where there are as many.
 inline Placements placements_on(const DeviceMesh& to, const Layout& layout) {
   Placements placements(to.ndim(), replicate());
   const auto& from = layout.mesh();
@@ -117,6 +118,7 @@ inline at::Tensor local_of(const at::Tensor& tensor, const Sent& sent, const Lay
   const auto moved = redistribute(tensor.detach().permute(sent.order), layout.placements());
   return DTensor(moved).to_local().contiguous();
 }
+
 }  // namespace detail
 
 // Values that a stage waits for: the gradients of its outputs, or its inputs.
