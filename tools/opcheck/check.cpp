@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <mutex>
 #include <sstream>
 
@@ -29,12 +30,25 @@ double tolerance(at::ScalarType dtype) {
   }
 }
 
+constexpr int64_t kMostShown = 48;
+
 std::string text(const at::Tensor& tensor) {
   std::ostringstream stream;
-  if (tensor.numel() <= 48) stream << tensor;
+  stream << tensor;
   auto result = stream.str();
   std::ranges::replace(result, '\n', ' ');
   return result;
+}
+
+// Small tensors in whole; of larger ones how many elements differ, and the pair that differs most.
+std::string difference(const at::Tensor& got, const at::Tensor& expected) {
+  if (got.numel() <= kMostShown) return fmt::format("{} expected {}", text(got), text(expected));
+  if (got.sizes() != expected.sizes() || got.is_complex() || expected.is_complex()) return "not what was expected";
+  const auto wanted = expected.to(at::kDouble).flatten(), is = got.to(at::kDouble).flatten();
+  const auto apart = at::where(is.eq(wanted) | (is.isnan() & wanted.isnan()), at::zeros_like(is), (is - wanted).abs().nan_to_num(INFINITY));
+  const auto worst = apart.argmax().item<int64_t>();
+  return fmt::format("not what was expected: {} of {} elements differ, most of all element {}, which is {} instead of {}",
+                     apart.count_nonzero().item<int64_t>(), got.numel(), worst, is[worst].item<double>(), wanted[worst].item<double>());
 }
 
 at::Tensor expanded(const at::Tensor& tensor, const at::Tensor& whole) {
@@ -97,8 +111,7 @@ std::string compare(const at::Tensor& got, const at::Tensor& expected, bool valu
     return undetermined.defined() && undetermined.sizes() == tensor.sizes() ? tensor.masked_fill(undetermined, 0) : tensor;
   };
   if (close(settled(full), settled(expected), least_tolerance)) return "";
-  return fmt::format("{} is {} expected {}", is_dtensor(got) ? dtensor::str(DTensor(got).placements()) : "plain", text(full),
-                     text(expected));
+  return fmt::format("{} is {}", is_dtensor(got) ? dtensor::str(DTensor(got).placements()) : "plain", difference(full, expected));
 }
 
 std::string compare_values(const c10::IValue& got, const c10::IValue& expected) {
