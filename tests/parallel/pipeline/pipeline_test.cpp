@@ -2,6 +2,7 @@
 #include "tests/support/core_support.hpp"
 #include "tests/support/op_check.hpp"
 
+#include <dtensor/parallel/pipeline/sequential.hpp>
 #include <dtensor/pipeline.hpp>
 
 #include <torch/torch.h>
@@ -37,7 +38,11 @@ struct Model : torch::nn::Module {
     const bool skips = reach == Reach::skips;
     std::vector<Piece> all;
     if (skips) {
-      all.push_back(piece("words", [this](const at::Tensor& ids) { return std::vector{words(ids), words->weight * 2}; }, {.gives = {"twice"}}));
+      all.push_back(piece("words",
+                          [this](const at::Tensor& ids) {
+                            return std::vector{words(ids), words->weight * 2};
+                          },
+                          {.gives = {"twice"}}));
     } else {
       all.push_back(piece("words", [this](const at::Tensor& ids) { return words(ids); }));
     }
@@ -115,8 +120,7 @@ Trained on_one_device(int layers, int microbatches, at::ScalarType dtype, Reach 
   return result;
 }
 
-Trained on_a_pipeline(const DeviceMesh& mesh, int layers, at::ScalarType dtype, const PipelineOptions& options,
-                      Reach reach = Reach::none) {
+Trained on_a_pipeline(const DeviceMesh& mesh, int layers, at::ScalarType dtype, const PipelineOptions& options, Reach reach = Reach::none) {
   const auto own = stage_mesh(mesh);
   torch::manual_seed(1);
   std::shared_ptr<Model> model;
@@ -218,15 +222,18 @@ TEST_CASE("pipelined model: a tied parameter belongs to the first stage and is f
   torch::manual_seed(1);
   Model one(2, Reach::tied);
   one.eval();
-  const auto expected = program(one, [&] {
-    double sum = 0;
-    for (int i = 0; i < 2; ++i) {
-      const auto loss = loss_of(one.forward(x.tensor_split(2)[i]), y.tensor_split(2)[i]);
-      loss.backward();
-      sum += loss.item<double>();
-    }
-    return sum;
-  }, one.parameters());
+  const auto expected = program(
+      one,
+      [&] {
+        double sum = 0;
+        for (int i = 0; i < 2; ++i) {
+          const auto loss = loss_of(one.forward(x.tensor_split(2)[i]), y.tensor_split(2)[i]);
+          loss.backward();
+          sum += loss.item<double>();
+        }
+        return sum;
+      },
+      one.parameters());
   REQUIRE_NOTHROW(on_ranks(2, [&, x = x, y = y](World& world) {
     const auto mesh = init_device_mesh(c10::kCPU, {2}, {"pp"});
     const Spmd spmd(stage_mesh(mesh));
@@ -237,9 +244,30 @@ TEST_CASE("pipelined model: a tied parameter belongs to the first stage and is f
     const auto parameters = pipe.named_parameters();
     const bool has_words = std::ranges::any_of(parameters, [](const auto& p) { return p.first == "words.weight"; });
     require(has_words == (world.rank() == 0), "test", "the embeddings are in the parameters of rank {}", world.rank());
-    const auto got = program(model, [&] { return pipe.step(x, y, loss_of).loss; }, pipe.parameters());
+    const auto got = program(
+        model, [&] { return pipe.step(x, y, loss_of).loss; }, pipe.parameters());
     require(got == expected, "test", "got {}, expected {}", got, expected);
   }));
+}
+
+TEST_CASE("pipelined model: the modules of a Sequential are pieces", "[pipeline]") {
+  const auto make = [] {
+    return torch::nn::Sequential(torch::nn::Embedding(kWords, kWidth), torch::nn::Linear(kWidth, 12), torch::nn::ReLU(),
+                                 torch::nn::Linear(12, kWords));
+  };
+  const auto [x, y] = batch_of(0);
+  torch::manual_seed(1);
+  auto one = make();
+  const auto expected = loss_of(one->forward(x), y).item<double>();
+  REQUIRE_NOTHROW(on_ranks(2, [&, x = x, y = y](World&) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2}, {"pp"});
+    const Spmd spmd(stage_mesh(mesh));
+    torch::manual_seed(1);
+    auto model = make();
+    auto pipe = pipeline(*model, mesh, pieces(model), {.microbatches = 1, .cut = {3, 1}});
+    require(pipe.evaluate(x, y, loss_of).loss == expected, "test", "the loss differs");
+  }));
+  CHECK(pieces(make(), "layers")[2].modules == "layers.2");
 }
 
 TEST_CASE("pipelined model: a schedule of one's own", "[pipeline]") {

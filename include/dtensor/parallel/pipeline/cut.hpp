@@ -38,14 +38,16 @@ struct Skips {
   std::vector<std::string> gives{}, takes{};
 };
 
+template <class Function>
+concept PieceFunction = std::invocable<Function&, const at::Tensor&> || std::invocable<Function&, const TensorVector&>;
+
 // A piece of a function of one tensor, or of a list of tensors. It gives a tensor or a list.
 //
 //   dt::piece("layers.3", [layer](const torch::Tensor& x) { return layer->forward(x); })
 //   dt::piece("down", [&](const torch::Tensor& x) { auto y = down(x); return std::vector{pool(y), y}; }, {.gives = {"y"}})
 //   dt::piece("up", [&](const std::vector<torch::Tensor>& x) { return up(x[0], x[1]); }, {.takes = {"y"}})
-template <class Function>
-requires std::invocable<Function&, const at::Tensor&> || std::invocable<Function&, const TensorVector&> Piece
-piece(std::string modules, Function function, Skips skips = {}) {
+template <PieceFunction Function>
+Piece piece(std::string modules, Function function, Skips skips = {}) {
   const auto forward = [function = std::move(function)](const TensorVector& x) mutable -> TensorVector {
     if constexpr (std::invocable<Function&, const at::Tensor&>) {
       require(x.size() == 1, "pipeline", "a piece takes one tensor; got {}; hint: give it a function of a list of tensors", x.size());

@@ -22,8 +22,8 @@ class Exchange {
   Exchange(const Schedule& schedule, std::vector<Way> ways, std::vector<DeviceMesh> meshes, int rank)
       : rank_of_stage_(schedule.rank_of_stage), rank_(rank), mail_(schedule, std::move(ways), std::move(meshes), rank) {}
 
-  // A new step. `signatures` are those of the microbatches; `gradients(letter)` says how gradients for a stage of this rank travel, once its
-  // forward was.
+  // A new step. `signatures` are those of the microbatches; `gradients(letter)` says how gradients for a stage of this rank travel, once
+  // its forward was.
   void begin(const Schedule& schedule, std::vector<Signature> signatures, Mail::Knows gradients);
 
   // Between two stages of this rank nothing is copied.

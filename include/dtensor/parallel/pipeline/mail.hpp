@@ -83,7 +83,8 @@ inline std::vector<Letter> letters(const Schedule& schedule, const std::vector<W
       const bool forward = part.kind == Kind::F;
       for (const auto& way : ways) {
         const int here = forward ? way.from : way.to, there = forward ? way.to : way.from;
-        if (here != part.stage || rank_of[there] != receiver || (forward && way.carries_nothing())) continue;
+        if (here != part.stage || rank_of[there] != receiver || !goes_along(way, schedule, part.microbatch)) continue;
+        if (forward && way.carries_nothing()) continue;
         result.push_back({forward ? Kind::F : Kind::B, way.from, way.to, part.microbatch});
       }
     }
@@ -157,8 +158,8 @@ inline std::pair<TensorVector, std::vector<Sent>> Mail::take(const Letter& lette
   const int from = rank_of_stage_[letter.kind == Kind::F ? letter.from : letter.to];
   auto& post = posts_.at(from);
   while (post.arrived.count(letter) == 0) {
-    require(post.asked < post.expected.size(), "pipeline", "stage {} waits for microbatch {}, which nobody sends",
-            letter.receiver(), letter.microbatch);
+    require(post.asked < post.expected.size(), "pipeline", "stage {} waits for microbatch {}, which nobody sends", letter.receiver(),
+            letter.microbatch);
     const auto& next = post.expected[post.asked];
     const auto* sent = knows_(next);
     if (sent != nullptr) {

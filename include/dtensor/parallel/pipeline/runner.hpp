@@ -14,6 +14,7 @@
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
 
+#include <cstdlib>
 #include <exception>
 #include <iterator>
 #include <string_view>
@@ -49,6 +50,7 @@ class Runner {
 
  private:
   void run(const Action& action);
+  size_t position_on_path(const Action& action) const;
   size_t run_unknown(const Schedule& actions);
   void forward(Stage& stage, int microbatch);
   TensorVector take_inputs(Stage& stage, int microbatch);
@@ -105,9 +107,13 @@ inline at::Tensor on_mesh(const at::Tensor& tensor, const DeviceMesh& mesh) {
 inline Schedule checked(Schedule schedule, std::string_view dim, size_t ranks, size_t forwards, const std::vector<Skip>& skips) {
   if (!skips.empty()) {
     schedule.edges.clear();
-    for (const auto& way : ways_of(schedule.stages(), skips)) schedule.edges.push_back({way.from, way.to});
+    for (const auto& way : ways_of(schedule, skips)) schedule.edges.push_back({way.from, way.to});
   }
   check(schedule);
+  for (const auto& path : schedule.paths) {
+    require(path.front() == 0 && path.back() == schedule.stages() - 1, "pipeline",
+            "got the path [{}]; expected one from stage 0 to stage {}", fmt::join(path, ", "), schedule.stages() - 1);
+  }
   require(schedule.ranks.size() == ranks, "pipeline", "the schedule is for {} ranks, and the mesh dimension '{}' has {}",
           schedule.ranks.size(), dim, ranks);
   require(static_cast<int>(forwards) == schedule.stages(), "pipeline", "got {} stages; expected the schedule's {}", forwards,
@@ -129,10 +135,10 @@ inline Runner::Runner(const DeviceMesh& mesh, std::string_view dim, Schedule sch
     : meshes_(detail::slices(mesh, dim)),
       schedule_(detail::checked(std::move(schedule), dim, meshes_.size(), forwards.size(), skips)),
       rank_(static_cast<int>(mesh.coordinate(mesh.dim(dim)))),
-      exchange_(schedule_, ways_of(schedule_.stages(), skips), meshes_, rank_),
+      exchange_(schedule_, ways_of(schedule_, skips), meshes_, rank_),
       draws_(mesh.communicator(mesh.dim(dim))) {
-  auto ways = ways_of(schedule_.stages(), skips);
-  std::ranges::sort(ways, {}, [](const Way& way) { return way.to - way.from; });
+  auto ways = ways_of(schedule_, skips);
+  std::ranges::sort(ways, {}, [](const Way& way) { return std::abs(way.to - way.from); });
   for (int s = 0; s < schedule_.stages(); ++s) {
     if (schedule_.rank_of_stage[s] != rank_) continue;
     auto& stage = stages_.emplace(s, Stage{s, meshes_[rank_], forwards[s]}).first->second;
@@ -146,8 +152,8 @@ inline const std::vector<Sent>* Runner::sent(const Letter& letter) const {
   const auto& stage = stages_.at(letter.from);
   const auto found = stage.kept.find(letter.microbatch);
   if (found == stage.kept.end() || found->second.sent.empty()) return nullptr;
-  const auto way = std::ranges::find(stage.out, letter.to, &Way::to);
-  return &found->second.sent[way - stage.out.begin()];
+  const auto way = std::ranges::find(found->second.out, letter.to, &Way::to);
+  return &found->second.sent[way - found->second.out.begin()];
 }
 
 // The values of tied parameters, from the stages that own them to the others.
@@ -172,12 +178,19 @@ inline void Runner::share_tied() {
 // The values that the stage's function takes. The stage keeps the leaves.
 inline TensorVector Runner::take_inputs(Stage& stage, int microbatch) {
   auto& kept = stage.kept[microbatch];
+  for (const auto& way : stage.into) {
+    if (goes_along(way, schedule_, microbatch)) kept.into.push_back(&way);
+  }
+  for (const auto& way : stage.out) {
+    if (goes_along(way, schedule_, microbatch)) kept.out.push_back(&way);
+  }
   if (stage.index == 0) {
     for (const auto& x : (*inputs_)[microbatch]) kept.inputs.push_back(detail::on_mesh(x.detach(), stage.mesh));
     return kept.inputs;
   }
   TensorVector values;
-  for (const auto& way : stage.into) {
+  for (const auto* along : kept.into) {
+    const auto& way = *along;
     auto& received = kept.received.emplace_back();
     if (!way.carries_nothing()) {
       auto [tensors, how] = exchange_.take({Kind::F, way.from, way.to, microbatch});
@@ -196,28 +209,29 @@ inline TensorVector Runner::take_inputs(Stage& stage, int microbatch) {
 inline void Runner::hand_outputs_on(Stage& stage, int microbatch, TensorVector outputs) {
   auto& kept = stage.kept[microbatch];
   size_t skips = 0, next = 0;
-  for (const auto& way : stage.out) skips += way.skips;
-  require(outputs.size() >= skips, "pipeline", "the stage gives {} tensors; expected at least the {} that skip stages", outputs.size(), skips);
+  for (const auto* way : kept.out) skips += way->skips;
+  require(outputs.size() >= skips, "pipeline", "the stage gives {} tensors; expected at least the {} that skip stages", outputs.size(),
+          skips);
   TensorVector tracked;  // those of the farthest stage first: one device would add their gradients up in this order
   const auto track = [&](const at::Tensor& tensor) {
     if (tensor.requires_grad() && c10::GradMode::is_enabled()) tracked.push_back(tensor);
   };
   std::vector<TensorVector> values;
-  for (const auto& way : stage.out) {
+  for (const auto* way : kept.out) {
     auto& own = values.emplace_back();
-    const auto end = next + way.skips + (way.to_next() ? outputs.size() - skips : 0);
+    const auto end = next + way->skips + (way->to_next ? outputs.size() - skips : 0);
     for (; next < end; ++next) own.push_back(detail::on_mesh(outputs[next], stage.mesh));
-    kept.sent.push_back(detail::sent_to(mesh_of(way.to), own));
+    kept.sent.push_back(detail::sent_to(mesh_of(way->to), own));
   }
-  for (size_t w = stage.out.size(); w-- > 0;) {
+  for (size_t w = values.size(); w-- > 0;) {
     std::ranges::for_each(values[w], track);
-    std::ranges::for_each(stage.out[w].tied, track);
+    std::ranges::for_each(kept.out[w]->tied, track);
   }
   if (!tracked.empty()) kept.outputs.emplace(tracked);
   outputs.clear();
   tracked.clear();
-  for (size_t w = 0; w < stage.out.size(); ++w) {
-    const auto& way = stage.out[w];
+  for (size_t w = 0; w < values.size(); ++w) {
+    const auto& way = *kept.out[w];
     for (auto& value : values[w]) value = value.detach();
     if (!way.carries_nothing()) exchange_.give({Kind::F, way.from, way.to, microbatch}, {std::move(values[w]), kept.sent[w]});
     const auto tied = detail::sent_to(mesh_of(way.to), way.tied);
@@ -246,8 +260,8 @@ inline TensorVector Runner::take_gradients(const Stage& stage, int microbatch) {
   const auto& kept = stage.kept.at(microbatch);
   if (last(stage)) return TensorVector(kept.outputs ? 1 : 0);
   TensorVector gradients;
-  for (size_t w = stage.out.size(); w-- > 0;) {
-    const auto came = exchange_.take({Kind::B, stage.index, stage.out[w].to, microbatch}).tensors;
+  for (size_t w = kept.out.size(); w-- > 0;) {
+    const auto came = exchange_.take({Kind::B, stage.index, kept.out[w]->to, microbatch}).tensors;
     for (size_t i = 0; i < came.size(); ++i) {
       if (kept.sent[w][i].tracked) gradients.push_back(came[i]);
     }
@@ -258,13 +272,13 @@ inline TensorVector Runner::take_gradients(const Stage& stage, int microbatch) {
 inline void Runner::hand_gradients_on(Stage& stage, int microbatch, TensorVector gradients) {
   const auto& kept = stage.kept.at(microbatch);
   size_t next = 0;
-  for (size_t w = 0; w < stage.into.size(); ++w) {
+  for (size_t w = 0; w < kept.into.size(); ++w) {
     TensorVector own;
     for (const auto& received : kept.received[w]) {
       if (received.tracked && !gradients[next].defined()) gradients[next] = at::zeros_like(kept.inputs[next]);
       own.push_back(std::move(gradients[next++]));
     }
-    exchange_.give({Kind::B, stage.into[w].from, stage.index, microbatch}, {std::move(own), kept.received[w]});
+    exchange_.give({Kind::B, kept.into[w]->from, stage.index, microbatch}, {std::move(own), kept.received[w]});
   }
 }
 
@@ -282,7 +296,7 @@ inline void Runner::backward(Stage& stage, int microbatch, Kind kind) {
   const auto gradients = take_gradients(stage, microbatch);
   TensorVector of_inputs(kept.inputs.size());
   if (kept.outputs) {
-    const bool tied = std::ranges::any_of(stage.into, [](const Way& way) { return !way.tied.empty(); });
+    const bool tied = std::ranges::any_of(kept.into, [](const Way* way) { return !way->tied.empty(); });
     if (kind == Kind::I || tied) {  // the gradient of a tied parameter belongs to its owner: it is one of an input
       auto half = std::move(*kept.outputs).backward_inputs(gradients, kept.inputs);
       of_inputs = std::move(half.gradients);
@@ -300,11 +314,17 @@ inline void Runner::backward(Stage& stage, int microbatch, Kind kind) {
   stage.kept.erase(microbatch);
 }
 
+inline size_t Runner::position_on_path(const Action& action) const {
+  if (schedule_.paths.empty()) return action.stage;
+  const auto& path = schedule_.paths[action.microbatch];
+  return std::ranges::find(path, action.stage) - path.begin();
+}
+
 inline void Runner::run(const Action& action) {
   auto& stage = stages_.at(action.stage);
   try {
     const Scope scope(text(action));
-    if (action.kind == Kind::F) draws_.go_to(action.stage, action.microbatch);
+    if (action.kind == Kind::F) draws_.go_to(position_on_path(action), action.microbatch);
     action.kind == Kind::F ? forward(stage, action.microbatch) : backward(stage, action.microbatch, action.kind);
   } catch (const c10::Error& error) {
     fail("pipeline", "stage {} failed at {} (microbatch {}) in step {}: {}", action.stage, text(action), action.microbatch, steps_,
@@ -319,9 +339,10 @@ inline void Runner::run(const Action& action) {
 inline size_t Runner::run_unknown(const Schedule& actions) {
   size_t own = 0;
   for (const int microbatch : draws_.unknown()) {
-    for (int s = 0; s < actions.stages(); ++s) {
-      own += has(s);
-      draws_.learn(microbatch, s, actions.rank_of_stage[s], [&] { run({s, Kind::F, microbatch}); });
+    const auto path = actions.path(microbatch);
+    for (size_t i = 0; i < path.size(); ++i) {
+      own += has(path[i]);
+      draws_.learn(microbatch, i, actions.rank_of_stage[path[i]], [&] { run({path[i], Kind::F, microbatch}); });
     }
   }
   return own;
@@ -335,10 +356,14 @@ inline TensorVector Runner::step(const std::vector<TensorVector>& inputs, const 
   sync_ = sync;
   losses_.assign(has(schedule_.stages() - 1) ? inputs.size() : 0, at::Tensor());
   signatures_.clear();
-  for (const auto& x : inputs) signatures_.push_back(mode + detail::signature_of(x));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    signatures_.push_back(mode + detail::signature_of(inputs[i]));
+    if (!schedule_.paths.empty()) signatures_.back() += fmt::format(" {}", fmt::join(schedule_.paths[i], ">"));
+  }
   for (auto& [index, stage] : stages_) {
     stage.kept.clear();
-    stage.backwards = schedule_.microbatches;
+    stage.backwards = 0;
+    for (int i = 0; i < schedule_.microbatches; ++i) stage.backwards += schedule_.passes(index, i);
   }
   draws_.begin(signatures_, rng::generator_for(World::current(), c10::Device(meshes_[rank_].device_type())));
   const auto training = compute_only(schedule_);
