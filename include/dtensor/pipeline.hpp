@@ -16,6 +16,7 @@
 
 #include <dtensor/parallel/pipeline/cut.hpp>
 #include <dtensor/parallel/pipeline/named.hpp>
+#include <dtensor/parallel/pipeline/pieces.hpp>
 #include <dtensor/parallel/pipeline/runner.hpp>
 
 #include <dtensor/deferred/deferred_init.hpp>
@@ -110,6 +111,7 @@ class Pipeline {
   comm::Communicator* group_;  // the ranks of the pipeline
   std::vector<int> cut_;
   std::vector<std::pair<std::string, at::Tensor>> own_;
+  Tensors copies_;                     // of tied parameters that another rank owns
   std::vector<std::string> patterns_;  // of the modules of this rank's stages
   std::vector<size_t> positions_;      // of own_ in the whole model's list
   std::vector<int> rank_of_;           // of each parameter of the whole model
@@ -123,8 +125,11 @@ class Pipeline {
 // `pieces`, in the order of the computation: each takes what the one before gives, the first the microbatch's input. Between any two of
 // them the model may be cut.
 //
-// Throws for fewer pieces than stages, a piece whose pattern matches nothing, a parameter that no piece uses or that stages of two ranks
-// use, and a schedule that does not fit the mesh or is incomplete.
+// A parameter that several stages use belongs to the first of them: that rank has it in parameters(), and its gradient is the sum of one
+// device. The others have a copy, which takes the new value at each step.
+//
+// Throws for fewer pieces than stages, a piece whose pattern matches nothing, a parameter that no piece uses, and a schedule that does not
+// fit the mesh or is incomplete.
 inline Pipeline pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std::vector<Piece> pieces,
                          const PipelineOptions& options = {}) {
   return Pipeline(module, mesh, std::move(pieces), options);
@@ -138,16 +143,6 @@ inline Schedule schedule_for(const PipelineOptions& options, int ranks) {
   const PipelineSize sizes{
       .ranks = ranks, .microbatches = options.microbatches > 0 ? options.microbatches : 2 * ranks, .chunks = options.chunks};
   return options.make_schedule ? options.make_schedule(sizes) : make_schedule(options.schedule, sizes);
-}
-
-// The pieces of one stage as one function.
-inline StageForward together(std::vector<StageForward> pieces) {
-  if (pieces.size() == 1) return std::move(pieces[0]);
-  return [pieces = std::move(pieces)](const TensorVector& inputs) {
-    auto values = inputs;
-    for (const auto& piece : pieces) values = piece(values);
-    return values;
-  };
 }
 
 // From the rank `root` of the group, which alone gives it; undefined if it is so there.
@@ -176,6 +171,10 @@ inline Pipeline::Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std
   auto schedule = pipelining::detail::schedule_for(options, static_cast<int>(mesh.size(dim)));
   const auto all = module.named_parameters();
 
+  const auto first_of = [&](size_t position) {  // of a parameter that has several names
+    const auto same = [&](const auto& item) { return item.value().is_same(all[position].value()); };
+    return static_cast<size_t>(std::ranges::find_if(all, same) - all.begin());
+  };
   std::vector<std::vector<size_t>> uses;
   auto costs = options.costs;
   for (const auto& piece : pieces) {
@@ -191,32 +190,36 @@ inline Pipeline::Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std
       "pipeline", "the cut [{}] is of {} pieces into {} stages; expected {} pieces and the schedule's {} stages", fmt::join(cut_, ", "),
       std::accumulate(cut_.begin(), cut_.end(), 0), cut_.size(), pieces.size(), schedule.stages());
 
-  std::vector<pipelining::StageForward> forwards;
-  rank_of_.assign(all.size(), -1);
-  for (size_t s = 0, p = 0; s < cut_.size(); ++s) {
-    std::vector<pipelining::StageForward> together;
+  auto stages = pipelining::stages_of(pieces, cut_);
+  std::vector<int> owner(all.size(), -1);  // the first stage that uses the parameter
+  for (int s = 0, p = 0; s < static_cast<int>(cut_.size()); ++s) {
+    const bool here = schedule.rank_of_stage[s] == group_->rank();
     for (int i = 0; i < cut_[s]; ++i, ++p) {
-      together.push_back(std::move(pieces[p].forward));
-      if (schedule.rank_of_stage[s] == group_->rank()) patterns_.push_back(pieces[p].modules);
-      for (const auto position : uses[p]) {
-        auto& rank = rank_of_[position];
-        const int here = schedule.rank_of_stage[s];
-        require(rank < 0 || rank == here, "pipeline",
-                "'{}' is used by stages of ranks {} and {}; expected one rank; hint: a schedule in a V (zbv) has the "
-                "first and the last stage on one rank",
-                all[position].key(), rank, here);
-        rank = here;
+      if (here) patterns_.push_back(pieces[p].modules);
+      for (const auto used : uses[p]) {
+        const auto position = first_of(used);
+        const auto& parameter = all[position].value();
+        if (owner[position] < 0) owner[position] = s;
+        if (owner[position] == s) continue;
+        const auto same = [&](const pipelining::Skip& skip) { return skip.to == s && skip.tied.is_same(parameter); };
+        if (std::ranges::any_of(stages.skips, same)) continue;
+        stages.skips.push_back({owner[position], s, parameter});
+        if (here && schedule.rank_of_stage[owner[position]] != group_->rank()) copies_.push_back(parameter);
       }
     }
-    forwards.push_back(pipelining::detail::together(std::move(together)));
   }
-  for (size_t i = 0; i < rank_of_.size(); ++i) {
-    require(rank_of_[i] >= 0, "pipeline", "no piece uses the parameter '{}'; hint: name its module in the piece that does", all[i].key());
+  for (size_t i = 0; i < owner.size(); ++i) {
+    if (const auto first = first_of(i); first < i) {
+      rank_of_.push_back(rank_of_[first]);
+      continue;
+    }
+    require(owner[i] >= 0, "pipeline", "no piece uses the parameter '{}'; hint: name its module in the piece that does", all[i].key());
+    rank_of_.push_back(schedule.rank_of_stage[owner[i]]);
     if (rank_of_[i] != group_->rank()) continue;
     positions_.push_back(i);
     own_.emplace_back(all[i].key(), all[i].value());
   }
-  runner_ = std::make_shared<pipelining::Runner>(mesh, options.dim, std::move(schedule), forwards);
+  runner_ = std::make_shared<pipelining::Runner>(mesh, options.dim, std::move(schedule), stages.forwards, stages.skips);
 }
 
 inline std::vector<at::Tensor> Pipeline::parameters() const {
@@ -239,7 +242,11 @@ inline std::vector<torch::nn::Module*> Pipeline::modules() const {
   return found;
 }
 
-inline void Pipeline::materialize() const { dtensor::materialize(parameters()); }
+inline void Pipeline::materialize() const {
+  auto all = parameters();
+  all.insert(all.end(), copies_.begin(), copies_.end());
+  dtensor::materialize(all);
+}
 
 // Which modules are training: a letter each.
 inline std::string Pipeline::mode() const {
@@ -325,9 +332,10 @@ inline Pipeline::Tensors Pipeline::gather(const std::function<at::Tensor(const a
   const NoSpmd plain;
   const at::NoGradGuard no_grad;
   Tensors result;
-  for (size_t i = 0, own = 0; i < rank_of_.size(); ++i) {
+  const auto all = module_->named_parameters();
+  for (size_t i = 0; i < rank_of_.size(); ++i) {
     at::Tensor tensor;
-    if (rank_of_[i] == group_->rank()) tensor = f(own_[own++].second);
+    if (rank_of_[i] == group_->rank()) tensor = f(all[i].value());
     if (tensor.defined()) tensor = full_tensor(tensor);
     result.push_back(pipelining::detail::broadcast_any(*group_, tensor, rank_of_[i], runner_->mesh_of(0).device_type()));
   }

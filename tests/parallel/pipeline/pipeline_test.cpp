@@ -2,6 +2,7 @@
 #include "tests/support/core_support.hpp"
 #include "tests/support/op_check.hpp"
 
+#include <dtensor/parallel/pipeline/sequential.hpp>
 #include <dtensor/pipeline.hpp>
 
 #include <torch/torch.h>
@@ -23,26 +24,57 @@ struct Block : torch::nn::Module {
   torch::nn::Linear up, down;
 };
 
+// What reaches over stages: nothing, the embeddings as the head's weights, or also values of the first pieces.
+enum class Reach { none, tied, skips };
+
 struct Model : torch::nn::Module {
-  explicit Model(int layers) {
+  explicit Model(int layers, Reach reach = Reach::none) : reach(reach) {
     words = register_module("words", torch::nn::Embedding(kWords, kWidth));
     for (int i = 0; i < layers; ++i) blocks->push_back(std::make_shared<Block>());
     register_module("blocks", blocks);
-    head = register_module("head", torch::nn::Linear(kWidth, kWords));
+    if (reach == Reach::none) head = register_module("head", torch::nn::Linear(kWidth, kWords));
   }
   std::vector<Piece> pieces() {
-    std::vector<Piece> all{piece("words", [this](const at::Tensor& ids) { return words(ids); })};
-    for (size_t i = 0; i < blocks->size(); ++i) {
-      all.push_back(piece(fmt::format("blocks.{}", i), [this, i](const at::Tensor& x) { return blocks->ptr<Block>(i)->forward(x); }));
+    const bool skips = reach == Reach::skips;
+    std::vector<Piece> all;
+    if (skips) {
+      all.push_back(piece("words",
+                          [this](const at::Tensor& ids) {
+                            return std::vector{words(ids), words->weight * 2};
+                          },
+                          {.gives = {"twice"}}));
+    } else {
+      all.push_back(piece("words", [this](const at::Tensor& ids) { return words(ids); }));
     }
-    all.push_back(piece("head", [this](const at::Tensor& x) { return head(x); }));
+    for (size_t i = 0; i < blocks->size(); ++i) {
+      const auto name = fmt::format("blocks.{}", i);
+      const auto run = [this, i](const at::Tensor& x) { return blocks->ptr<Block>(i)->forward(x); };
+      if (skips && i == 0) {
+        all.push_back(piece(name, [run](const at::Tensor& x) { return std::vector{run(x), x.tanh()}; }, {.gives = {"first"}}));
+      } else if (skips && i == 1) {
+        const auto add = [run](const std::vector<at::Tensor>& x) { return run(x[0]) * x[1].sum(1).sigmoid().mean(); };
+        all.push_back(piece(name, add, {.takes = {"twice"}}));
+      } else if (skips && i + 1 == blocks->size()) {
+        all.push_back(piece(name, [run](const std::vector<at::Tensor>& x) { return run(x[0] + x[1]); }, {.takes = {"first"}}));
+      } else {
+        all.push_back(piece(name, run));
+      }
+    }
+    if (skips) {
+      const auto scores = [](const std::vector<at::Tensor>& x) { return at::linear(x[0] + x[1], x[2]); };
+      all.push_back(piece("", scores, {.takes = {"first", "twice"}}));
+    } else if (reach == Reach::tied) {
+      all.push_back(piece("words", [this](const at::Tensor& x) { return at::linear(x, words->weight); }));
+    } else {
+      all.push_back(piece("head", [this](const at::Tensor& x) { return head(x); }));
+    }
     return all;
   }
   at::Tensor forward(const at::Tensor& ids) {
-    pipelining::TensorVector values{ids};
-    for (const auto& piece : pieces()) values = piece.forward(values);
-    return values[0];
+    const auto all = pieces();
+    return pipelining::stages_of(all, {static_cast<int>(all.size())}).forwards[0]({ids})[0];
   }
+  Reach reach;
   torch::nn::Embedding words{nullptr};
   torch::nn::ModuleList blocks;
   torch::nn::Linear head{nullptr};
@@ -65,9 +97,9 @@ std::pair<at::Tensor, at::Tensor> batch_of(int step) {
   return {words.narrow(1, 0, 4), words.narrow(1, 1, 4)};
 }
 
-Trained on_one_device(int layers, int microbatches, at::ScalarType dtype) {
+Trained on_one_device(int layers, int microbatches, at::ScalarType dtype, Reach reach = Reach::none) {
   torch::manual_seed(1);
-  Model model(layers);
+  Model model(layers, reach);
   model.to(dtype);
   torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(1e-2));
   Trained result;
@@ -88,13 +120,13 @@ Trained on_one_device(int layers, int microbatches, at::ScalarType dtype) {
   return result;
 }
 
-Trained on_a_pipeline(const DeviceMesh& mesh, int layers, at::ScalarType dtype, const PipelineOptions& options) {
+Trained on_a_pipeline(const DeviceMesh& mesh, int layers, at::ScalarType dtype, const PipelineOptions& options, Reach reach = Reach::none) {
   const auto own = stage_mesh(mesh);
   torch::manual_seed(1);
   std::shared_ptr<Model> model;
   {
     const DeferredInit deferred(own);
-    model = std::make_shared<Model>(layers);
+    model = std::make_shared<Model>(layers, reach);
     model->to(dtype);
   }
   auto pipe = pipeline(*model, mesh, model->pieces(), options);
@@ -139,6 +171,103 @@ TEST_CASE("pipelined model: one device's training bit for bit", "[pipeline]") {
       }
     }
   }
+}
+
+TEST_CASE("pipelined model: tied embeddings and values that skip stages", "[pipeline]") {
+  for (const auto reach : {Reach::tied, Reach::skips}) {
+    const auto expected = on_one_device(7, 8, at::kFloat, reach);
+    for (const int ranks : {1, 2, 4}) {
+      for (const std::string name : {"gpipe", "1f1b", "interleaved", "zb1p", "zbv", "v_min", "dualpipev"}) {
+        CAPTURE(static_cast<int>(reach), ranks, name);
+        REQUIRE_NOTHROW(on_ranks(ranks, [&](World&) {
+          const auto mesh = init_device_mesh(c10::kCPU, {ranks}, {"pp"});
+          const auto got = on_a_pipeline(mesh, 7, at::kFloat, {.schedule = name, .microbatches = 8}, reach);
+          check_equal(got, expected);
+        }));
+      }
+    }
+    for (const std::string transport : {"shm", "gloo"}) {
+      CAPTURE(static_cast<int>(reach), transport);
+      REQUIRE_NOTHROW(on_ranks(
+          3,
+          [&](World&) {
+            check_equal(on_a_pipeline(init_device_mesh(c10::kCPU, {3}, {"pp"}), 7, at::kFloat, {.microbatches = 8}, reach), expected);
+          },
+          transport));
+    }
+  }
+}
+
+TEST_CASE("pipelined model: tied embeddings beside another mesh dimension", "[pipeline]") {
+  const auto expected = on_one_device(3, 4, at::kDouble, Reach::tied);
+  for (const std::string name : {"1f1b", "zb1p", "zbv"}) {
+    CAPTURE(name);
+    REQUIRE_NOTHROW(on_ranks(4, [&](World&) {
+      const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"pp", "dp"});
+      check_equal(on_a_pipeline(mesh, 3, at::kDouble, {.schedule = name, .microbatches = 4}, Reach::tied), expected);
+    }));
+  }
+}
+
+TEST_CASE("pipelined model: a tied parameter belongs to the first stage and is frozen on all", "[pipeline]") {
+  const auto program = [&](Model& model, const auto& step, const auto& parameters) {
+    model.words->weight.set_requires_grad(false);
+    step();
+    for (const auto& parameter : parameters) {
+      if (parameter.grad().defined()) parameter.data().add_(parameter.grad());
+    }
+    return step();
+  };
+  const auto [x, y] = batch_of(0);
+  torch::manual_seed(1);
+  Model one(2, Reach::tied);
+  one.eval();
+  const auto expected = program(
+      one,
+      [&] {
+        double sum = 0;
+        for (int i = 0; i < 2; ++i) {
+          const auto loss = loss_of(one.forward(x.tensor_split(2)[i]), y.tensor_split(2)[i]);
+          loss.backward();
+          sum += loss.item<double>();
+        }
+        return sum;
+      },
+      one.parameters());
+  REQUIRE_NOTHROW(on_ranks(2, [&, x = x, y = y](World& world) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2}, {"pp"});
+    const Spmd spmd(stage_mesh(mesh));
+    torch::manual_seed(1);
+    Model model(2, Reach::tied);
+    model.eval();
+    auto pipe = pipeline(model, mesh, model.pieces(), {.microbatches = 2});
+    const auto parameters = pipe.named_parameters();
+    const bool has_words = std::ranges::any_of(parameters, [](const auto& p) { return p.first == "words.weight"; });
+    require(has_words == (world.rank() == 0), "test", "the embeddings are in the parameters of rank {}", world.rank());
+    const auto got = program(
+        model, [&] { return pipe.step(x, y, loss_of).loss; }, pipe.parameters());
+    require(got == expected, "test", "got {}, expected {}", got, expected);
+  }));
+}
+
+TEST_CASE("pipelined model: the modules of a Sequential are pieces", "[pipeline]") {
+  const auto make = [] {
+    return torch::nn::Sequential(torch::nn::Embedding(kWords, kWidth), torch::nn::Linear(kWidth, 12), torch::nn::ReLU(),
+                                 torch::nn::Linear(12, kWords));
+  };
+  const auto [x, y] = batch_of(0);
+  torch::manual_seed(1);
+  auto one = make();
+  const auto expected = loss_of(one->forward(x), y).item<double>();
+  REQUIRE_NOTHROW(on_ranks(2, [&, x = x, y = y](World&) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2}, {"pp"});
+    const Spmd spmd(stage_mesh(mesh));
+    torch::manual_seed(1);
+    auto model = make();
+    auto pipe = pipeline(*model, mesh, pieces(model), {.microbatches = 1, .cut = {3, 1}});
+    require(pipe.evaluate(x, y, loss_of).loss == expected, "test", "the loss differs");
+  }));
+  CHECK(pieces(make(), "layers")[2].modules == "layers.2");
 }
 
 TEST_CASE("pipelined model: a schedule of one's own", "[pipeline]") {
@@ -255,9 +384,12 @@ TEST_CASE("pipelined model: what it refuses", "[pipeline][errors]") {
   CHECK_THROWS_WITH(make(pieces, {.cut = {1, 2}}), says("the cut [1, 2] is of 3 pieces into 2 stages; expected 4 pieces"));
   CHECK_THROWS_WITH(make(pieces, {.costs = {1, 2}}), says("got 2 costs of 4 pieces"));
   CHECK_THROWS_WITH(make(pieces, {.dim = "tp"}), says("tp"));
-  auto twice = pieces;
-  twice[3].modules = "head|words";
-  CHECK_THROWS_WITH(make(twice), says("'words.weight' is used by stages of ranks 0 and 1"));
+  auto takes = pieces;
+  takes[2].takes = {"x"};
+  CHECK_THROWS_WITH(make(takes), says("the piece 'blocks.1' takes 'x', which no piece before it gives"));
+  auto gives = pieces;
+  gives[0].gives = gives[1].gives = {"x"};
+  CHECK_THROWS_WITH(make(gives), says("two pieces give 'x'; expected one"));
   auto wrong = pieces;
   wrong[1].modules = "blokcs.0";
   CHECK_THROWS_WITH(make(wrong),

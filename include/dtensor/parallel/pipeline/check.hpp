@@ -11,20 +11,36 @@ namespace dtensor::pipelining {
 enum class Pass { training, forward };
 
 // Throws unless
-//   - each stage is on one rank and runs the forward of each microbatch once and, in training, its backward once: B, or I and W;
+//   - each stage is on one rank and runs the forward of each microbatch that passes it once and, in training, its backward once: B, or I
+//     and W;
 //   - a rank runs F before B and I, and I before W;
 //   - no rank waits forever. Messages in the lists are complete, and their ends meet in an order in which no rank waits forever even if
-//   each
-//     send and receive blocks it until the other end is there. Without messages, with_messages() finds such an order;
+//     each send and receive blocks it until the other end is there. Without messages, with_messages() finds such an order;
 //   - with UNSHARD or REDUCE_GRAD in the lists, a stage is gathered where it computes and freed at the end, and reduced once, after its
-//   last
-//     backward.
+//     last backward.
 // The error names rank, action and reason, and shows what stands around.
 void check(const Schedule& schedule, Pass pass = Pass::training);
 
 // -- How -----------------------------------------------------------------------------------------------------------------
 
 namespace detail {
+
+inline void check_paths(const Schedule& schedule) {
+  const auto count = static_cast<int>(schedule.paths.size());
+  if (count == 0) return;
+  if (count != schedule.microbatches || !schedule.edges.empty())
+    refuse({name_of(schedule), " has ", count, " paths of ", schedule.microbatches, " microbatches and ",
+            static_cast<int>(schedule.edges.size()), " edges; expected a path for each microbatch, and no edges"});
+  for (int microbatch = 0; microbatch < count; ++microbatch) {
+    const auto& path = schedule.paths[microbatch];
+    for (const int stage : path) {
+      if (stage < 0 || stage >= schedule.stages() || std::ranges::count(path, stage) > 1)
+        refuse({name_of(schedule), ": the path of microbatch ", microbatch, " passes stage ", stage, "; expected each of ",
+                schedule.stages(), " stages once at most"});
+    }
+    if (path.empty()) refuse({name_of(schedule), ": microbatch ", microbatch, " passes no stage; expected a path of one or more"});
+  }
+}
 
 inline void check_sizes(const Schedule& schedule) {
   const int ranks = static_cast<int>(schedule.ranks.size()), stages = schedule.stages();
@@ -38,6 +54,7 @@ inline void check_sizes(const Schedule& schedule) {
                       rank < 0 ? "no rank" : "rank " + std::to_string(rank), "; expected one of ranks 0 to ", ranks - 1,
                       "; hint: ", rank < 0 ? "no action names it" : "see Schedule::rank_of_stage"});
   }
+  check_paths(schedule);
   for (const auto& [from, to] : schedule.edges) {
     if (!(from >= 0 && from < to && to < stages))
       detail::refuse({name_of(schedule), ": stage ", from, " feeds stage ", to, "; expected a later one of ", stages,
@@ -72,6 +89,9 @@ inline void check_action(const Schedule& schedule, const Place& place, const Act
              {"there is no microbatch ", part.microbatch, "; expected 0 to ", schedule.microbatches - 1,
               "; hint: see Schedule::microbatches"});
     }
+    if (of_microbatch(part.kind) && !schedule.passes(part.stage, part.microbatch)) {
+      refuse(schedule, place, {"microbatch ", part.microbatch, " does not pass stage ", part.stage, "; hint: see Schedule::paths"});
+    }
     if (pass == Pass::forward && !in_forward(part.kind)) {
       refuse(schedule, place,
              {"a forward pass has none of these; expected F and its messages; hint: forward_only(schedule) is the schedule of one"});
@@ -87,15 +107,16 @@ inline void check_count(const Schedule& schedule) {
       if (action.kind == Kind::F || action.kind == Kind::OVERLAP_F_B) forwards.emplace_back(action.stage, action.microbatch);
     }
   }
-  if (forwards.size() >= static_cast<size_t>(schedule.stages()) * schedule.microbatches) return;
+  size_t expected = 0;
+  for (int microbatch = 0; microbatch < schedule.microbatches && expected <= forwards.size(); ++microbatch)
+    expected += schedule.paths.empty() ? schedule.stages() : schedule.paths[microbatch].size();
+  if (forwards.size() >= expected) return;
   std::ranges::sort(forwards);
-  std::pair<int, int> expected{0, 0};
-  for (const auto& forward : forwards) {
-    if (forward < expected) continue;  // twice
-    if (forward != expected) break;
-    if (++expected.second == schedule.microbatches) expected = {expected.first + 1, 0};
+  int stage = 0, microbatch = 0;
+  for (const auto next = [&] { return std::pair(stage, microbatch); };;) {
+    if (schedule.passes(stage, microbatch) && !std::ranges::binary_search(forwards, next())) break;
+    if (++microbatch == schedule.microbatches) ++stage, microbatch = 0;
   }
-  const auto [stage, microbatch] = expected;
   lacks(schedule, {stage, Kind::F, microbatch}, place_of(schedule, {stage, Kind::F, microbatch - 1}),
         {"stage ", stage, " never runs microbatch ", microbatch, "; expected ", schedule.microbatches, " microbatches in each of ",
          schedule.stages(), " stages; hint: each stage runs each microbatch once"});
@@ -104,6 +125,7 @@ inline void check_count(const Schedule& schedule) {
 inline void check_complete(const Schedule& schedule, const Positions& positions, int stage, int microbatch) {
   const auto& at = positions.at(stage, microbatch);
   const int rank = schedule.rank_of_stage[stage];
+  if (!schedule.passes(stage, microbatch)) return;
   if (at.backward < 0) {
     const auto what = at.weight < 0 ? Action{stage, Kind::B, microbatch} : Action{stage, Kind::I, microbatch};
     lacks(schedule, what, {rank, at.weight < 0 ? at.forward : at.weight},

@@ -37,6 +37,7 @@ class Messages {
     for (int edge = 0; edge < static_cast<int>(edges_.list.size()); ++edge) {
       if (!edges_.crosses(edge)) continue;
       for (int microbatch = 0; microbatch < schedule_.microbatches; ++microbatch) {
+        if (!goes_along(edge, microbatch)) continue;
         check(edge, true, microbatch);
         if (training) check(edge, false, microbatch);
       }
@@ -52,11 +53,16 @@ class Messages {
     return (static_cast<size_t>(edge) * 2 + forward) * schedule_.microbatches + microbatch;
   }
 
+  bool goes_along(int edge, int microbatch) const {
+    return std::ranges::count(edges_.out_of(edges_.list[edge].from, microbatch), edge) > 0;
+  }
+
   void read(const Place& place, const Action& action) {
     const int edge = edge_of(edges_, action), other = other_end(action);
-    if (edge < 0) {
+    if (edge < 0 || !goes_along(edge, action.microbatch)) {
       refuse(schedule_, place,
-             {"no edge joins stages ", action.stage, " and ", other, "; expected a stage that feeds the other; hint: see Schedule::edges"});
+             {"no edge joins stages ", action.stage, " and ", other,
+              "; expected a stage that feeds the other; hint: see Schedule::edges and paths"});
     }
     if (!edges_.crosses(edge)) {
       refuse(schedule_, place,
@@ -148,7 +154,7 @@ inline void check_reduced(const Schedule& schedule, int stage) {
       reduced = i;
     }
   }
-  if (reduced < 0) {
+  if (reduced < 0 && last >= 0) {
     lacks(schedule, {stage, Kind::REDUCE_GRAD}, {rank, last},
           {"other stages reduce their gradients; expected it of all; hint: see with_reductions"});
   }

@@ -18,26 +18,45 @@
 
 namespace dtensor::pipelining {
 
+namespace detail {
+
+inline TensorVector as_list(at::Tensor tensor) { return {std::move(tensor)}; }
+inline TensorVector as_list(TensorVector tensors) { return tensors; }
+
+}  // namespace detail
+
 // A part of a model between two of which it may be cut.
 struct Piece {
   std::string modules;  // the modules whose parameters it uses, by a pattern as in a Plan: "layers.3", "norm|output"; empty: none
   StageForward forward;
+  std::vector<std::string> gives{}, takes{};  // see Skips
 };
 
-// A piece of a function of one tensor.
+// Values that go past pieces, by names: the last of a piece's outputs are what it `gives`, and the last of its inputs what it `takes` of
+// pieces before it.
+struct Skips {
+  std::vector<std::string> gives{}, takes{};
+};
+
+template <class Function>
+concept PieceFunction = std::invocable<Function&, const at::Tensor&> || std::invocable<Function&, const TensorVector&>;
+
+// A piece of a function of one tensor, or of a list of tensors. It gives a tensor or a list.
 //
 //   dt::piece("layers.3", [layer](const torch::Tensor& x) { return layer->forward(x); })
-template <class Function>
-requires std::invocable<Function&, const at::Tensor&> Piece piece(std::string modules, Function function) {
-  return {std::move(modules), [function = std::move(function)](const TensorVector& x) mutable {
-            require(x.size() == 1, "pipeline", "a piece takes one tensor; got {}; hint: give it a function of a list of tensors", x.size());
-            return TensorVector{function(x[0])};
-          }};
-}
-template <class Function>
-requires(std::invocable<Function&, const TensorVector&> && !std::invocable<Function&, const at::Tensor&>) Piece
-    piece(std::string modules, Function function) {
-  return {std::move(modules), std::move(function)};
+//   dt::piece("down", [&](const torch::Tensor& x) { auto y = down(x); return std::vector{pool(y), y}; }, {.gives = {"y"}})
+//   dt::piece("up", [&](const std::vector<torch::Tensor>& x) { return up(x[0], x[1]); }, {.takes = {"y"}})
+template <PieceFunction Function>
+Piece piece(std::string modules, Function function, Skips skips = {}) {
+  const auto forward = [function = std::move(function)](const TensorVector& x) mutable -> TensorVector {
+    if constexpr (std::invocable<Function&, const at::Tensor&>) {
+      require(x.size() == 1, "pipeline", "a piece takes one tensor; got {}; hint: give it a function of a list of tensors", x.size());
+      return detail::as_list(function(x[0]));
+    } else {
+      return detail::as_list(function(x));
+    }
+  };
+  return {std::move(modules), forward, std::move(skips.gives), std::move(skips.takes)};
 }
 
 // How many pieces each of `stages` stages has, so that the most expensive stage costs as little as can be (and, of such cuts, the earlier

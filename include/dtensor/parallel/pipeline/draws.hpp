@@ -19,11 +19,12 @@
 
 namespace dtensor::pipelining {
 
-// What the sizes of everything inside a pipeline hang on: the sizes, dtypes and layouts of a microbatch, and whether gradients are on.
+// What the sizes of everything inside a pipeline hang on: the sizes, dtypes and layouts of a microbatch, its path, and whether gradients
+// are on.
 using Signature = std::string;
 
-// One device draws microbatch after microbatch, and stage after stage in each. How much a stage draws for a signature is learned from the
-// first microbatch that has it: its forwards run first, stage after stage, each telling the others.
+// One device draws microbatch after microbatch, and stage after stage of its path in each. How much a stage draws for a signature is
+// learned from the first microbatch that has it: its forwards run first, stage after stage, each telling the others.
 class StageDraws {
  public:
   // `group`: the ranks of one pipeline.
@@ -35,12 +36,12 @@ class StageDraws {
   // The first microbatch of each signature that is new, ascending.
   const std::vector<int>& unknown() const { return unknown_; }
 
-  // Goes to where `stage` begins with `microbatch`.
-  void go_to(int stage, int microbatch);
+  // Goes to where the stage at `position` of its path begins with `microbatch`.
+  void go_to(size_t position, int microbatch);
 
   // Called in turn for all stages of an unknown microbatch, by all ranks. Runs `forward` where this rank has the stage.
   template <class Forward>
-  void learn(int microbatch, int stage, int rank_of_stage, Forward forward);
+  void learn(int microbatch, size_t position, int rank_of_stage, Forward forward);
 
   // The generator goes on after the last stage of the last microbatch.
   void end() { go_to(0, static_cast<int>(signatures_.size())); }
@@ -82,19 +83,19 @@ inline int64_t StageDraws::begin_of(int microbatch) {
   return begins_[microbatch];
 }
 
-inline void StageDraws::go_to(int stage, int microbatch) {
+inline void StageDraws::go_to(size_t position, int microbatch) {
   auto draws = begin_of(microbatch);
-  for (int s = 0; s < stage; ++s) draws += draws_.at(signatures_[microbatch])[s];
+  for (size_t i = 0; i < position; ++i) draws += draws_.at(signatures_[microbatch])[i];
   rng::go_on_from(generator_, begin_);
   rng::skip_draws(generator_, draws);
 }
 
 template <class Forward>
-void StageDraws::learn(int microbatch, int stage, int rank_of_stage, Forward forward) {
+void StageDraws::learn(int microbatch, size_t position, int rank_of_stage, Forward forward) {
   auto& counts = draws_[signatures_[microbatch]];
   int64_t count = 0;
   if (rank_of_stage == group_->rank()) {
-    go_to(stage, microbatch);
+    go_to(position, microbatch);
     const auto before = rng::copy_of(generator_);
     forward();
     count = rng::draws_between(before, generator_);
@@ -112,7 +113,7 @@ inline Schedule with_first(const Schedule& schedule, const std::vector<int>& mic
   auto result = schedule;
   for (auto& list : result.ranks) list.clear();
   for (const int microbatch : microbatches) {
-    for (int s = 0; s < schedule.stages(); ++s) result.ranks[schedule.rank_of_stage[s]].push_back({s, Kind::F, microbatch});
+    for (const int s : schedule.path(microbatch)) result.ranks[schedule.rank_of_stage[s]].push_back({s, Kind::F, microbatch});
   }
   for (size_t r = 0; r < schedule.ranks.size(); ++r) {
     for (const auto& action : schedule.ranks[r]) {

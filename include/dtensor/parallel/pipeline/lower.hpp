@@ -52,7 +52,7 @@ class Lowering {
   bool ready(const Action& action) {
     return std::ranges::all_of(Parts(action), [&](const Action& part) {
       if (!passes_on(part.kind)) return true;
-      const auto& needed = part.kind == Kind::F ? edges_.into[part.stage] : edges_.out_of[part.stage];
+      const auto& needed = part.kind == Kind::F ? edges_.into(part.stage, part.microbatch) : edges_.out_of(part.stage, part.microbatch);
       return std::ranges::all_of(needed, [&](int edge) { return arrived(edge, part) != 0; });
     });
   }
@@ -61,7 +61,8 @@ class Lowering {
     result_.ranks[rank].push_back(action);
     for (const auto& part : Parts(action)) {
       if (!passes_on(part.kind)) continue;
-      for (const int edge : part.kind == Kind::F ? edges_.out_of[part.stage] : edges_.into[part.stage]) {
+      const bool forward = part.kind == Kind::F;
+      for (const int edge : forward ? edges_.out_of(part.stage, part.microbatch) : edges_.into(part.stage, part.microbatch)) {
         arrived(edge, part) = 1;
         if (edges_.crosses(edge)) add_message(rank, edge, part);
       }
@@ -144,7 +145,10 @@ inline Schedule with_gathering(const Schedule& schedule, int stages) {
 
 inline Schedule with_reductions(const Schedule& schedule) {
   auto result = schedule;
-  std::vector<int> left(schedule.stages(), schedule.microbatches);
+  std::vector<int> left(schedule.stages(), 0);
+  for (int microbatch = 0; microbatch < schedule.microbatches; ++microbatch) {
+    for (const int stage : schedule.path(microbatch)) ++left[stage];
+  }
   for (auto& list : result.ranks) {
     const auto before = std::exchange(list, {});
     for (const auto& action : before) {

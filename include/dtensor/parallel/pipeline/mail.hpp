@@ -2,7 +2,7 @@
 #pragma once
 
 #include <dtensor/parallel/pipeline/schedule.hpp>
-#include <dtensor/parallel/pipeline/stage_values.hpp>
+#include <dtensor/parallel/pipeline/stage.hpp>
 
 #include <functional>
 #include <list>
@@ -13,21 +13,23 @@
 
 namespace dtensor::pipelining {
 
-// Inputs (F) or gradients of outputs (B) for a stage, of a microbatch.
+// What goes from stage `from` to stage `to` of a microbatch (F), or the gradients that come back (B).
 struct Letter {
   Kind kind = Kind::F;
-  int stage = 0, microbatch = 0;
+  int from = 0, to = 0, microbatch = 0;
+  int receiver() const { return kind == Kind::F ? to : from; }
   auto operator<=>(const Letter&) const = default;
 };
+constexpr int kBeforeAll = -1;  // in place of a microbatch: tied parameters, at the begin of a step
 
-// The letters that rank `from` of the schedule writes to rank `to`, in this order.
-std::vector<Letter> letters(const Schedule& schedule, int from, int to);
+// The letters that rank `sender` of the schedule writes to rank `receiver`, in this order.
+std::vector<Letter> letters(const Schedule& schedule, const std::vector<Way>& ways, int sender, int receiver);
 
 // Both ways between this rank and the others of the pipeline.
 class Mail {
  public:
   // Every rank makes it. `meshes` are those of the schedule's ranks, of which this one is `rank`.
-  Mail(const Schedule& schedule, std::vector<DeviceMesh> meshes, int rank);
+  Mail(const Schedule& schedule, std::vector<Way> ways, std::vector<DeviceMesh> meshes, int rank);
 
   // How the values of a letter travel, if that is known: nothing needs to be asked for then.
   using Knows = std::function<const std::vector<Sent>*(const Letter&)>;
@@ -57,6 +59,7 @@ class Mail {
   void ask_ahead(Post& post);
   void forget_gone();
 
+  std::vector<Way> ways_;
   std::vector<DeviceMesh> meshes_;
   std::vector<int> rank_of_stage_;
   int rank_;
@@ -67,31 +70,38 @@ class Mail {
 
 // -- How -----------------------------------------------------------------------------------------------------------------
 
-inline std::vector<Letter> letters(const Schedule& schedule, int from, int to) {
+inline std::vector<Letter> letters(const Schedule& schedule, const std::vector<Way>& ways, int sender, int receiver) {
+  const auto& rank_of = schedule.rank_of_stage;
   std::vector<Letter> result;
-  const auto add = [&](Kind kind, int stage, int microbatch) {
-    if (stage >= 0 && stage < schedule.stages() && schedule.rank_of_stage[stage] == to) result.push_back({kind, stage, microbatch});
-  };
-  for (const auto& action : schedule.ranks[from]) {
+  for (const auto& way : ways) {
+    if (!way.tied.empty() && rank_of[way.from] == sender && rank_of[way.to] == receiver)
+      result.push_back({Kind::F, way.from, way.to, kBeforeAll});
+  }
+  for (const auto& action : schedule.ranks[sender]) {
     for (const auto& part : Parts(action)) {
-      if (part.kind == Kind::F) add(Kind::F, part.stage + 1, part.microbatch);
-      if (part.kind == Kind::B || part.kind == Kind::I) add(Kind::B, part.stage - 1, part.microbatch);
+      if (part.kind == Kind::W || !is_compute(part.kind)) continue;
+      const bool forward = part.kind == Kind::F;
+      for (const auto& way : ways) {
+        const int here = forward ? way.from : way.to, there = forward ? way.to : way.from;
+        if (here != part.stage || rank_of[there] != receiver || !goes_along(way, schedule, part.microbatch)) continue;
+        if (forward && way.carries_nothing()) continue;
+        result.push_back({forward ? Kind::F : Kind::B, way.from, way.to, part.microbatch});
+      }
     }
   }
   return result;
 }
 
-inline Mail::Mail(const Schedule& schedule, std::vector<DeviceMesh> meshes, int rank)
-    : meshes_(std::move(meshes)), rank_of_stage_(schedule.rank_of_stage), rank_(rank) {
+inline Mail::Mail(const Schedule& schedule, std::vector<Way> ways, std::vector<DeviceMesh> meshes, int rank)
+    : ways_(std::move(ways)), meshes_(std::move(meshes)), rank_of_stage_(schedule.rank_of_stage), rank_(rank) {
   const int ranks = static_cast<int>(meshes_.size());
   for (int a = 0; a < ranks; ++a) {  // all ranks in one order: those that wait for each other to connect have it in common
     for (int b = 0; b < ranks; ++b) {
       if (a == b || (a != rank_ && b != rank_)) continue;
-      bool neighbours = false;
-      for (int s = 0; s + 1 < schedule.stages(); ++s) {
-        const std::pair ends(rank_of_stage_[s], rank_of_stage_[s + 1]);
-        neighbours |= ends == std::pair(a, b) || ends == std::pair(b, a);
-      }
+      const bool neighbours = std::ranges::any_of(ways_, [&](const Way& way) {
+        const std::pair ends(rank_of_stage_[way.from], rank_of_stage_[way.to]);
+        return ends == std::pair(a, b) || ends == std::pair(b, a);
+      });
       if (!neighbours) continue;
       auto& post = posts_[a == rank_ ? b : a];
       (a == rank_ ? post.out : post.in) = std::make_shared<MeshChannel>(meshes_[a], meshes_[b]);
@@ -102,7 +112,7 @@ inline Mail::Mail(const Schedule& schedule, std::vector<DeviceMesh> meshes, int 
 inline void Mail::begin(const Schedule& schedule, Knows knows) {
   knows_ = std::move(knows);
   for (auto& [other, post] : posts_) {
-    post.expected = letters(schedule, other, rank_);
+    post.expected = letters(schedule, ways_, other, rank_);
     post.asked = 0;
     post.arrived.clear();
     ask_ahead(post);
@@ -111,7 +121,7 @@ inline void Mail::begin(const Schedule& schedule, Knows knows) {
 
 inline void Mail::send(const Letter& letter, const TensorVector& tensors, const std::vector<Sent>& sent, bool introduce) {
   forget_gone();
-  auto& post = posts_.at(rank_of_stage_[letter.stage]);
+  auto& post = posts_.at(rank_of_stage_[letter.receiver()]);
   const auto add = [&](std::vector<comm::WorkPtr> works) { under_way_.insert(under_way_.end(), works.begin(), works.end()); };
   if (introduce) add(post.out->send_numbers(detail::to_numbers(sent)));
   for (size_t i = 0; i < sent.size(); ++i) {
@@ -145,10 +155,10 @@ inline void Mail::ask_ahead(Post& post) {
 }
 
 inline std::pair<TensorVector, std::vector<Sent>> Mail::take(const Letter& letter) {
-  const int from = rank_of_stage_[letter.kind == Kind::F ? letter.stage - 1 : letter.stage + 1];
+  const int from = rank_of_stage_[letter.kind == Kind::F ? letter.from : letter.to];
   auto& post = posts_.at(from);
   while (post.arrived.count(letter) == 0) {
-    require(post.asked < post.expected.size(), "pipeline", "stage {} waits for microbatch {}, which nobody sends", letter.stage,
+    require(post.asked < post.expected.size(), "pipeline", "stage {} waits for microbatch {}, which nobody sends", letter.receiver(),
             letter.microbatch);
     const auto& next = post.expected[post.asked];
     const auto* sent = knows_(next);
@@ -156,7 +166,7 @@ inline std::pair<TensorVector, std::vector<Sent>> Mail::take(const Letter& lette
       ask(post, next, *sent);
     } else {
       require(next.kind == Kind::F, "pipeline", "gradients come for microbatch {} of stage {} before its forward", next.microbatch,
-              next.stage);
+              next.from);
       ask(post, next, detail::read_sent(post.in->receive_numbers(), meshes_[from], meshes_[rank_]));
     }
   }

@@ -38,7 +38,8 @@ class Planner {
         edges_(order),
         ends_(static_cast<size_t>(order.stages()) * order.microbatches * 2, kNever),
         ranks_(order.ranks.size()),
-        result_{order.name, order.microbatches, order.rank_of_stage, std::vector<std::vector<Action>>(order.ranks.size()), order.edges} {
+        result_(order) {
+    for (auto& list : result_.ranks) list.clear();
     for (size_t rank = 0; rank < ranks_.size(); ++rank) read(ranks_[rank], order.ranks[rank]);
   }
 
@@ -95,7 +96,7 @@ class Planner {
     const int microbatch = lane.passes[lane.next].second;
     const bool forward = lane.kind == Kind::F;
     double when = forward ? 0.0 : end_of(lane.stage, Kind::F, microbatch);
-    for (const int edge : forward ? edges_.into[lane.stage] : edges_.out_of[lane.stage]) {
+    for (const int edge : forward ? edges_.into(lane.stage, microbatch) : edges_.out_of(lane.stage, microbatch)) {
       const int other = forward ? edges_.list[edge].from : edges_.list[edge].to;
       when = std::max(when, end_of(other, lane.kind, microbatch) + (edges_.crosses(edge) ? costs_.message : 0));
     }
@@ -149,7 +150,7 @@ class Planner {
     end_of(action.stage, action.kind, action.microbatch) = end;
     if (forward) ++rank.held;
     if (!forward) rank.weights.push_back({action.stage, Kind::W, action.microbatch});
-    for (const int edge : forward ? edges_.out_of[action.stage] : edges_.into[action.stage]) {
+    for (const int edge : forward ? edges_.out_of(action.stage, action.microbatch) : edges_.into(action.stage, action.microbatch)) {
       if (!edges_.crosses(edge)) continue;
       events_.emplace(end + costs_.message, edges_.rank_of[forward ? edges_.list[edge].to : edges_.list[edge].from]);
     }

@@ -13,14 +13,25 @@
 namespace dtensor::pipelining::detail {
 
 // The edges of a schedule by number, and those that lead to and from a stage.
-struct Edges {
+class Edges {
+ public:
   explicit Edges(const Schedule& schedule);
   int find(int from, int to) const;  // -1: no such edge
   bool crosses(int edge) const { return rank_of[list[edge].from] != rank_of[list[edge].to]; }
 
+  // Those that a microbatch comes along to the stage, and goes along from it.
+  const std::vector<int>& into(int stage, int microbatch) const { return into_[key(stage, microbatch)]; }
+  const std::vector<int>& out_of(int stage, int microbatch) const { return out_of_[key(stage, microbatch)]; }
+
   std::vector<StageEdge> list;
-  std::vector<std::vector<int>> into, out_of;  // by stage
   const std::vector<int>& rank_of;
+
+ private:
+  size_t key(int stage, int microbatch) const { return static_cast<size_t>(paths_ ? microbatch : 0) * rank_of.size() + stage; }
+  void add(int edge, int microbatch);
+
+  bool paths_;
+  std::vector<std::vector<int>> into_, out_of_;  // by stage, with paths also by microbatch
 };
 
 // The edge that a message goes along.
@@ -61,7 +72,7 @@ class Progress {
     return (static_cast<size_t>(edge) * 2 + forward) * schedule_.microbatches + microbatch;
   }
   const std::vector<int>& needed(const Action& part) const {
-    return part.kind == Kind::F ? edges_.into[part.stage] : edges_.out_of[part.stage];
+    return part.kind == Kind::F ? edges_.into(part.stage, part.microbatch) : edges_.out_of(part.stage, part.microbatch);
   }
   void provide(int edge, bool forward, int microbatch, double when);
   void wake(int rank);
@@ -81,18 +92,32 @@ bool has_messages(const Schedule& schedule);
 // -- How -----------------------------------------------------------------------------------------------------------------
 
 inline Edges::Edges(const Schedule& schedule)
-    : list(schedule.edges), into(schedule.stages()), out_of(schedule.stages()), rank_of(schedule.rank_of_stage) {
-  for (int stage = 0; schedule.edges.empty() && stage + 1 < schedule.stages(); ++stage) list.push_back({stage, stage + 1});
-  for (int edge = 0; edge < static_cast<int>(list.size()); ++edge) {
-    out_of[list[edge].from].push_back(edge);
-    into[list[edge].to].push_back(edge);
+    : list(edges_of(schedule)),
+      rank_of(schedule.rank_of_stage),
+      paths_(!schedule.paths.empty()),
+      into_(rank_of.size() * (paths_ ? schedule.microbatches : 1)),
+      out_of_(into_.size()) {
+  for (int edge = 0; !paths_ && edge < static_cast<int>(list.size()); ++edge) add(edge, 0);
+  for (int microbatch = 0; paths_ && microbatch < schedule.microbatches; ++microbatch) {
+    const auto& path = schedule.paths[microbatch];
+    for (size_t i = 0; i + 1 < path.size(); ++i) add(find(path[i], path[i + 1]), microbatch);
   }
 }
 
+inline void Edges::add(int edge, int microbatch) {
+  out_of_[key(list[edge].from, microbatch)].push_back(edge);
+  into_[key(list[edge].to, microbatch)].push_back(edge);
+}
+
 inline int Edges::find(int from, int to) const {
-  if (from < 0 || from >= static_cast<int>(out_of.size())) return -1;
-  const auto found = std::ranges::find_if(out_of[from], [&](int edge) { return list[edge].to == to; });
-  return found == out_of[from].end() ? -1 : *found;
+  const auto is_it = [&](int edge) { return list[edge] == StageEdge{from, to}; };
+  if (paths_) {
+    const auto found = std::ranges::find(list, StageEdge{from, to});
+    return found == list.end() ? -1 : static_cast<int>(found - list.begin());
+  }
+  if (from < 0 || from >= static_cast<int>(out_of_.size())) return -1;
+  const auto found = std::ranges::find_if(out_of_[from], is_it);
+  return found == out_of_[from].end() ? -1 : *found;
 }
 
 inline int edge_of(const Edges& edges, const Action& message) {
@@ -162,7 +187,7 @@ bool Progress::compute(int rank, const Action& action, Duration& duration, Done&
   for (const auto& part : parts) {
     if (part.kind == Kind::W) continue;
     const bool forward = part.kind == Kind::F;
-    for (const int edge : forward ? edges_.out_of[part.stage] : edges_.into[part.stage]) {
+    for (const int edge : forward ? edges_.out_of(part.stage, part.microbatch) : edges_.into(part.stage, part.microbatch)) {
       const bool crosses = edges_.crosses(edge);
       if (!crosses || !messages_) provide(edge, forward, part.microbatch, end + (crosses ? rules_.message : 0));
     }

@@ -3,7 +3,7 @@
 
 #include <dtensor/parallel/pipeline/check.hpp>
 #include <dtensor/parallel/pipeline/draws.hpp>
-#include <dtensor/parallel/pipeline/mail.hpp>
+#include <dtensor/parallel/pipeline/exchange.hpp>
 #include <dtensor/parallel/pipeline/stage.hpp>
 
 #include <dtensor/observe/scope.hpp>
@@ -14,7 +14,9 @@
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
 
+#include <cstdlib>
 #include <exception>
+#include <iterator>
 #include <string_view>
 
 #pragma GCC visibility push(default)
@@ -27,8 +29,10 @@ using LossOf = std::function<at::Tensor(const TensorVector& outputs, int microba
 class Runner {
  public:
   // The ranks whose coordinate along `dim` is r have the stages of the schedule's rank r. Every rank of `mesh` makes it alike, and gives
-  // the functions of all stages, of which it calls its own. Checks the schedule. Connects neighbours.
-  Runner(const DeviceMesh& mesh, std::string_view dim, Schedule schedule, const std::vector<StageForward>& forwards);
+  // the functions of all stages, of which it calls its own. `skips` are what stages feed other stages than the next. Checks the schedule.
+  // Connects neighbours.
+  Runner(const DeviceMesh& mesh, std::string_view dim, Schedule schedule, const std::vector<StageForward>& forwards,
+         const std::vector<Skip>& skips = {});
 
   // A pass over all microbatches: forward and backward, or forward alone where gradients are off. `inputs` are the first stage's, a list
   // for each microbatch, the same on every rank (the ranks of other stages need their sizes only). Gradients are added to those of the
@@ -46,22 +50,24 @@ class Runner {
 
  private:
   void run(const Action& action);
+  size_t position_on_path(const Action& action) const;
   size_t run_unknown(const Schedule& actions);
   void forward(Stage& stage, int microbatch);
+  TensorVector take_inputs(Stage& stage, int microbatch);
+  void hand_outputs_on(Stage& stage, int microbatch, TensorVector outputs);
   void backward(Stage& stage, int microbatch, Kind kind);
-  void hand_on(const Letter& letter, TensorVector tensors, const std::vector<Sent>& sent);
-  std::pair<TensorVector, std::vector<Sent>> take(const Letter& letter);
-  const std::vector<Sent>* known(const Letter& letter);
+  TensorVector take_gradients(const Stage& stage, int microbatch);
+  void hand_gradients_on(Stage& stage, int microbatch, TensorVector gradients);
+  void share_tied();
+  const std::vector<Sent>* sent(const Letter& letter) const;
   bool last(const Stage& stage) const { return stage.index + 1 == schedule_.stages(); }
 
   std::vector<DeviceMesh> meshes_;  // of the schedule's ranks
   Schedule schedule_;
   int rank_;
-  Mail mail_;
+  Exchange exchange_;
   StageDraws draws_;
   std::map<int, Stage> stages_;
-  std::map<std::pair<int, Signature>, std::vector<Sent>> ways_;           // to a stage, for microbatches of these sizes
-  std::map<Letter, std::pair<TensorVector, std::vector<Sent>>> at_hand_;  // between two stages of this rank
   int64_t steps_ = 0;
 
   // Of the step.
@@ -93,19 +99,21 @@ inline std::string signature_of(const TensorVector& inputs) {
   return text;
 }
 
-inline bool same_way(const std::vector<Sent>& a, const std::vector<Sent>& b) {
-  return std::ranges::equal(a, b, [](const Sent& x, const Sent& y) {
-    return x.before == y.before && x.after == y.after && x.order == y.order && x.tracked == y.tracked;
-  });
-}
-
 inline at::Tensor on_mesh(const at::Tensor& tensor, const DeviceMesh& mesh) {
   return is_dtensor(tensor) ? tensor : distribute_tensor(tensor, mesh, Placements(mesh.ndim(), replicate())).tensor();
 }
 
 // That a schedule may run on so many ranks, with so many functions.
-inline Schedule checked(Schedule schedule, std::string_view dim, size_t ranks, size_t forwards) {
+inline Schedule checked(Schedule schedule, std::string_view dim, size_t ranks, size_t forwards, const std::vector<Skip>& skips) {
+  if (!skips.empty()) {
+    schedule.edges.clear();
+    for (const auto& way : ways_of(schedule, skips)) schedule.edges.push_back({way.from, way.to});
+  }
   check(schedule);
+  for (const auto& path : schedule.paths) {
+    require(path.front() == 0 && path.back() == schedule.stages() - 1, "pipeline",
+            "got the path [{}]; expected one from stage 0 to stage {}", fmt::join(path, ", "), schedule.stages() - 1);
+  }
   require(schedule.ranks.size() == ranks, "pipeline", "the schedule is for {} ranks, and the mesh dimension '{}' has {}",
           schedule.ranks.size(), dim, ranks);
   require(static_cast<int>(forwards) == schedule.stages(), "pipeline", "got {} stages; expected the schedule's {}", forwards,
@@ -122,83 +130,156 @@ inline void check_loss(const at::Tensor& loss) {
 
 }  // namespace detail
 
-inline Runner::Runner(const DeviceMesh& mesh, std::string_view dim, Schedule schedule, const std::vector<StageForward>& forwards)
+inline Runner::Runner(const DeviceMesh& mesh, std::string_view dim, Schedule schedule, const std::vector<StageForward>& forwards,
+                      const std::vector<Skip>& skips)
     : meshes_(detail::slices(mesh, dim)),
-      schedule_(detail::checked(std::move(schedule), dim, meshes_.size(), forwards.size())),
+      schedule_(detail::checked(std::move(schedule), dim, meshes_.size(), forwards.size(), skips)),
       rank_(static_cast<int>(mesh.coordinate(mesh.dim(dim)))),
-      mail_(schedule_, meshes_, rank_),
+      exchange_(schedule_, ways_of(schedule_, skips), meshes_, rank_),
       draws_(mesh.communicator(mesh.dim(dim))) {
+  auto ways = ways_of(schedule_, skips);
+  std::ranges::sort(ways, {}, [](const Way& way) { return std::abs(way.to - way.from); });
   for (int s = 0; s < schedule_.stages(); ++s) {
-    if (schedule_.rank_of_stage[s] == rank_) stages_.emplace(s, Stage{s, meshes_[rank_], forwards[s]});
+    if (schedule_.rank_of_stage[s] != rank_) continue;
+    auto& stage = stages_.emplace(s, Stage{s, meshes_[rank_], forwards[s]}).first->second;
+    std::ranges::copy_if(ways, std::back_inserter(stage.into), [&](const Way& way) { return way.to == s; });
+    std::ranges::copy_if(ways, std::back_inserter(stage.out), [&](const Way& way) { return way.from == s; });
   }
 }
 
-inline const std::vector<Sent>* Runner::known(const Letter& letter) {
-  if (letter.kind == Kind::F) {
-    const auto found = ways_.find({letter.stage, signatures_[letter.microbatch]});
-    return found == ways_.end() ? nullptr : &found->second;
-  }
-  const auto& kept = stages_.at(letter.stage).kept;
-  const auto found = kept.find(letter.microbatch);
-  return found == kept.end() || found->second.sent.empty() ? nullptr : &found->second.sent;
+// How the gradients of a stage's outputs come: as these went.
+inline const std::vector<Sent>* Runner::sent(const Letter& letter) const {
+  const auto& stage = stages_.at(letter.from);
+  const auto found = stage.kept.find(letter.microbatch);
+  if (found == stage.kept.end() || found->second.sent.empty()) return nullptr;
+  const auto way = std::ranges::find(found->second.out, letter.to, &Way::to);
+  return &found->second.sent[way - found->second.out.begin()];
 }
 
-inline void Runner::hand_on(const Letter& letter, TensorVector tensors, const std::vector<Sent>& sent) {
-  if (has(letter.stage)) {
-    at_hand_[letter] = {std::move(tensors), sent};
-    return;
+// The values of tied parameters, from the stages that own them to the others.
+inline void Runner::share_tied() {
+  const at::NoGradGuard no_grad;
+  for (const bool sends : {true, false}) {
+    for (auto& [index, stage] : stages_) {
+      for (const auto& way : sends ? stage.out : stage.into) {
+        if (way.tied.empty() || has(sends ? way.to : way.from)) continue;
+        const Letter letter{Kind::F, way.from, way.to, kBeforeAll};
+        if (sends) {
+          exchange_.give(letter, {way.tied, detail::sent_to(mesh_of(way.to), way.tied)});
+        } else {
+          const auto values = exchange_.take(letter).tensors;
+          for (size_t i = 0; i < values.size(); ++i) way.tied[i].detach().copy_(values[i]);
+        }
+      }
+    }
   }
-  bool introduce = false;
-  if (letter.kind == Kind::F) {
-    const auto [way, is_new] = ways_.try_emplace({letter.stage, signatures_[letter.microbatch]}, sent);
-    introduce = is_new;
-    require(is_new || detail::same_way(way->second, sent), "pipeline",
-            "the outputs of stage {} have other sizes or layouts than those of a microbatch of equal inputs had", letter.stage - 1);
-  }
-  mail_.send(letter, tensors, sent, introduce);
 }
 
-inline std::pair<TensorVector, std::vector<Sent>> Runner::take(const Letter& letter) {
-  if (const auto found = at_hand_.find(letter); found != at_hand_.end()) {
-    auto result = std::move(found->second);
-    at_hand_.erase(found);
-    return result;
+// The values that the stage's function takes. The stage keeps the leaves.
+inline TensorVector Runner::take_inputs(Stage& stage, int microbatch) {
+  auto& kept = stage.kept[microbatch];
+  for (const auto& way : stage.into) {
+    if (goes_along(way, schedule_, microbatch)) kept.into.push_back(&way);
   }
-  auto result = mail_.take(letter);
-  if (letter.kind == Kind::F) ways_.try_emplace({letter.stage, signatures_[letter.microbatch]}, result.second);
-  return result;
+  for (const auto& way : stage.out) {
+    if (goes_along(way, schedule_, microbatch)) kept.out.push_back(&way);
+  }
+  if (stage.index == 0) {
+    for (const auto& x : (*inputs_)[microbatch]) kept.inputs.push_back(detail::on_mesh(x.detach(), stage.mesh));
+    return kept.inputs;
+  }
+  TensorVector values;
+  for (const auto* along : kept.into) {
+    const auto& way = *along;
+    auto& received = kept.received.emplace_back();
+    if (!way.carries_nothing()) {
+      auto [tensors, how] = exchange_.take({Kind::F, way.from, way.to, microbatch});
+      received = std::move(how);
+      for (size_t i = 0; i < tensors.size(); ++i) values.push_back(tensors[i].detach().requires_grad_(received[i].tracked));
+      kept.inputs.insert(kept.inputs.end(), values.end() - tensors.size(), values.end());
+    }
+    for (const auto& parameter : way.tied) {
+      received.push_back(detail::reversed(detail::way_of(parameter, mesh_of(way.from))));
+      kept.inputs.push_back(parameter);
+    }
+  }
+  return values;
+}
+
+inline void Runner::hand_outputs_on(Stage& stage, int microbatch, TensorVector outputs) {
+  auto& kept = stage.kept[microbatch];
+  size_t skips = 0, next = 0;
+  for (const auto* way : kept.out) skips += way->skips;
+  require(outputs.size() >= skips, "pipeline", "the stage gives {} tensors; expected at least the {} that skip stages", outputs.size(),
+          skips);
+  TensorVector tracked;  // those of the farthest stage first: one device would add their gradients up in this order
+  const auto track = [&](const at::Tensor& tensor) {
+    if (tensor.requires_grad() && c10::GradMode::is_enabled()) tracked.push_back(tensor);
+  };
+  std::vector<TensorVector> values;
+  for (const auto* way : kept.out) {
+    auto& own = values.emplace_back();
+    const auto end = next + way->skips + (way->to_next ? outputs.size() - skips : 0);
+    for (; next < end; ++next) own.push_back(detail::on_mesh(outputs[next], stage.mesh));
+    kept.sent.push_back(detail::sent_to(mesh_of(way->to), own));
+  }
+  for (size_t w = values.size(); w-- > 0;) {
+    std::ranges::for_each(values[w], track);
+    std::ranges::for_each(kept.out[w]->tied, track);
+  }
+  if (!tracked.empty()) kept.outputs.emplace(tracked);
+  outputs.clear();
+  tracked.clear();
+  for (size_t w = 0; w < values.size(); ++w) {
+    const auto& way = *kept.out[w];
+    for (auto& value : values[w]) value = value.detach();
+    if (!way.carries_nothing()) exchange_.give({Kind::F, way.from, way.to, microbatch}, {std::move(values[w]), kept.sent[w]});
+    const auto tied = detail::sent_to(mesh_of(way.to), way.tied);
+    kept.sent[w].insert(kept.sent[w].end(), tied.begin(), tied.end());
+  }
 }
 
 inline void Runner::forward(Stage& stage, int microbatch) {
+  const auto inputs = take_inputs(stage, microbatch);
   auto& kept = stage.kept[microbatch];
-  if (stage.index == 0) {
-    for (const auto& x : (*inputs_)[microbatch]) kept.inputs.push_back(detail::on_mesh(x.detach(), stage.mesh));
-  } else {
-    auto [tensors, received] = take({Kind::F, stage.index, microbatch});
-    for (size_t i = 0; i < tensors.size(); ++i) kept.inputs.push_back(tensors[i].detach().requires_grad_(received[i].tracked));
-    kept.received = std::move(received);
-  }
   const Spmd spmd(stage.mesh);
-  auto outputs = stage.forward(kept.inputs);
-  if (last(stage)) {
-    outputs = {(*loss_)(outputs, microbatch)};
-    detail::check_loss(outputs[0]);
-    losses_[microbatch] = outputs[0].detach();
-  }
-  TensorVector tracked;
-  for (const auto& output : outputs) {
-    if (output.requires_grad()) tracked.push_back(output);
-  }
-  if (!tracked.empty()) kept.outputs.emplace(tracked);
+  auto outputs = stage.forward(inputs);
   if (!last(stage)) {
-    const auto& next = mesh_of(stage.index + 1);
-    for (auto& output : outputs) {
-      kept.sent.push_back(detail::way_of(output = detail::on_mesh(output, stage.mesh), next));
-      output = output.detach();
-    }
-    hand_on({Kind::F, stage.index + 1, microbatch}, std::move(outputs), kept.sent);
+    hand_outputs_on(stage, microbatch, std::move(outputs));
+  } else {
+    const auto loss = (*loss_)(outputs, microbatch);
+    detail::check_loss(loss);
+    losses_[microbatch] = loss.detach();
+    if (loss.requires_grad()) kept.outputs.emplace(TensorVector{loss});
   }
   if (!c10::GradMode::is_enabled()) stage.kept.erase(microbatch);
+}
+
+// Those of the outputs that need one, as `outputs` of KeptForward has them.
+inline TensorVector Runner::take_gradients(const Stage& stage, int microbatch) {
+  const auto& kept = stage.kept.at(microbatch);
+  if (last(stage)) return TensorVector(kept.outputs ? 1 : 0);
+  TensorVector gradients;
+  for (size_t w = kept.out.size(); w-- > 0;) {
+    const auto came = exchange_.take({Kind::B, stage.index, kept.out[w]->to, microbatch}).tensors;
+    for (size_t i = 0; i < came.size(); ++i) {
+      if (kept.sent[w][i].tracked) gradients.push_back(came[i]);
+    }
+  }
+  return gradients;
+}
+
+inline void Runner::hand_gradients_on(Stage& stage, int microbatch, TensorVector gradients) {
+  const auto& kept = stage.kept.at(microbatch);
+  size_t next = 0;
+  for (size_t w = 0; w < kept.into.size(); ++w) {
+    TensorVector own;
+    for (const auto& received : kept.received[w]) {
+      if (received.tracked && !gradients[next].defined()) gradients[next] = at::zeros_like(kept.inputs[next]);
+      own.push_back(std::move(gradients[next++]));
+    }
+    exchange_.give({Kind::B, kept.into[w]->from, stage.index, microbatch}, {std::move(own), kept.received[w]});
+  }
 }
 
 inline void Runner::backward(Stage& stage, int microbatch, Kind kind) {
@@ -212,18 +293,11 @@ inline void Runner::backward(Stage& stage, int microbatch, Kind kind) {
     stage.kept.erase(microbatch);
     return;
   }
-  TensorVector gradients;
-  if (last(stage)) {
-    gradients.resize(kept.outputs ? 1 : 0);
-  } else {
-    const auto came = take({Kind::B, stage.index, microbatch}).first;
-    for (size_t i = 0; i < came.size(); ++i) {
-      if (kept.sent[i].tracked) gradients.push_back(came[i]);
-    }
-  }
+  const auto gradients = take_gradients(stage, microbatch);
   TensorVector of_inputs(kept.inputs.size());
   if (kept.outputs) {
-    if (kind == Kind::I) {
+    const bool tied = std::ranges::any_of(kept.into, [](const Way* way) { return !way->tied.empty(); });
+    if (kind == Kind::I || tied) {  // the gradient of a tied parameter belongs to its owner: it is one of an input
       auto half = std::move(*kept.outputs).backward_inputs(gradients, kept.inputs);
       of_inputs = std::move(half.gradients);
       kept.weights = std::move(half.weights);
@@ -232,20 +306,25 @@ inline void Runner::backward(Stage& stage, int microbatch, Kind kind) {
       for (size_t i = 0; i < of_inputs.size(); ++i) of_inputs[i] = kept.inputs[i].grad();
     }
   }
-  for (size_t i = 0; i < kept.received.size(); ++i) {
-    if (kept.received[i].tracked && !of_inputs[i].defined()) of_inputs[i] = at::zeros_like(kept.inputs[i]);
-  }
-  if (stage.index > 0) hand_on({Kind::B, stage.index - 1, microbatch}, std::move(of_inputs), kept.received);
+  hand_gradients_on(stage, microbatch, std::move(of_inputs));
   kept.inputs.clear();
   kept.outputs.reset();
-  if (kind == Kind::B) stage.kept.erase(microbatch);
+  if (kind == Kind::I) return;
+  kept.weights.run();
+  stage.kept.erase(microbatch);
+}
+
+inline size_t Runner::position_on_path(const Action& action) const {
+  if (schedule_.paths.empty()) return action.stage;
+  const auto& path = schedule_.paths[action.microbatch];
+  return std::ranges::find(path, action.stage) - path.begin();
 }
 
 inline void Runner::run(const Action& action) {
   auto& stage = stages_.at(action.stage);
   try {
     const Scope scope(text(action));
-    if (action.kind == Kind::F) draws_.go_to(action.stage, action.microbatch);
+    if (action.kind == Kind::F) draws_.go_to(position_on_path(action), action.microbatch);
     action.kind == Kind::F ? forward(stage, action.microbatch) : backward(stage, action.microbatch, action.kind);
   } catch (const c10::Error& error) {
     fail("pipeline", "stage {} failed at {} (microbatch {}) in step {}: {}", action.stage, text(action), action.microbatch, steps_,
@@ -260,9 +339,10 @@ inline void Runner::run(const Action& action) {
 inline size_t Runner::run_unknown(const Schedule& actions) {
   size_t own = 0;
   for (const int microbatch : draws_.unknown()) {
-    for (int s = 0; s < actions.stages(); ++s) {
-      own += has(s);
-      draws_.learn(microbatch, s, actions.rank_of_stage[s], [&] { run({s, Kind::F, microbatch}); });
+    const auto path = actions.path(microbatch);
+    for (size_t i = 0; i < path.size(); ++i) {
+      own += has(path[i]);
+      draws_.learn(microbatch, i, actions.rank_of_stage[path[i]], [&] { run({path[i], Kind::F, microbatch}); });
     }
   }
   return own;
@@ -274,24 +354,28 @@ inline TensorVector Runner::step(const std::vector<TensorVector>& inputs, const 
   inputs_ = &inputs;
   loss_ = &loss;
   sync_ = sync;
-  at_hand_.clear();  // of a step that failed
   losses_.assign(has(schedule_.stages() - 1) ? inputs.size() : 0, at::Tensor());
   signatures_.clear();
-  for (const auto& x : inputs) signatures_.push_back(mode + detail::signature_of(x));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    signatures_.push_back(mode + detail::signature_of(inputs[i]));
+    if (!schedule_.paths.empty()) signatures_.back() += fmt::format(" {}", fmt::join(schedule_.paths[i], ">"));
+  }
   for (auto& [index, stage] : stages_) {
     stage.kept.clear();
-    stage.backwards = schedule_.microbatches;
+    stage.backwards = 0;
+    for (int i = 0; i < schedule_.microbatches; ++i) stage.backwards += schedule_.passes(index, i);
   }
   draws_.begin(signatures_, rng::generator_for(World::current(), c10::Device(meshes_[rank_].device_type())));
   const auto training = compute_only(schedule_);
   const auto actions = with_first(c10::GradMode::is_enabled() ? training : forward_only(training), draws_.unknown());
-  mail_.begin(actions, [this](const Letter& letter) { return known(letter); });
+  exchange_.begin(actions, signatures_, [this](const Letter& letter) { return sent(letter); });
+  share_tied();
   const auto done = run_unknown(actions);
   for (size_t i = done; i < actions.ranks[rank_].size(); ++i) {
     for (const auto& part : Parts(actions.ranks[rank_][i])) run(part);
   }
   draws_.end();
-  mail_.finish();
+  exchange_.finish();
   ++steps_;
   return std::move(losses_);
 }

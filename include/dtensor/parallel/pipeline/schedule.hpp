@@ -3,6 +3,7 @@
 
 #include <dtensor/parallel/pipeline/action.hpp>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@ namespace dtensor::pipelining {
 // Stage `from` feeds stage `to`.
 struct StageEdge {
   int from = 0, to = 0;
+  bool operator==(const StageEdge&) const = default;
 };
 
 struct Schedule {
@@ -21,8 +23,14 @@ struct Schedule {
   std::vector<int> rank_of_stage;          // of each stage, in the model's order
   std::vector<std::vector<Action>> ranks;  // what each rank does, in this order
   std::vector<StageEdge> edges{};          // which stage feeds which later ones; none: each stage feeds the next one
+  std::vector<std::vector<int>> paths{};   // the stages that each microbatch passes, in this order; none: all. In place of `edges`
 
   int stages() const { return static_cast<int>(rank_of_stage.size()); }
+  bool passes(int stage, int microbatch) const {
+    return paths.empty() || std::ranges::find(paths[microbatch], stage) != paths[microbatch].end();
+  }
+  // The stages that a microbatch passes.
+  std::vector<int> path(int microbatch) const;
 };
 
 // What a generator is asked for. Without a number of chunks (stages of a rank), the schedule has the usual one.
@@ -35,11 +43,8 @@ std::vector<int> loop_placement(int ranks, int chunks);
 // Ranks 0, 1, ..., then back again: the last stage of two chunks is on rank 0, beside the first.
 std::vector<int> v_placement(int ranks, int chunks = 2);
 
-// The stages that feed each stage, and that each stage feeds, by `edges` or its default.
-struct Neighbours {
-  explicit Neighbours(const Schedule& schedule);
-  std::vector<std::vector<int>> before, after;
-};
+// What feeds what: `edges`, or its default, or what the paths go along.
+std::vector<StageEdge> edges_of(const Schedule& schedule);
 
 // A line for each rank: "rank0: 0F0 0F1 ...", of what it computes.
 std::string describe(const Schedule& schedule);
@@ -66,15 +71,24 @@ inline std::vector<int> v_placement(int ranks, int chunks) {
   return ranks_of;
 }
 
-inline Neighbours::Neighbours(const Schedule& schedule) : before(schedule.stages()), after(schedule.stages()) {
-  for (const auto& [from, to] : schedule.edges) {
-    before[to].push_back(from);
-    after[from].push_back(to);
+inline std::vector<int> Schedule::path(int microbatch) const {
+  if (!paths.empty()) return paths[microbatch];
+  std::vector<int> all(rank_of_stage.size());
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int>(i);
+  return all;
+}
+
+inline std::vector<StageEdge> edges_of(const Schedule& schedule) {
+  if (schedule.paths.empty() && !schedule.edges.empty()) return schedule.edges;
+  std::vector<StageEdge> edges;
+  for (int stage = 0; schedule.paths.empty() && stage + 1 < schedule.stages(); ++stage) edges.push_back({stage, stage + 1});
+  for (const auto& path : schedule.paths) {
+    for (size_t i = 0; i + 1 < path.size(); ++i) {
+      const StageEdge edge{path[i], path[i + 1]};
+      if (std::ranges::find(edges, edge) == edges.end()) edges.push_back(edge);
+    }
   }
-  for (int stage = 0; schedule.edges.empty() && stage + 1 < schedule.stages(); ++stage) {
-    before[stage + 1].push_back(stage);
-    after[stage].push_back(stage + 1);
-  }
+  return edges;
 }
 
 inline std::string describe(const Schedule& schedule) {

@@ -111,7 +111,7 @@ inline void count_messages(const Schedule& schedule, const Costs& costs, Timelin
       for (const auto& part : Parts(action)) {
         if (part.kind == Kind::W) continue;
         const bool forward = part.kind == Kind::F;
-        const auto& along = forward ? edges.out_of[part.stage] : edges.into[part.stage];
+        const auto& along = forward ? edges.out_of(part.stage, part.microbatch) : edges.into(part.stage, part.microbatch);
         const auto count = std::ranges::count_if(along, [&](int edge) { return edges.crosses(edge); });
         timeline.ranks[rank].messages += count;
         (forward ? timeline.forward_messages : timeline.backward_messages) += count;

@@ -113,6 +113,18 @@ inline Sent way_of(const at::Tensor& output, const DeviceMesh& to) {
   return sent;
 }
 
+inline std::vector<Sent> sent_to(const DeviceMesh& to, const TensorVector& tensors) {
+  std::vector<Sent> result;
+  for (const auto& tensor : tensors) result.push_back(way_of(tensor, to));
+  return result;
+}
+
+// As the other end sees it, of a tensor that lies alike on both meshes.
+inline Sent reversed(Sent sent) {
+  std::swap(sent.before, sent.after);
+  return sent;
+}
+
 // This rank's shard of a tensor that is to lie so.
 inline at::Tensor local_of(const at::Tensor& tensor, const Sent& sent, const Layout& layout) {
   const auto moved = redistribute(tensor.detach().permute(sent.order), layout.placements());

@@ -1,0 +1,81 @@
+// From pieces to stages: the functions of the stages, and what goes past stages.
+#pragma once
+
+#include <dtensor/parallel/pipeline/cut.hpp>
+
+#include <map>
+
+#pragma GCC visibility push(default)
+
+namespace dtensor::pipelining {
+
+struct StagesOfPieces {
+  std::vector<StageForward> forwards;
+  std::vector<Skip> skips;
+};
+
+// `cut`: how many pieces each stage has. Throws for a name that two pieces give, or that no piece before gives.
+StagesOfPieces stages_of(const std::vector<Piece>& pieces, const std::vector<int>& cut);
+
+// -- How -----------------------------------------------------------------------------------------------------------------
+
+namespace detail {
+
+// The pieces of one stage as one function. `taken` come from other stages and `given` go to others, in the order of the stage's ways.
+inline StageForward together(std::vector<Piece> pieces, std::vector<std::string> taken, std::vector<std::string> given) {
+  return [pieces = std::move(pieces), taken = std::move(taken), given = std::move(given)](const TensorVector& inputs) {
+    std::map<std::string, at::Tensor> named;
+    auto values = inputs;
+    for (size_t i = taken.size(); i-- > 0; values.pop_back()) named[taken[i]] = values.back();
+    for (const auto& piece : pieces) {
+      for (const auto& name : piece.takes) values.push_back(named.at(name));
+      values = piece.forward(values);
+      require(values.size() >= piece.gives.size(), "pipeline", "the piece '{}' gives {} tensors; expected the {} that it names last",
+              piece.modules, values.size(), piece.gives.size());
+      for (size_t i = piece.gives.size(); i-- > 0; values.pop_back()) named[piece.gives[i]] = values.back();
+    }
+    for (const auto& name : given) values.push_back(named.at(name));
+    return values;
+  };
+}
+
+}  // namespace detail
+
+inline StagesOfPieces stages_of(const std::vector<Piece>& pieces, const std::vector<int>& cut) {
+  const int stages = static_cast<int>(cut.size());
+  // By stage and distance to the other one: names, as the stage's function takes and gives them.
+  std::vector<std::map<int, std::vector<std::string>>> taken(stages), given(stages);
+  std::vector<std::vector<Piece>> of_stage(stages);
+  std::map<std::string, int> giver;
+  StagesOfPieces result;
+  for (int s = 0, p = 0; s < stages; ++s) {
+    for (int i = 0; i < cut[s]; ++i, ++p) {
+      const auto& piece = pieces[p];
+      for (const auto& name : piece.takes) {
+        const auto found = giver.find(name);
+        require(found != giver.end(), "pipeline", "the piece '{}' takes '{}', which no piece before it gives", piece.modules, name);
+        const int from = found->second;
+        auto& names = taken[s][s - from];
+        if (from == s || std::ranges::find(names, name) != names.end()) continue;
+        names.push_back(name);
+        given[from][s - from].push_back(name);
+        result.skips.push_back({from, s});
+      }
+      for (const auto& name : piece.gives) {
+        require(giver.emplace(name, s).second, "pipeline", "two pieces give '{}'; expected one", name);
+      }
+      of_stage[s].push_back(piece);
+    }
+  }
+  const auto flat = [](const std::map<int, std::vector<std::string>>& by_distance) {
+    std::vector<std::string> all;
+    for (const auto& [distance, names] : by_distance) all.insert(all.end(), names.begin(), names.end());
+    return all;
+  };
+  for (int s = 0; s < stages; ++s) result.forwards.push_back(detail::together(std::move(of_stage[s]), flat(taken[s]), flat(given[s])));
+  return result;
+}
+
+}  // namespace dtensor::pipelining
+
+#pragma GCC visibility pop
