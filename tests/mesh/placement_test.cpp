@@ -8,6 +8,7 @@
 #include <vector>
 
 using namespace dtensor;
+using namespace dtensor::test;
 
 namespace {
 
@@ -68,10 +69,10 @@ TEST_CASE("shares are a proportion", "[placement]") {
   REQUIRE(!(ragged_shard(0, {2, 1}) == ragged_shard(0, {1, 2})));
   REQUIRE(RaggedShard(1, {6, 0, 3}, 4).str() == "Ragged(1, 2:0:1, unit=4)");
   REQUIRE(ragged_shard(0, std::vector<int64_t>(20, 1)).str() == "Ragged(0, 1:1:1:1:1:1:1:1:1:1:1:1:1:1:1:1:... of 20)");
-  REQUIRE_THROWS_WITH(ragged_shard(0, {}), test::says("not all of them 0"));
-  REQUIRE_THROWS_WITH(ragged_shard(0, {0, 0}), test::says("not all of them 0"));
-  REQUIRE_THROWS_WITH(ragged_shard(0, {1, -1}), test::says("expected numbers of 0 or more"));
-  REQUIRE_THROWS_WITH(ragged_shard(0, {std::numeric_limits<int64_t>::max(), 1}), test::says("at most 2^62"));
+  REQUIRE_THROWS_WITH(ragged_shard(0, {}), says("not all of them 0"));
+  REQUIRE_THROWS_WITH(ragged_shard(0, {0, 0}), says("not all of them 0"));
+  REQUIRE_THROWS_WITH(ragged_shard(0, {1, -1}), says("expected numbers of 0 or more"));
+  REQUIRE_THROWS_WITH(ragged_shard(0, {std::numeric_limits<int64_t>::max(), 1}), says("at most 2^62"));
   // One order on every rank, whatever the addresses.
   REQUIRE(Cut{1, 1, Shares::of({1, 2})} < Cut{1, 1, Shares::of({1, 3})});
   REQUIRE(Cut{} < Cut{1, 1, Shares::of({1, 2})});
@@ -96,7 +97,7 @@ TEST_CASE("the parts of a dimension cover it once", "[placement]") {
 }
 
 TEST_CASE("a split that does not divide is an error", "[placement]") {
-  REQUIRE_THROWS_WITH(cut(10, strided_shard(0, 3), 2, 0), test::says("length 10"));
+  REQUIRE_THROWS_WITH(cut(10, strided_shard(0, 3), 2, 0), says("length 10"));
   REQUIRE_THROWS_AS(cut(10, strided_shard(0, 0), 2, 0), Error);
   REQUIRE_THROWS_AS(cut_length(10, strided_shard(0, 1, 4), 2, 0), Error);
 }

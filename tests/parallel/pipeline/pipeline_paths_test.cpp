@@ -22,13 +22,13 @@ int64_t passes_of(const Schedule& schedule, int stage) {
   return count;
 }
 
-constexpr int64_t kWidth = 6;
+constexpr int64_t kNumbers = 6;
 
 // Stages that add to their input, and draw random numbers; the gradients of each, after `run` has trained with its forwards.
 struct Blocks {
   explicit Blocks(int count) {
     torch::manual_seed(2);
-    for (int i = 0; i < count; ++i) all.push_back(std::make_shared<torch::nn::LinearImpl>(kWidth, kWidth));
+    for (int i = 0; i < count; ++i) all.push_back(std::make_shared<torch::nn::LinearImpl>(kNumbers, kNumbers));
   }
   at::Tensor forward(int stage, const at::Tensor& x) const { return x + torch::dropout(all[stage]->forward(x).tanh(), 0.3, true); }
   std::vector<StageForward> forwards() const {
@@ -43,11 +43,11 @@ struct Blocks {
 
 std::vector<TensorVector> microbatches(int count) {
   std::vector<TensorVector> result;
-  for (int i = 0; i < count; ++i) result.push_back({torch::arange(2 * kWidth).view({2, kWidth}).add(i).sin()});
+  for (int i = 0; i < count; ++i) result.push_back({torch::arange(2 * kNumbers).view({2, kNumbers}).add(i).sin()});
   return result;
 }
 
-at::Tensor loss_of(const at::Tensor& y) { return y.square().mean(); }
+at::Tensor mean_square(const at::Tensor& y) { return y.square().mean(); }
 
 // Losses, then gradients (zeros where no microbatch passed), then what is drawn afterwards.
 TensorVector on_one_device(const Schedule& schedule) {
@@ -56,7 +56,7 @@ TensorVector on_one_device(const Schedule& schedule) {
   for (int i = 0; i < schedule.microbatches; ++i) {
     auto x = microbatches(schedule.microbatches)[i][0];
     for (const int stage : schedule.path(i)) x = blocks.forward(stage, x);
-    const auto loss = loss_of(x);
+    const auto loss = mean_square(x);
     loss.backward();
     results.push_back(loss.detach());
   }
@@ -77,7 +77,7 @@ void check_runs(const Schedule& schedule, const std::string& transport = "thread
         const Spmd spmd(mesh.slice("pp", world.rank()));
         const Blocks blocks(schedule.stages());
         Runner runner(mesh, "pp", schedule, blocks.forwards());
-        const auto losses = runner.step(microbatches(schedule.microbatches), [](const TensorVector& y, int) { return loss_of(y[0]); });
+        const auto losses = runner.step(microbatches(schedule.microbatches), [](const TensorVector& y, int) { return mean_square(y[0]); });
         for (size_t i = 0; i < losses.size(); ++i) require(full_tensor(losses[i]).equal(expected[i]), "test", "loss {} differs", i);
         for (int s = 0; s < schedule.stages(); ++s) {
           if (!runner.has(s)) continue;
