@@ -55,9 +55,33 @@ struct PipelineStep {
   double loss = 0;             // their sum, in order
 };
 
+// The loss of a microbatch, of one element, from what the last piece gives and the microbatch's target: a function of two tensors or, of a
+// last piece that gives several, of a list and a tensor.
+class PipelineLoss {
+ public:
+  using Outputs = std::vector<at::Tensor>;
+  template <class Function>
+  requires std::invocable<Function&, const at::Tensor&, const at::Tensor&> PipelineLoss(Function function)
+      : of_([function](const Outputs& outputs, const at::Tensor& target) mutable {
+          require(outputs.size() == 1, "pipeline",
+                  "the last piece gives {} tensors, and the loss takes one; hint: give a function of a list of tensors and a target",
+                  outputs.size());
+          return function(outputs[0], target);
+        }) {}
+  template <class Function>
+  requires(!std::invocable<Function&, const at::Tensor&, const at::Tensor&> && std::invocable<Function&, const Outputs&, const at::Tensor&>)
+      PipelineLoss(Function function)
+      : of_(std::move(function)) {}
+
+  at::Tensor operator()(const Outputs& outputs, const at::Tensor& target) const { return of_(outputs, target); }
+
+ private:
+  std::function<at::Tensor(const Outputs&, const at::Tensor&)> of_;
+};
+
 class Pipeline {
  public:
-  using Loss = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
+  using Loss = PipelineLoss;
   using Tensors = std::vector<at::Tensor>;
 
   // See dt::pipeline().
@@ -286,13 +310,7 @@ inline PipelineStep Pipeline::run(const Tensors& inputs, const Tensors& targets,
   std::vector<pipelining::TensorVector> lists;
   for (const auto& x : inputs) lists.push_back({x});
   const auto losses = runner_->step(
-      lists,
-      [&](const pipelining::TensorVector& outputs, int microbatch) {
-        require(outputs.size() == 1, "pipeline", "the last piece gives {} tensors; expected one, the loss's first argument",
-                outputs.size());
-        return loss(outputs[0], targets[microbatch]);
-      },
-      sync, mode());
+      lists, [&](const pipelining::TensorVector& outputs, int microbatch) { return loss(outputs, targets[microbatch]); }, sync, mode());
   const NoSpmd plain;
   auto values = at::zeros({microbatches()}, at::kDouble);
   for (size_t i = 0; i < losses.size(); ++i) values[static_cast<int64_t>(i)] = full_tensor(losses[i]).item<double>();

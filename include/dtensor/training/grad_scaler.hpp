@@ -2,11 +2,13 @@
 #pragma once
 
 #include <dtensor/base/error.hpp>
+#include <dtensor/mesh/device_mesh.hpp>
 #include <dtensor/tensor/spmd.hpp>
 #include <dtensor/tensor/spread.hpp>
 #include <dtensor/training/parameters_of.hpp>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -16,6 +18,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <vector>
 
 #pragma GCC visibility push(default)
@@ -59,7 +62,9 @@ class GradScaler {
   // Divides the gradients of the optimizer's parameters by the scale, in place, and finds out whether all are finite. Reduces Partial
   // gradients first. Communicates one all_reduce, over the ranks of the parameters' meshes (where one mesh holds the others; else one for
   // each mesh). Throws when it is called twice between two updates, when no parameter has a gradient, and for gradients on several devices.
-  void unscale_(torch::optim::Optimizer& optimizer);
+  //
+  // `stages`: the ranks of a pipeline, mesh["pp"], whose optimizers have other parameters and make the same decision. One all_reduce more.
+  void unscale_(torch::optim::Optimizer& optimizer, const std::optional<DeviceMesh>& stages = std::nullopt);
 
   // Calls unscale_() if that was not done, then makes the optimizer's step if the gradients are finite. Returns whether it made a step. At
   // most once between two updates.
@@ -136,7 +141,7 @@ inline std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& 
   return scaled;
 }
 
-inline void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+inline void GradScaler::unscale_(torch::optim::Optimizer& optimizer, const std::optional<DeviceMesh>& stages) {
   if (!options_.enabled) return;
   const auto it = seen_.find(&optimizer);
   require(it == seen_.end(), detail::kGradScaler,
@@ -147,7 +152,13 @@ inline void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   require(!gradients.empty(), detail::kGradScaler,
           "no parameter of the optimizer has a gradient; hint: call backward() of the scaled loss first");
   for (const auto& gradient : gradients) gradient.mul_(1 / scale_);
-  seen_[&optimizer].found_inf = !detail::all_finite(gradients);
+  bool finite = detail::all_finite(gradients);
+  for (int64_t dim = 0; stages && dim < stages->ndim(); ++dim) {
+    const NoSpmd plain;
+    const auto found = at::full({1}, finite ? 0 : 1, at::TensorOptions(at::kFloat).device(gradients[0].device()));
+    finite = stages->communicator(dim).all_reduce(found, ReduceOp::max).get().item<float>() == 0;
+  }
+  seen_[&optimizer].found_inf = !finite;
 }
 
 inline bool GradScaler::step(torch::optim::Optimizer& optimizer) {
