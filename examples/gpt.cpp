@@ -84,13 +84,21 @@ GptImpl::GptImpl(const GptOptions& options)
   initialize(head_);
 }
 
-torch::Tensor GptImpl::forward(const torch::Tensor& ids) {
+torch::Tensor GptImpl::embed(const torch::Tensor& ids) {
   const auto t = ids.size(1);
   TORCH_CHECK(t <= positions_.size(0), "gpt: a sequence of ", t, " is longer than the ", positions_.size(0),
               " positions");
-  auto x = at::dropout(tokens_(ids) + positions_.slice(0, 0, t), dropout_, is_training());
-  for (const auto& block : *blocks_) x = block->as<GptBlock>()->forward(x);
-  return head_(norm_(x));
+  return at::dropout(tokens_(ids) + positions_.slice(0, 0, t), dropout_, is_training());
+}
+
+torch::Tensor GptImpl::block(size_t i, const torch::Tensor& x) { return blocks_[i]->as<GptBlock>()->forward(x); }
+
+torch::Tensor GptImpl::score(const torch::Tensor& x) { return head_(norm_(x)); }
+
+torch::Tensor GptImpl::forward(const torch::Tensor& ids) {
+  auto x = embed(ids);
+  for (size_t i = 0; i < blocks_->size(); ++i) x = block(i, x);
+  return score(x);
 }
 
 torch::Tensor gpt_loss(const torch::Tensor& logits, const torch::Tensor& targets) {

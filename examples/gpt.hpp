@@ -35,6 +35,11 @@ class GptImpl : public torch::nn::Module {
   // The logits of the next token: ids int64 [b, t] -> [b, t, vocab]. Throws when t > max_seq.
   torch::Tensor forward(const torch::Tensor& ids);
 
+  // Its parts, one after the other: what a pipeline is cut between.
+  torch::Tensor embed(const torch::Tensor& ids);          // [b, t] -> [b, t, d]
+  torch::Tensor block(size_t i, const torch::Tensor& x);  // [b, t, d] -> [b, t, d]
+  torch::Tensor score(const torch::Tensor& x);            // [b, t, d] -> [b, t, vocab]
+
  private:
   double dropout_;
   torch::nn::Embedding tokens_;

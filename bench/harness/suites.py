@@ -217,6 +217,41 @@ def step(s: Setting) -> list[Row]:
     return list(rows.values())
 
 
+# PyTorch has these. Of two ranks and many microbatches: how many times as fast as one process they can be, by the schedule's makespan.
+PIPELINES = {"gpipe": 1.78, "1f1b": 1.78, "interleaved": 1.88, "looped_bfs": 1.88, "interleaved_zb": 1.96, "zbv": 1.96, "dualpipev": 1.92}
+
+
+def pipeline(s: Setting) -> list[Row]:
+    """A training step of a pipeline of two ranks, and pipelines of stages that sleep."""
+    rows: dict = {}
+    model = ["--layers", "8", "--seq", "128", "--batch", "16", "--microbatches", "8"]
+
+    def ours(mode, dim, *options, copies=1):
+        return tokens_per_second(outputs([command([s.build / "examples/gpt_step", mode, "--dim", dim, *model, *options])] * copies))
+
+    for i in range(s.rounds):
+        for dim, least in ((256, 1.15), (64, 1.5)):
+            alone, both = ours("single", dim), ours("single", dim, copies=2)
+            for name, limit in PIPELINES.items():
+                here = ours("pp", dim, "--ranks", "2", "--schedule", name)
+                peer = tokens_per_second([on_ranks("torch_pipeline.py", 2, "step", name, "--dim", str(dim), *model)]) if s.torch else None
+                row = Row("pipeline step", f"{name}, width {dim}", "tokens/s", [], [], s.peer(), higher_is_better=True, ratio_at_least=least)
+                collect(rows, row, here, peer)
+                row = Row("pipeline step, of what the schedule allows", f"{name}, width {dim}", "of the limit", [], here_at_least=0.95)
+                collect(rows, row, here / (limit * both))
+            collect(rows, Row("pipeline step", f"one process, width {dim}", "tokens/s", [], higher_is_better=True), alone)
+        for name, entry in benchmark(s.build / "bench/pipeline").items():
+            schedule, ranks, microbatches = name.split("/")[:3]
+            peer = None
+            if s.torch and schedule in PIPELINES:
+                text = on_ranks("torch_pipeline.py", int(ranks), "sleep", schedule, "--microbatches", microbatches, "--steps", "4")
+                peer = float(re.search(r": ([\d.]+) ms", text)[1]) / entry["simulated_ms"]
+            row = Row("pipeline of stages that sleep", f"{schedule}, {ranks} ranks", "x simulated", [], [], s.peer(), here_at_most=1.05)
+            collect(rows, row, entry["ratio"], peer)
+        s.progress(f"pipeline: round {i + 1} of {s.rounds}")
+    return sorted(rows.values(), key=lambda row: row.group)
+
+
 def scale(s: Setting) -> list[Row]:
     """What a rank pays for the size of the world, on the fake transport."""
     rows: dict = {}
@@ -254,5 +289,5 @@ def redistribute(s: Setting) -> list[Row]:
     return list(rows.values())
 
 
-SUITES = {suite.__name__: suite for suite in (dispatch, instructions, mesh_of_one, recurrent, threads, processes, memory_bound, step, sharding,
+SUITES = {suite.__name__: suite for suite in (dispatch, instructions, mesh_of_one, recurrent, threads, processes, memory_bound, step, pipeline, sharding,
                                               redistribute, random, scale)}

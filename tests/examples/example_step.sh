@@ -9,3 +9,11 @@ for transport in threads gloo; do
     [ "$got" = "$expected" ] || { echo "$mode over $transport: loss $got, one device: $expected"; exit 1; }
   done
 done
+
+expected=$(step single --microbatches 4 | tee /dev/stderr | sed 's/.*loss //')
+for schedule in 1f1b zb1p; do
+  got=$(step pp --ranks 2 --schedule $schedule --microbatches 4 | tee /dev/stderr | sed 's/.*loss //')
+  [ "$got" = "$expected" ] || { echo "$schedule: loss $got, one device: $expected"; exit 1; }
+done
+if step pp --ranks 2 --microbatches 16 2>"$TMPDIR/error"; then exit 1; fi
+grep -Fq 'a batch of 8 has no 16 microbatches' "$TMPDIR/error"
