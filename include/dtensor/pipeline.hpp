@@ -26,6 +26,7 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/ranges.h>
 
+#include <limits>
 #include <numeric>
 
 #pragma GCC visibility push(default)
@@ -51,7 +52,7 @@ struct PipelineOptions {
 };
 
 struct PipelineStep {
-  std::vector<double> losses;  // of the microbatches, on every rank
+  std::vector<double> losses;  // of the microbatches, on every rank; NaN in a dry run
   double loss = 0;             // their sum, in order
 };
 
@@ -313,7 +314,10 @@ inline PipelineStep Pipeline::run(const Tensors& inputs, const Tensors& targets,
       lists, [&](const pipelining::TensorVector& outputs, int microbatch) { return loss(outputs, targets[microbatch]); }, sync, mode());
   const NoSpmd plain;
   auto values = at::zeros({microbatches()}, at::kDouble);
-  for (size_t i = 0; i < losses.size(); ++i) values[static_cast<int64_t>(i)] = full_tensor(losses[i]).item<double>();
+  for (size_t i = 0; i < losses.size(); ++i) {
+    const auto whole = full_tensor(losses[i]);
+    values[static_cast<int64_t>(i)] = whole.is_meta() ? std::numeric_limits<double>::quiet_NaN() : whole.item<double>();
+  }
   const int last = schedule().rank_of_stage.back();
   values = group_->broadcast(values, last).get();
   PipelineStep result;

@@ -1,15 +1,33 @@
 // Counts the memory that tensors without values would take, by an allocator of the meta device.
 #include <dtensor/base/compat.hpp>
 #include <dtensor/deferred/deferred_init.hpp>
+#include <dtensor/mesh/world.hpp>
 
 #include <c10/core/Allocator.h>
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
 
 namespace dtensor {
 
 namespace {
+
+// Of one rank. Tensors may outlive their world.
+struct Counter {
+  void add(int64_t bytes) {
+    const std::lock_guard lock(mutex);
+    memory.peak = std::max(memory.peak, memory.now += bytes);
+  }
+  std::mutex mutex;
+  MetaMemory memory;
+};
+
+struct OwnCounter {
+  std::shared_ptr<Counter> counter = std::make_shared<Counter>();
+};
+
+const std::shared_ptr<Counter>& own_counter() { return World::current().local<OwnCounter>().counter; }
 
 class Counting final : public c10::Allocator {
  public:
@@ -19,15 +37,6 @@ class Counting final : public c10::Allocator {
 #else
   c10::DataPtr allocate(size_t bytes) const override { return counted(bytes); }
 #endif
-
-  MetaMemory memory() const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return memory_;
-  }
-  void reset_peak() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    memory_.peak = memory_.now;
-  }
 
   static Counting& instance() {
     static auto* counting = [] {
@@ -39,24 +48,35 @@ class Counting final : public c10::Allocator {
   }
 
  private:
-  // The context of the pointer, which is null, is how many bytes it would be.
+  // The pointer is null; its context is how many bytes it would be, and who counts them.
+  struct Counted {
+    std::shared_ptr<Counter> counter;
+    int64_t bytes;
+  };
   c10::DataPtr counted(size_t bytes) const {
-    add(static_cast<int64_t>(bytes));
-    const auto forget = [](void* context) { instance().add(-static_cast<int64_t>(reinterpret_cast<uintptr_t>(context))); };
-    return {nullptr, reinterpret_cast<void*>(bytes), forget, c10::Device(c10::DeviceType::Meta)};
+    auto* made = new Counted{own_counter(), static_cast<int64_t>(bytes)};
+    made->counter->add(made->bytes);
+    const auto forget = [](void* context) {
+      const std::unique_ptr<Counted> counted(static_cast<Counted*>(context));
+      counted->counter->add(-counted->bytes);
+    };
+    return {nullptr, made, forget, c10::Device(c10::DeviceType::Meta)};
   }
-  void add(int64_t bytes) const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    memory_.peak = std::max(memory_.peak, memory_.now += bytes);
-  }
-
-  mutable std::mutex mutex_;
-  mutable MetaMemory memory_;
 };
 
 }  // namespace
 
-MetaMemory meta_memory() { return Counting::instance().memory(); }
-void reset_meta_memory_peak() { Counting::instance().reset_peak(); }
+MetaMemory meta_memory() {
+  Counting::instance();
+  auto& counter = *own_counter();
+  const std::lock_guard lock(counter.mutex);
+  return counter.memory;
+}
+
+void reset_meta_memory_peak() {
+  auto& counter = *own_counter();
+  const std::lock_guard lock(counter.mutex);
+  counter.memory.peak = counter.memory.now;
+}
 
 }  // namespace dtensor

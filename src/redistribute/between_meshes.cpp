@@ -313,11 +313,12 @@ std::vector<comm::WorkPtr> MeshChannel::send(const at::Tensor& given, const Layo
   return works;
 }
 
-comm::Async MeshChannel::receive(const LayoutPtr& before, const LayoutPtr& after) const {
+comm::Async MeshChannel::receive(const LayoutPtr& before, const LayoutPtr& after, bool values) const {
   const c10::impl::ExcludeDispatchKeyGuard below{c10::DispatchKeySet(kDTensorKey)};
   const auto prepared = cached(before, after);
   require(prepared->after != nullptr, kChannel, "this rank receives nothing: it is not in {}", after->mesh().str());
-  const auto options = at::TensorOptions(c10::Device(after->mesh().device_type())).dtype(after->dtype());
+  const auto device = values ? after->mesh().device_type() : at::kMeta;
+  const auto options = at::TensorOptions(c10::Device(device)).dtype(after->dtype());
   const auto result = with_kept({}, *prepared, *after, options);
   std::vector<comm::WorkPtr> works;
   std::vector<at::Tensor> parts;

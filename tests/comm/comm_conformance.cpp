@@ -143,6 +143,27 @@ TEST_CASE("fake: as if every peer had this rank's data", "[comm]") {
   }
 }
 
+TEST_CASE("fake: messages between ranks that are there arrive", "[comm]") {
+  auto transports = dtensor::comm::make_fake_transports({1, 5}, 8);
+  std::vector<int> everyone{0, 1, 4, 5};
+  auto one = transports[0]->connect("some", everyone), five = transports[1]->connect("some", everyone);
+  CHECK(one->rank() == 1);
+  CHECK(five->rank() == 3);
+  std::thread late([&] {
+    five->send(at::full({3}, 7.0), 1, 4);
+    five->send(at::full({3}, 8.0), 1);
+  });
+  CHECK(at::equal(one->recv(at::zeros({3}), 3).get(), at::full({3}, 8.0)));
+  CHECK(at::equal(one->recv(at::zeros({3}), 3, 4).get(), at::full({3}, 7.0)));
+  late.join();
+  one->send(at::empty({5}, at::kMeta), 3);
+  CHECK(five->recv(at::empty({5}, at::kMeta), 1).get().is_meta());
+  CHECK(five->recv(at::ones({2}), 2).get().eq(1).all().item<bool>());  // of a rank that is not there
+
+  transports[1]->leave("it is over");
+  CHECK_THROWS_WITH(one->recv(at::zeros({3}), 3).get(), Catch::Contains("no message came from rank 5: it is over"));
+}
+
 TEST_CASE("the average of the integers of many ranks", "[comm]") {
   constexpr int64_t kCount = 1500;
   for (auto [dtype, value] : {std::pair{at::kByte, 255}, {at::kChar, -128}, {at::kShort, 32'767}}) {

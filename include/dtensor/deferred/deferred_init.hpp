@@ -58,7 +58,8 @@ void materialize(c10::ArrayRef<at::Tensor> tensors);
 // dt::empty(sizes, mesh, placements, torch::kMeta). Gradients, optimizers and fully_shard work. Asking for a value (item()) is an error.
 void forget_values(torch::nn::Module& module);
 
-// The bytes that tensors without values would take, in the whole process. Counting begins with the first call of meta_memory().
+// The bytes that tensors without values would take: those that the calling thread's rank has made, on any thread. Counting begins with the
+// first call of meta_memory() of any rank.
 struct MetaMemory {
   int64_t now = 0, peak = 0;
 };

@@ -26,8 +26,8 @@ class MeshChannel {
   // other mesh. Waits for nobody. Do not write to `local` before the works are done. Throws as plan_move_between.
   std::vector<comm::WorkPtr> send(const at::Tensor& local, const LayoutPtr& before, const LayoutPtr& after) const;
 
-  // On a rank of the mesh `to`: this rank's shard under `after`, once its work is done.
-  comm::Async receive(const LayoutPtr& before, const LayoutPtr& after) const;
+  // On a rank of the mesh `to`: this rank's shard under `after`, once its work is done; in a dry run without values, on the meta device.
+  comm::Async receive(const LayoutPtr& before, const LayoutPtr& after, bool values = true) const;
 
   // Numbers that are the same on every rank of `from`, for every rank of `to`. receive_numbers() waits for them.
   std::vector<comm::WorkPtr> send_numbers(const std::vector<int64_t>& numbers) const;

@@ -138,7 +138,8 @@ inline void Mail::ask(Post& post, const Letter& letter, const std::vector<Sent>&
     if (arriving.backward && !one.tracked) {
       arriving.locals.emplace_back();
     } else {
-      arriving.locals.push_back(arriving.backward ? post.in->receive(one.after, one.before) : post.in->receive(one.before, one.after));
+      arriving.locals.push_back(arriving.backward ? post.in->receive(one.after, one.before, one.values)
+                                                  : post.in->receive(one.before, one.after, one.values));
     }
   }
   post.arrived.emplace(letter, std::move(arriving));

@@ -20,13 +20,14 @@ struct Sent {
   LayoutPtr before, after;  // on the sender's mesh, and on the receiver's
   Numbers order;            // after.sizes[i] are the tensor's sizes[order[i]]
   bool tracked = false;     // whether its gradient comes back
+  bool values = true;       // false: a dry run's
 };
 
 namespace detail {
 
 inline Numbers to_numbers(const Sent& sent) {
   const auto& layout = *sent.before;
-  Numbers numbers{static_cast<int64_t>(layout.dtype()), sent.tracked, layout.ndim()};
+  Numbers numbers{static_cast<int64_t>(layout.dtype()), sent.tracked, sent.values, layout.ndim()};
   numbers.insert(numbers.end(), layout.sizes().begin(), layout.sizes().end());
   numbers.insert(numbers.end(), sent.order.begin(), sent.order.end());
   for (const auto& p : layout.placements()) {
@@ -62,6 +63,7 @@ inline Sent from_numbers(const int64_t*& next, const DeviceMesh& from, const Dev
   Sent sent;
   const auto dtype = static_cast<c10::ScalarType>(take());
   sent.tracked = take() != 0;
+  sent.values = take() != 0;
   const auto dims = take();
   const auto sizes = list(dims);
   sent.order = list(dims);
@@ -104,6 +106,7 @@ inline Numbers inverse(const Numbers& order) {
 inline Sent way_of(const at::Tensor& output, const DeviceMesh& to) {
   Sent sent;
   sent.tracked = output.requires_grad();
+  sent.values = !DTensor(output.detach()).to_local().is_meta();
   const auto row_major = dtensor::contiguous_strides(output.sizes());
   const auto order = memory_order(output.is_non_overlapping_and_dense() ? output.strides() : c10::IntArrayRef(row_major));
   sent.order.assign(order.begin(), order.end());

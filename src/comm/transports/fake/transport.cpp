@@ -1,5 +1,6 @@
-// The fake transport: one rank of a world of any size, without peers. Results are what they would be if every peer had
-// this rank's data, which gives dry runs the right shapes, memory and records.
+// The fake transport: one rank of a world of any size, or a few of them, without the others. Results of collectives are what they would be
+// if every peer had this rank's data, which gives dry runs the right shapes, memory and records. Messages between ranks that are there
+// arrive.
 #include <dtensor/base/error.hpp>
 #include <dtensor/comm/transport_kind.hpp>
 
@@ -9,8 +10,15 @@
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <condition_variable>
 #include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <tuple>
 
 namespace dtensor::comm {
 
@@ -55,9 +63,51 @@ void reduce_equal(c10::ScalarType dtype, ReduceOp op, void* out, const void* in,
   });
 }
 
+// Messages between the ranks that are there.
+class PostOffice {
+ public:
+  explicit PostOffice(std::vector<int> ranks) : ranks_(std::move(ranks)) {}
+  bool has(int rank) const { return std::ranges::find(ranks_, rank) != ranks_.end(); }
+
+  // Of a group (its name and number), between two of its ranks, with a tag.
+  using Address = std::tuple<std::string, int, int, int, int>;
+
+  void post(const Address& address, at::Tensor message) {
+    const std::lock_guard lock(mutex_);
+    waiting_[address].push_back(std::move(message));
+    came_.notify_all();
+  }
+
+  at::Tensor take(const Address& address, Milliseconds deadline) {
+    std::unique_lock lock(mutex_);
+    auto& messages = waiting_[address];
+    const bool in_time = came_.wait_for(lock, deadline, [&] { return !messages.empty() || !why_left_.empty(); });
+    require(!messages.empty(), "recv", "no message came from rank {}: {}", std::get<2>(address),
+            in_time ? why_left_ : fmt::format("it took longer than {} ms", deadline.count()));
+    auto message = std::move(messages.front());
+    messages.pop_front();
+    return message;
+  }
+
+  void leave(const std::string& why) {
+    const std::lock_guard lock(mutex_);
+    if (why_left_.empty()) why_left_ = why;
+    came_.notify_all();
+  }
+
+ private:
+  const std::vector<int> ranks_;
+  std::mutex mutex_;
+  std::condition_variable came_;
+  std::map<Address, std::deque<at::Tensor>> waiting_;
+  std::string why_left_;
+};
+
 class FakeCommunicator final : public Communicator {
  public:
-  using Communicator::Communicator;
+  FakeCommunicator(const std::string& name, const std::vector<int>& ranks, int position, int nth, std::shared_ptr<PostOffice> office,
+                   Milliseconds deadline)
+      : Communicator(name, ranks, position), nth_(nth), office_(std::move(office)), deadline_(deadline) {}
 
  private:
   Async do_all_reduce(const Call& call, const at::Tensor& input, at::Tensor result) override {
@@ -93,8 +143,17 @@ class FakeCommunicator final : public Communicator {
   }
 
   Async do_broadcast(const Call& call, const at::Tensor& input) override { return {copy(call, input), {}}; }
-  Async do_send(const Call&, const at::Tensor&) override { return {}; }
-  Async do_recv(const Call& call, const at::Tensor& like) override { return {copy(call, like), {}}; }
+  Async do_send(const Call& call, const at::Tensor& input) override {
+    if (const int peer = ranks()[call.root]; office_->has(peer))
+      office_->post({name(), nth_, ranks()[rank()], peer, call.tag}, input.is_meta() ? at::Tensor() : input.clone());
+    return {};
+  }
+  Async do_recv(const Call& call, const at::Tensor& like) override {
+    const int peer = ranks()[call.root];
+    if (!office_->has(peer)) return {copy(call, like), {}};
+    const auto message = office_->take({name(), nth_, peer, ranks()[rank()], call.tag}, deadline_);
+    return {message.defined() ? message : like, {}};  // undefined: it has no values
+  }
   void do_barrier(const Call&) override {}
 
   Async reduced(const Call& call, const at::Tensor& input, int64_t begin, int64_t count, at::Tensor result) const {
@@ -121,28 +180,40 @@ class FakeCommunicator final : public Communicator {
     for (int i = 0; i < position; ++i) sum += counts[i];
     return sum;
   }
+
+  const int nth_;
+  const std::shared_ptr<PostOffice> office_;
+  const Milliseconds deadline_;
 };
 
 class FakeTransport final : public Transport {
  public:
-  FakeTransport(int rank, int size) : rank_(rank), size_(size) {}
+  FakeTransport(int rank, int size, std::shared_ptr<PostOffice> office) : rank_(rank), size_(size), office_(std::move(office)) {}
   std::string_view name() const override { return "fake"; }
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks, int) override {
-    return std::make_shared<FakeCommunicator>(name, ranks, position_in(name, ranks, rank_, size_));
+  std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks, int nth) override {
+    return std::make_shared<FakeCommunicator>(name, ranks, position_in(name, ranks, rank_, size_), nth, office_, deadline());
   }
-  void leave(const std::string&) override {}
+  void leave(const std::string& why) override { office_->leave(why); }
 
  private:
   const int rank_, size_;
+  const std::shared_ptr<PostOffice> office_;
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> make_fake_transport(int rank, int size) {
-  require(size > 0 && rank >= 0 && rank < size, "make_fake_transport", "got rank {} of {}; expected 0 <= rank < size", rank, size);
-  return std::make_unique<FakeTransport>(rank, size);
+std::unique_ptr<Transport> make_fake_transport(int rank, int size) { return std::move(make_fake_transports({rank}, size)[0]); }
+
+std::vector<std::unique_ptr<Transport>> make_fake_transports(const std::vector<int>& ranks, int size) {
+  const auto office = std::make_shared<PostOffice>(ranks);
+  std::vector<std::unique_ptr<Transport>> transports;
+  for (const int rank : ranks) {
+    require(size > 0 && rank >= 0 && rank < size, "make_fake_transport", "got rank {} of {}; expected 0 <= rank < size", rank, size);
+    transports.push_back(std::make_unique<FakeTransport>(rank, size, office));
+  }
+  return transports;
 }
 
 namespace {
