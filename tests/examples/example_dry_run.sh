@@ -8,11 +8,11 @@ grep -Eq '^dp +reduce_scatter +[1-9]' "$TMPDIR/out" && grep -Eq '^tp +all_gather
 
 # The parameters of all stages, and the peaks, in tenths of a MiB.
 parameters() { awk '$1 ~ /^[0-9]+$/ { sum += 10 * $(NF - 2) } END { print sum }' "$TMPDIR/out"; }
-dry --model gpt2-small --mesh pp=1 --seq 64 --microbatches 8
+dry --model gpt2 --mesh pp=1 --seq 64 --microbatches 8
 whole=$(parameters)
 [ "$whole" -gt 4000 ]
 for schedule in 1f1b interleaved zbv; do
-  dry --model gpt2-small --mesh pp=4,dp=2 --seq 64 --microbatches 8 --schedule $schedule --rank 3
+  dry --model gpt2 --mesh pp=4,dp=2 --seq 64 --microbatches 8 --schedule $schedule --rank 3
   cat "$TMPDIR/out"
   split=$(parameters)
   [ $((split - whole)) -le 4 ] && [ $((whole - split)) -le 4 ] || { echo "the stages have $split, the model $whole tenths of a MiB"; exit 1; }
