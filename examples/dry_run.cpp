@@ -10,6 +10,7 @@
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 #include <c10/util/accumulate.h>
+#include <dtensor/comm/fake_transport.hpp>
 #include <dtensor/dtensor.hpp>
 #include <dtensor/pipeline.hpp>
 #include <fmt/format.h>

@@ -2,6 +2,7 @@
 #include "tests/comm/comm_bodies.hpp"
 
 #include <dtensor/base/error.hpp>
+#include <dtensor/comm/fake_transport.hpp>
 
 #include "src/comm/reduce.hpp"
 

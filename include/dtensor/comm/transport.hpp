@@ -86,9 +86,6 @@ bool can_use_nccl_transport();
 // For dry runs of any world size: rank `rank` of `size`, without peers. Collectives return at once, as if every peer had this rank's data.
 std::unique_ptr<Transport> make_fake_transport(int rank, int size);
 
-// The same for several ranks, each of which a thread of this process plays: messages between these arrive. Element i is for ranks[i].
-std::vector<std::unique_ptr<Transport>> make_fake_transports(const std::vector<int>& ranks, int size);
-
 }  // namespace dtensor::comm
 
 #pragma GCC visibility pop

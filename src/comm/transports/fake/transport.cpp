@@ -2,6 +2,7 @@
 // if every peer had this rank's data, which gives dry runs the right shapes, memory and records. Messages between ranks that are there
 // arrive.
 #include <dtensor/base/error.hpp>
+#include <dtensor/comm/fake_transport.hpp>
 #include <dtensor/comm/transport_kind.hpp>
 
 #include "src/comm/describe.hpp"
