@@ -2,7 +2,7 @@
 // dimension. Of a pipeline it plays a rank of each stage.
 //
 //   dry_run --model llama3-8b --mesh dp=32,tp=8 --fsdp --sp
-//   dry_run --model llama3-405b --mesh pp=16,dp=128,tp=8 --sp --schedule zbv --microbatches 32
+//   dry_run --model llama3-405b --mesh pp=16,dp=128,tp=8 --sp --schedule 1f1b --microbatches 16
 #include "mesh_option.hpp"
 #include "train_options.hpp"
 #include "zoo/zoo.hpp"
@@ -112,7 +112,8 @@ Stages run_stages(const Options& o, const dt::DeviceMesh& mesh, const dt::Pipeli
   if (has(own, "tp")) dt::parallelize_module(*model, own, dt::automatic_plan(*model, "tp", true));
   auto pipe = dt::pipeline(*model, mesh, model->pieces(), options);
   for (auto* module : pipe.modules()) shard(*module, own, o);
-  dt::forget_values(*model);
+  pipe.forget_values();
+  const auto others = dt::meta_memory().now - bytes_here(pipe.parameters());  // parameters of other stages, which a real run has not
   torch::optim::AdamW optimizer(pipe.parameters(), torch::optim::AdamWOptions(1e-4));
   std::vector<torch::Tensor> inputs, targets;
   for (int i = 0; i < pipe.microbatches(); ++i) {
@@ -130,7 +131,7 @@ Stages run_stages(const Options& o, const dt::DeviceMesh& mesh, const dt::Pipeli
   }
   if (prints) print_traffic(*traffic);
   if (prints && o.operators) fmt::print("{}\n", traffic->str());
-  Stages result{"", static_cast<double>(bytes_here(pipe.parameters())) / kMiB, static_cast<double>(dt::meta_memory().peak) / kMiB};
+  Stages result{"", static_cast<double>(bytes_here(pipe.parameters())) / kMiB, static_cast<double>(dt::meta_memory().peak - others) / kMiB};
   for (int s = 0; s < pipe.schedule().stages(); ++s) {
     const bool here = pipe.schedule().rank_of_stage[s] == mesh.coordinate(mesh.dim("pp"));
     if (here) result.indices += (result.indices.empty() ? "" : " ") + std::to_string(s);
@@ -256,7 +257,7 @@ int main(int argc, char** argv) try {
   app.add_option("--microbatches", o.microbatches, "with pp: how many of --batch sequences (default: twice the ranks of pp)")
       ->check(positive);
   app.add_option("--chunks", o.chunks, "with pp: stages of a rank (default: what the schedule has)")->check(positive);
-  app.add_option("--steps", o.steps, "steps; the last is reported")->check(positive);
+  app.add_option("--steps", o.steps, "steps; the last is reported, and the first also counts what sizes are worked out with")->check(positive);
   for (auto* option : app.get_options()) option->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(1);

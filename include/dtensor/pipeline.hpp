@@ -113,6 +113,8 @@ class Pipeline {
 
   // Gives the parameters of this rank's stages their values, those of one device (see dt::DeferredInit). The others stay without memory.
   void materialize() const;
+  // The same without values, for a dry run (see dt::forget_values).
+  void forget_values() const;
 
   // As dt::grad_norm and dt::clip_grad_norm_, over all stages: the value of one device, added up in the order of the whole model's
   // parameters. Every rank calls it. Communicates 8 bytes for each parameter.
@@ -131,6 +133,7 @@ class Pipeline {
   PipelineStep run(const Tensors& inputs, const Tensors& targets, const Loss& loss, bool sync);
   Tensors cut_batch(const char* what, const at::Tensor& batch) const;
   std::string mode() const;
+  Tensors held() const;  // parameters(), and copies of tied ones
 
   torch::nn::Module* module_;
   comm::Communicator* group_;  // the ranks of the pipeline
@@ -267,11 +270,14 @@ inline std::vector<torch::nn::Module*> Pipeline::modules() const {
   return found;
 }
 
-inline void Pipeline::materialize() const {
+inline Pipeline::Tensors Pipeline::held() const {
   auto all = parameters();
   all.insert(all.end(), copies_.begin(), copies_.end());
-  dtensor::materialize(all);
+  return all;
 }
+
+inline void Pipeline::materialize() const { dtensor::materialize(held()); }
+inline void Pipeline::forget_values() const { dtensor::forget_values(held()); }
 
 // Which modules are training: a letter each.
 inline std::string Pipeline::mode() const {

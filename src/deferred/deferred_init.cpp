@@ -96,10 +96,14 @@ void materialize(torch::nn::Module& module) {
 }
 
 void forget_values(torch::nn::Module& module) {
-  NotRecording not_recording;
-  NoSpmd plain;
   auto tensors = module.parameters();
   ranges::push_back(tensors, module.buffers());
+  forget_values(tensors);
+}
+
+void forget_values(c10::ArrayRef<at::Tensor> tensors) {
+  NotRecording not_recording;
+  NoSpmd plain;
   for (const auto& tensor : tensors) {
     require(as_dtensor(tensor), "forget_values", "a parameter or buffer is a plain tensor; hint: build the module inside dt::Spmd");
     as_dtensor(tensor)->forget_values();

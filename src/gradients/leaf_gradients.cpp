@@ -64,6 +64,20 @@ struct Deferring {
   std::atomic<int> no_sync = 0;
 };
 
+// A gradient that is whole on all ranks, as after zero_grad(), becomes pending where the one that will be added to it is: that costs
+// nothing, and adding would reduce the other one.
+void defer_with(at::Tensor& accumulated, const at::Tensor& gradient, ModuleName module) {
+  auto* old = accumulated.defined() ? as_dtensor(accumulated) : nullptr;
+  if (!old || accumulated.requires_grad() || old->layout()->mesh() != as_dtensor(gradient)->layout()->mesh()) return;
+  Placements placements(old->layout()->placements());
+  const auto& wanted = as_dtensor(gradient)->layout()->placements();
+  for (size_t m = 0; m < placements.size(); ++m) {
+    if (placements[m].is_replicate() && wanted[m].is_partial(ReduceOp::sum)) placements[m] = wanted[m];
+  }
+  LastMove none;
+  accumulated = in_layout(accumulated, old->layout()->with(placements), none, module);
+}
+
 // Runs before the engine accumulates `gradient` into the leaf.
 at::Tensor on_gradient(const c10::weak_intrusive_ptr<c10::TensorImpl>& weak_leaf, const at::Tensor& gradient, LastMove& last) {
   auto leaf_impl = weak_leaf.lock();
@@ -75,8 +89,11 @@ at::Tensor on_gradient(const c10::weak_intrusive_ptr<c10::TensorImpl>& weak_leaf
   const auto module = as_dtensor(leaf)->module;
   const bool defer = layout->mesh().world().local<Deferring>().no_sync > 0;
   if (member) return member->group->reduce(member->index, leaf, gradient, defer);
-  if (defer) return at::Tensor();
   auto& accumulated = leaf.mutable_grad();
+  if (defer) {
+    defer_with(accumulated, gradient, module);
+    return at::Tensor();
+  }
   if (accumulated.defined() && as_dtensor(accumulated) && as_dtensor(accumulated)->layout()->has_partial()) {
     const auto deferred = std::exchange(accumulated, at::Tensor());
     return in_layout(at::add(deferred, gradient), layout, last, module);

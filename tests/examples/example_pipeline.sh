@@ -40,3 +40,24 @@ refuses "there is no schedule '1f2b'" --ranks 2 --mesh pp=2 --schedule 1f2b
 refuses 'add one, as in --mesh pp=2,dp=2' --ranks 2 --mesh dp=2 --schedule zbv
 refuses 'does not go with a pipeline yet' --ranks 2 --mesh pp=2 --save "$TMPDIR/run"
 refuses '32 are more than the 16 of --batch' --ranks 2 --mesh pp=2 --microbatches 32
+
+# A rank that is killed in the middle ends the job, which names it.
+killed() {
+  timeout 120 "$DTENSOR_BUILD/tools/dtensor-run" -n 2 "$DTENSOR_BUILD/examples/train" --transport "$1" --model llama3-debug --mesh pp=2 \
+    --schedule zbv --steps 100000 >"$TMPDIR/out" 2>&1 &
+  local run=$! ranks=() status=0
+  for _ in {1..300}; do
+    mapfile -t ranks < <(pgrep -P "$(pgrep -P $run | head -n 1)" 2>/dev/null)
+    [ ${#ranks[@]} = 2 ] && break
+    sleep 0.1
+  done
+  sleep 4
+  kill -9 "${ranks[1]}"
+  local start=$SECONDS
+  wait $run || status=$?
+  echo "$1: ended with $status, $((SECONDS - start)) s after a rank was killed"
+  [ $status != 0 ] && [ $((SECONDS - start)) -lt 30 ] && grep -Eq 'rank [01].*(SIGKILL|signal 9|[Kk]illed)' "$TMPDIR/out" ||
+    { tail -30 "$TMPDIR/out"; exit 1; }
+}
+killed shm
+killed gloo

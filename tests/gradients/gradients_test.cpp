@@ -86,6 +86,15 @@ TEST_CASE("gradients accumulate in the parameter's layout; no_sync defers", "[gr
     }
     dt::sync_gradients(linear->parameters());
     same(linear->bias.grad(), torch::full({4}, 6.0f), "sync_gradients");
+    for (auto& parameter : linear->parameters()) parameter.mutable_grad() = torch::full_like(parameter, 2.0f).detach();
+    {
+      const auto deferred = dt::no_sync();
+      dt::CommDebugMode comm;
+      linear(x).sum().backward();
+      expect(comm, 0, "backward under no_sync into gradients that are whole");
+    }
+    linear(x).sum().backward();
+    same(linear->bias.grad(), torch::full({4}, 14.0f), "gradients that were whole before no_sync");
     torch::optim::Adam optimizer(linear->parameters(), 0.1);
     dt::parallelize_module(*linear, mesh, {{"weight", {{"tp", dt::shard(0)}}}});
     linear->weight.mutable_grad().reset();

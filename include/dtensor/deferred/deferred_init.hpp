@@ -57,6 +57,7 @@ void materialize(c10::ArrayRef<at::Tensor> tensors);
 // sizes and layouts, and collectives leave their records and move nothing (on the fake transport). Make inputs in the same way:
 // dt::empty(sizes, mesh, placements, torch::kMeta). Gradients, optimizers and fully_shard work. Asking for a value (item()) is an error.
 void forget_values(torch::nn::Module& module);
+void forget_values(c10::ArrayRef<at::Tensor> tensors);
 
 // The bytes that tensors without values would take: those that the calling thread's rank has made, on any thread. Counting begins with the
 // first call of meta_memory() of any rank.

@@ -66,7 +66,7 @@ std::pair<at::Tensor, at::Tensor> batch() {
 }
 
 // The sum over the tokens that count, divided by how many they are in the whole batch.
-at::Tensor loss_of(const Tensors& y, const at::Tensor& classes) {
+at::Tensor total_loss(const Tensors& y, const at::Tensor& classes) {
   const auto tokens = batch().second.ne(kIgnored).sum().item<double>();
   return at::cross_entropy_loss(y[0], classes, {}, at::Reduction::Sum, kIgnored) / tokens + 0.125 * y[1];
 }
@@ -87,7 +87,7 @@ Result on_one_device(int microbatches, int steps, const Scale& scale = unscaled)
   for (int step = 0; step < steps; ++step) {
     result.losses.clear();
     for (int i = 0; i < microbatches; ++i) {
-      const auto loss = scale(loss_of(model.forward(x.tensor_split(microbatches)[i]), y.tensor_split(microbatches)[i]));
+      const auto loss = scale(total_loss(model.forward(x.tensor_split(microbatches)[i]), y.tensor_split(microbatches)[i]));
       loss.backward();
       result.losses.push_back(loss.item<double>());
     }
@@ -104,7 +104,7 @@ Result on_a_pipeline(const DeviceMesh& mesh, const PipelineOptions& options, int
   const auto [x, y] = batch();
   Result result;
   for (int step = 0; step < steps; ++step) {
-    const auto loss = [&](const Tensors& outputs, const at::Tensor& classes) { return scale(loss_of(outputs, classes)); };
+    const auto loss = [&](const Tensors& outputs, const at::Tensor& classes) { return scale(total_loss(outputs, classes)); };
     result.losses = pipe.step(x, y, loss, /*sync=*/step + 1 == steps).losses;
   }
   for (const auto& [name, parameter] : pipe.named_parameters()) result.gradients[name] = full_tensor(parameter.grad());
@@ -154,7 +154,7 @@ TEST_CASE("pipeline losses: a gradient that is not finite makes all stages skip 
     const auto [x, y] = batch();
     for (const bool infinite : {true, false}) {
       optimizer.zero_grad();
-      pipe.step(x, y, [&](const Tensors& outputs, const at::Tensor& classes) { return scaler.scale(loss_of(outputs, classes)); });
+      pipe.step(x, y, [&](const Tensors& outputs, const at::Tensor& classes) { return scaler.scale(total_loss(outputs, classes)); });
       if (infinite && world.rank() == 0) pipe.parameters()[0].mutable_grad().fill_(INFINITY);  // of the first stage only
       scaler.unscale_(optimizer, mesh["pp"]);
       require(scaler.step(optimizer) == !infinite, "test", "rank {} made another decision", world.rank());
@@ -185,7 +185,7 @@ TEST_CASE("pipeline losses: a rank that is late changes nothing", "[pipeline]") 
             }
             auto pipe = pipeline(model, mesh, pieces, {.microbatches = 4});
             const auto [x, y] = batch();
-            Result result{pipe.step(x, y, loss_of).losses, {}};
+            Result result{pipe.step(x, y, total_loss).losses, {}};
             for (const auto& [name, parameter] : pipe.named_parameters()) result.gradients[name] = full_tensor(parameter.grad());
             check_equal(result, expected);
           },

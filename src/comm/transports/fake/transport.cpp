@@ -16,7 +16,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -70,23 +69,28 @@ class PostOffice {
   explicit PostOffice(std::vector<int> ranks) : ranks_(std::move(ranks)) {}
   bool has(int rank) const { return std::ranges::find(ranks_, rank) != ranks_.end(); }
 
-  // Of a group (its name and number), between two of its ranks, with a tag.
-  using Address = std::tuple<std::string, int, int, int, int>;
+  // Of a group (its name and number), between two of its ranks, with a tag and a number.
+  using Address = std::tuple<std::string, int, int, int, int, uint64_t>;
 
   void post(const Address& address, at::Tensor message) {
     const std::lock_guard lock(mutex_);
-    waiting_[address].push_back(std::move(message));
+    messages_[address] = std::move(message);
     came_.notify_all();
+  }
+
+  bool has(const Address& address) {
+    const std::lock_guard lock(mutex_);
+    return messages_.count(address) > 0 || !why_left_.empty();
   }
 
   at::Tensor take(const Address& address, Milliseconds deadline) {
     std::unique_lock lock(mutex_);
-    auto& messages = waiting_[address];
-    const bool in_time = came_.wait_for(lock, deadline, [&] { return !messages.empty() || !why_left_.empty(); });
-    require(!messages.empty(), "recv", "no message came from rank {}: {}", std::get<2>(address),
+    const bool in_time = came_.wait_for(lock, deadline, [&] { return messages_.count(address) > 0 || !why_left_.empty(); });
+    const auto found = messages_.find(address);
+    require(found != messages_.end(), "recv", "no message came from rank {}: {}", std::get<2>(address),
             in_time ? why_left_ : fmt::format("it took longer than {} ms", deadline.count()));
-    auto message = std::move(messages.front());
-    messages.pop_front();
+    auto message = std::move(found->second);
+    messages_.erase(found);
     return message;
   }
 
@@ -100,8 +104,29 @@ class PostOffice {
   const std::vector<int> ranks_;
   std::mutex mutex_;
   std::condition_variable came_;
-  std::map<Address, std::deque<at::Tensor>> waiting_;
+  std::map<Address, at::Tensor> messages_;  // undefined: without values
   std::string why_left_;
+};
+
+// A message that is to come into `result`.
+class Receiving final : public Work {
+ public:
+  Receiving(std::shared_ptr<PostOffice> office, PostOffice::Address address, Milliseconds deadline, at::Tensor result)
+      : office_(std::move(office)), address_(std::move(address)), deadline_(deadline), result_(std::move(result)) {}
+  void wait() override {
+    if (came_) return;
+    const auto message = office_->take(address_, deadline_);
+    if (message.defined()) result_.copy_(message);
+    came_ = true;
+  }
+  bool done() override { return came_ || office_->has(address_); }
+
+ private:
+  const std::shared_ptr<PostOffice> office_;
+  const PostOffice::Address address_;
+  const Milliseconds deadline_;
+  const at::Tensor result_;
+  bool came_ = false;
 };
 
 class FakeCommunicator final : public Communicator {
@@ -145,15 +170,15 @@ class FakeCommunicator final : public Communicator {
 
   Async do_broadcast(const Call& call, const at::Tensor& input) override { return {copy(call, input), {}}; }
   Async do_send(const Call& call, const at::Tensor& input) override {
-    if (const int peer = ranks()[call.root]; office_->has(peer))
-      office_->post({name(), nth_, ranks()[rank()], peer, call.tag}, input.is_meta() ? at::Tensor() : input.clone());
+    const int peer = ranks()[call.root];
+    if (office_->has(peer)) office_->post(address(call, ranks()[rank()], peer), input.is_meta() ? at::Tensor() : input.clone());
     return {};
   }
   Async do_recv(const Call& call, const at::Tensor& like) override {
     const int peer = ranks()[call.root];
     if (!office_->has(peer)) return {copy(call, like), {}};
-    const auto message = office_->take({name(), nth_, peer, ranks()[rank()], call.tag}, deadline_);
-    return {message.defined() ? message : like, {}};  // undefined: it has no values
+    const auto result = empty_for(like, like.sizes());
+    return {result, c10::make_intrusive<Receiving>(office_, address(call, peer, ranks()[rank()]), deadline_, result)};
   }
   void do_barrier(const Call&) override {}
 
@@ -181,6 +206,8 @@ class FakeCommunicator final : public Communicator {
     for (int i = 0; i < position; ++i) sum += counts[i];
     return sum;
   }
+
+  PostOffice::Address address(const Call& call, int from, int to) const { return {name(), nth_, from, to, call.tag, call.sequence}; }
 
   const int nth_;
   const std::shared_ptr<PostOffice> office_;
