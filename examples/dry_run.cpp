@@ -257,7 +257,7 @@ int main(int argc, char** argv) try {
   app.add_option("--microbatches", o.microbatches, "with pp: how many of --batch sequences (default: twice the ranks of pp)")
       ->check(positive);
   app.add_option("--chunks", o.chunks, "with pp: stages of a rank (default: what the schedule has)")->check(positive);
-  app.add_option("--steps", o.steps, "steps; the last is reported, and the first also counts what sizes are worked out with")->check(positive);
+  app.add_option("--steps", o.steps, "steps, of which the last is reported")->check(positive);
   for (auto* option : app.get_options()) option->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(1);
