@@ -3,7 +3,7 @@
 set -euo pipefail
 train() {
   local status=0
-  timeout 300 "$@" --model llama3-debug --compare >"$TMPDIR/out" || status=$?
+  timeout 300 "$@" --model "${model:-llama3-debug}" --compare >"$TMPDIR/out" || status=$?
   [ $status = 0 ] || cat "$TMPDIR/out"
   echo "${*:2} | $(tail -n 2 "$TMPDIR/out" | paste -sd ' ')"
   grep -Fq 'initial parameters: are bit for bit those of one device' "$TMPDIR/out" && return $status
@@ -30,6 +30,15 @@ threads --ranks 8 --mesh pp=2,dp=2,tp=2 --sp --schedule zb1p --steps 5 --dtype f
 for zero in 1 2 3; do
   threads --ranks 4 --mesh pp=2,dp=2 --fsdp --zero $zero --schedule zbv --steps 10 --tolerance 1e-4
 done
+
+# Embeddings that are the head's weights too, on two ranks.
+for schedule in 1f1b zb1p zbv; do
+  model=gpt2-debug threads --ranks 2 --mesh pp=2 --schedule $schedule --dropout 0.1 --steps 4 --tolerance 0
+  is_equal
+done
+model=gpt2-debug threads --ranks 4 --mesh pp=2,dp=2 --schedule 1f1b --steps 10 --tolerance 1e-4
+model=gpt2-debug threads --ranks 4 --mesh pp=2,tp=2 --sp --schedule zb1p --steps 10 --tolerance 1e-4
+model=gpt2-debug threads --ranks 4 --mesh pp=2,dp=2 --fsdp --schedule 1f1b --steps 10 --tolerance 1e-4
 
 refuses() {
   if timeout 60 "$DTENSOR_BUILD/examples/train" --model llama3-debug "${@:2}" >"$TMPDIR/out" 2>&1; then echo "accepted: ${*:2}"; exit 1; fi
