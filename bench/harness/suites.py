@@ -231,7 +231,8 @@ def pipeline(s: Setting) -> list[Row]:
 
     for i in range(s.rounds):
         for dim, least in ((256, 1.15), (64, 1.5)):
-            alone, both = ours("single", dim), ours("single", dim, copies=2)
+            one = ["--ranks", "1", "--schedule", "1f1b"]  # with the memory settings of `launch`, which single has not
+            alone, both = ours("pp", dim, *one), ours("pp", dim, *one, copies=2)
             for name, limit in PIPELINES.items():
                 here = ours("pp", dim, "--ranks", "2", "--schedule", name)
                 peer = tokens_per_second([on_ranks("torch_pipeline.py", 2, "step", name, "--dim", str(dim), *model)]) if s.torch else None

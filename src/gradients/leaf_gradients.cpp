@@ -71,9 +71,13 @@ void defer_with(at::Tensor& accumulated, const at::Tensor& gradient, ModuleName 
   if (!old || accumulated.requires_grad() || old->layout()->mesh() != as_dtensor(gradient)->layout()->mesh()) return;
   Placements placements(old->layout()->placements());
   const auto& wanted = as_dtensor(gradient)->layout()->placements();
+  bool changes = false;
   for (size_t m = 0; m < placements.size(); ++m) {
-    if (placements[m].is_replicate() && wanted[m].is_partial(ReduceOp::sum)) placements[m] = wanted[m];
+    if (!placements[m].is_replicate() || !wanted[m].is_partial(ReduceOp::sum)) continue;
+    placements[m] = wanted[m];
+    changes = true;
   }
+  if (!changes) return;
   LastMove none;
   accumulated = in_layout(accumulated, old->layout()->with(placements), none, module);
 }
