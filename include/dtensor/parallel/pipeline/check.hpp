@@ -113,8 +113,7 @@ inline void check_count(const Schedule& schedule) {
   if (forwards.size() >= expected) return;
   std::ranges::sort(forwards);
   int stage = 0, microbatch = 0;
-  for (const auto next = [&] { return std::pair(stage, microbatch); };;) {
-    if (schedule.passes(stage, microbatch) && !std::ranges::binary_search(forwards, next())) break;
+  while (!schedule.passes(stage, microbatch) || std::ranges::binary_search(forwards, std::pair(stage, microbatch))) {
     if (++microbatch == schedule.microbatches) ++stage, microbatch = 0;
   }
   lacks(schedule, {stage, Kind::F, microbatch}, place_of(schedule, {stage, Kind::F, microbatch - 1}),
