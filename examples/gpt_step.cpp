@@ -11,6 +11,7 @@
 #include <dtensor/pipeline.hpp>
 
 #include <CLI/CLI.hpp>
+#include <torch/cuda.h>
 #include <torch/optim/adamw.h>
 
 #include <algorithm>
@@ -24,7 +25,7 @@ namespace dt = dtensor;
 namespace {
 
 struct Options {
-  std::string mode = "single", schedule = "1f1b";
+  std::string mode = "single", schedule = "1f1b", device = "cpu";
   int64_t ranks = 1, dim = 256, layers = 4, heads = 8, seq = 256, batch = 8, vocab = 512, steps = 12, microbatches = 1;
   int64_t tokens() const { return batch * seq; }
 };
@@ -42,16 +43,22 @@ double milliseconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 
+// Until the device has done what was issued.
+void wait_for(const std::string& device) {
+  if (device == "cuda") torch::cuda::synchronize();
+}
+
 // The times of the steps, in milliseconds, and the last loss.
 std::pair<std::vector<double>, double> run(const Options& o, const std::optional<dt::DeviceMesh>& mesh) {
   std::optional<dt::Spmd> spmd;
   if (mesh) spmd.emplace(*mesh);
   torch::manual_seed(0);
   Gpt model(GptOptions{o.vocab, o.layers, o.dim, o.heads, o.seq, 0});
+  if (!mesh) model->to(c10::Device(o.device));
   if (mesh) lay_out(model, o.mode, *mesh);
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
   torch::manual_seed(1);
-  auto x = torch::randint(o.vocab, {o.batch, o.seq + 1}, torch::kLong);
+  auto x = torch::randint(o.vocab, {o.batch, o.seq + 1}, torch::TensorOptions(torch::kLong).device(c10::Device(o.device)));
   auto input = x.slice(1, 0, o.seq), target = x.slice(1, 1, o.seq + 1);
   if (mesh && o.mode != "tp") {
     input = dt::redistribute(input, {dt::shard(0)});
@@ -70,6 +77,7 @@ std::pair<std::vector<double>, double> run(const Options& o, const std::optional
       loss = i == 0 ? part.detach() : loss + part.detach();
     }
     optimizer.step();
+    wait_for(o.device);
     times.push_back(milliseconds_since(start));
     if (step + 1 == o.steps) last = loss.item<double>();
   }
@@ -133,6 +141,7 @@ int main(int argc, char** argv) try {
   Options o;
   std::string transport;
   app.add_option("mode", o.mode, "how the ranks share the work")->check(CLI::IsMember({"single", "ddp", "fsdp", "tp", "pp"}));
+  app.add_option("--device", o.device, "cuda: a GPU for each rank")->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--ranks", o.ranks, "as threads of this process, without a launcher")->check(positive);
   app.add_option("--transport", transport, "threads, shm or gloo");
   app.add_option("--dim", o.dim, "width")->check(positive);
@@ -158,7 +167,7 @@ int main(int argc, char** argv) try {
     return 0;
   }
   return dt::launch(argc, argv, [&](dt::World& world) {
-    const auto mesh = dt::init_device_mesh(torch::kCPU, {world.size()}, {pipeline ? "pp" : "ranks"});
+    const auto mesh = dt::init_device_mesh(c10::Device(o.device).type(), {world.size()}, {pipeline ? "pp" : "ranks"});
     const auto [times, loss] = pipeline ? run_pipeline(o, mesh) : run(o, mesh);
     if (world.rank() == 0) report(o, world.size(), times, loss);
   });

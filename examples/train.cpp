@@ -88,7 +88,8 @@ struct Microbatches {
 
   Microbatches(const ZooOptions& o, const zoo::Entry& entry, const torch::Tensor& input, const torch::Tensor& target,
                const std::optional<dt::DeviceMesh>& mesh)
-      : inputs(input.tensor_split(microbatches(o))), targets(target.tensor_split(microbatches(o))) {
+      : inputs(input.to(c10::Device(o.device)).tensor_split(microbatches(o))),
+        targets(target.to(c10::Device(o.device)).tensor_split(microbatches(o))) {
     const std::optional<int64_t> along = entry.is_text() ? 1 : 2, labels_along = entry.is_text() ? std::optional(1) : std::nullopt;
     for (size_t i = 0; mesh && i < inputs.size(); ++i) {
       inputs[i] = dt::distribute_tensor(inputs[i], *mesh, placements(*mesh, along, o.sp));

@@ -64,6 +64,7 @@ static Curve train(const TrainOptions& o, const TextData& text, const std::optio
   for (int64_t step = first; step < o.steps; ++step) {
     const auto start = std::chrono::steady_clock::now();
     auto [input, target] = text.batch(o.seed, static_cast<uint64_t>(step), o.batch, o.seq);
+    for (auto* tokens : {&input, &target}) *tokens = tokens->to(c10::Device(o.device));
     if (mesh) input = dt::distribute_tensor(input, *mesh, batch_placements(*mesh));
     if (mesh) target = dt::distribute_tensor(target, *mesh, batch_placements(*mesh));
 

@@ -108,8 +108,18 @@ static std::vector<std::pair<std::string, dt::DeviceMesh>> make_meshes(const Run
   auto options = o.meshes;
   if (options.empty()) options.push_back(parse_mesh(fmt::format("dp={}", world.size()), kMeshNames));
   std::vector<std::pair<std::string, dt::DeviceMesh>> meshes;
-  for (const auto& option : options) meshes.emplace_back(option.text, dt::init_device_mesh(at::kCPU, option.sizes, option.names));
+  for (const auto& option : options) meshes.emplace_back(option.text, dt::init_device_mesh(c10::Device(o.device).type(), option.sizes, option.names));
   return meshes;
+}
+
+// One device: of the host without a mesh; a GPU as a mesh of one, on which parameters are drawn as on the GPUs of a larger one.
+static Curve train_on_one_device(const RunOptions& o, const std::function<Train()>& load, StepLog* log) {
+  if (o.device == "cpu") return load()(std::nullopt, "one device", log);
+  Curve curve;
+  dt::LaunchOptions options;
+  options.transport = "threads";
+  dt::launch(options, [&](dt::World&) { curve = load()(dt::init_device_mesh(at::kCUDA, {1}, {"dp"}), "one device", log); });
+  return curve;
 }
 
 int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::function<Train()>& load, const Units& units) {
@@ -134,7 +144,7 @@ int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::funct
   // One device, last: the other ranks have nothing left to wait for. It computes with one thread, as each of several ranks does: two would
   // add up in another order.
   if (o.compare && ranks > 1) at::set_num_threads(1);
-  if (o.compare) curves.push_back(load()(std::nullopt, "one device", &*log));
+  if (o.compare) curves.push_back(train_on_one_device(o, load, &*log));
   const int parity = o.compare ? report_parity(o, curves) : 0;
   if (!o.svg.empty()) write_loss_plot(o.svg, curves, o.compare ? &curves.back() : nullptr, units.loss);
   return parity;

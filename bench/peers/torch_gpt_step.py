@@ -44,13 +44,13 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
-def spread(model, mode, world):
+def spread(model, mode, world, device):
     """The model over `world` ranks."""
     from torch.distributed.device_mesh import init_device_mesh
 
     if mode == "ddp":
         return nn.parallel.DistributedDataParallel(model)
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = init_device_mesh(device, (world,))
     if mode == "fsdp":
         from torch.distributed.fsdp import fully_shard
 
@@ -69,18 +69,19 @@ def spread(model, mode, world):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("mode", choices=["single", "ddp", "fsdp", "tp"])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     for name, default in dict(dim=256, layers=4, heads=8, seq=256, batch=8, vocab=512, steps=12).items():
         parser.add_argument("--" + name, type=int, default=default)
     o = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model, rank, world = GPT(o), 0, 1
+    model, rank, world = GPT(o).to(o.device), 0, 1
     if o.mode != "single":
-        dist.init_process_group("gloo")
+        dist.init_process_group("nccl" if o.device == "cuda" else "gloo")
         rank, world = dist.get_rank(), dist.get_world_size()
-        model = spread(model, o.mode, world)
+        model = spread(model, o.mode, world, o.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batch = torch.randint(o.vocab, (o.batch, o.seq + 1), generator=torch.Generator().manual_seed(1))
+    batch = torch.randint(o.vocab, (o.batch, o.seq + 1), generator=torch.Generator().manual_seed(1)).to(o.device)
     if o.mode in ("ddp", "fsdp"):
         batch = batch.chunk(world)[rank]
     times = []
@@ -90,6 +91,8 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if o.device == "cuda":
+            torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     median = statistics.median(times[3:])
     if rank == 0:

@@ -3,58 +3,22 @@
 #include "tests/pch/pch.hpp"  // first: libtorch's logging has a CHECK of its own
 
 #include "tests/comm/comm_bodies.hpp"
-#include "tests/support/fully_shard_support.hpp"
 #include "tests/comm/nccl/fake_cuda.hpp"
 #include "tests/comm/nccl/fake_ranks.hpp"
+#include "tests/comm/nccl/training_bodies.hpp"
 
 #include <optional>
 #include <thread>
 
 using namespace dtensor;
-using namespace dtensor::test::sharding;
-using dtensor_tests::fails_with;
-using dtensor_tests::first_error;
-using dtensor_tests::run_gpus;
+using namespace dtensor_tests;
 
 namespace {
 
-// A stream of numbers that is the same on every device.
-void use_counter(World& world) { world.generator() = Generator(1); }
-
-Result expected() {
-  Result result;
-  LaunchOptions options;
-  launch(options, [&](World& world) {
-    use_counter(world);
-    result = on_one_device();
-  });
-  return result;
-}
-
-at::Tensor to_gpu(const at::Tensor& x) { return x.to(at::kCUDA); }
-
-Result on_host(Result result) {
-  for (auto* list : {&result.gradients, &result.parameters}) {
-    for (auto& tensor : *list) {
-      if (tensor.defined()) tensor = tensor.cpu();
-    }
-  }
-  return result;
-}
-
 std::string train_on(std::vector<int64_t> sizes, const std::vector<std::string>& names, Placements batch, const LayOut& lay_out) {
-  static const auto wanted = expected();
-  int ranks = 1;
-  for (const auto size : sizes) ranks *= static_cast<int>(size);
-  return first_error(run_gpus(ranks, [&](World& world) {
-    use_counter(world);
-    const auto mesh = init_device_mesh(c10::kCUDA, sizes, names);
-    Spmd spmd(mesh);
-    const auto got =
-        on_host(train(lay_out, plain_step, [&](const at::Tensor& x) { return distribute_tensor(to_gpu(x), mesh, batch).tensor(); }));
-    compare("gradient", got.gradients, wanted.gradients, 1e-10);
-    compare("parameter", got.parameters, wanted.parameters, 1e-10);
-  }));
+  const auto& wanted = trained_on_host();
+  const auto ranks = static_cast<int>(c10::multiply_integers(sizes));
+  return first_error(run_gpus(ranks, [&](World& world) { train_on_gpus(world, sizes, names, batch, lay_out, wanted); }));
 }
 
 }  // namespace
@@ -124,11 +88,9 @@ TEST_CASE("nccl stand-in: fully sharded on GPUs", "[nccl]") {
 }
 
 TEST_CASE("nccl stand-in: tensor parallel on GPUs", "[nccl]") {
-  const auto plan = tensor_parallel({{"*.up", ColwiseParallel()}, {"*.down", RowwiseParallel()}});
-  const auto cut = [&](Net& net) { parallelize_module(*net, *Spmd::current(), plan); };
-  CHECK(train_on({2}, {"tp"}, {replicate()}, cut) == "");
+  CHECK(train_on({2}, {"tp"}, {replicate()}, cut_by_columns_and_rows) == "");
   CHECK(train_on({2, 2}, {"dp", "tp"}, {shard(0), replicate()}, [&](Net& net) {
-    cut(net);
+    cut_by_columns_and_rows(net);
     sharded()(net);
   }) == "");
 }
@@ -144,13 +106,12 @@ TEST_CASE("nccl stand-in: shards that are kept on the host", "[nccl]") {
 }
 
 TEST_CASE("nccl stand-in: shards on the host and tensor parallelism", "[nccl]") {
-  const auto plan = tensor_parallel({{"*.up", ColwiseParallel()}, {"*.down", RowwiseParallel()}});
   const auto offload = with([](auto& o) { o.cpu_offload = true; });
   for (const bool before : {false, true}) {
     CHECK(train_on({2, 2}, {"dp", "tp"}, {shard(0), replicate()}, [&](Net& net) {
-      if (before) parallelize_module(*net, *Spmd::current(), plan);
+      if (before) cut_by_columns_and_rows(net);
       sharded(offload)(net);
-      if (!before) parallelize_module(*net, *Spmd::current(), plan);
+      if (!before) cut_by_columns_and_rows(net);
     }) == "");
   }
 }
