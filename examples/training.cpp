@@ -108,7 +108,8 @@ static std::vector<std::pair<std::string, dt::DeviceMesh>> make_meshes(const Run
   auto options = o.meshes;
   if (options.empty()) options.push_back(parse_mesh(fmt::format("dp={}", world.size()), kMeshNames));
   std::vector<std::pair<std::string, dt::DeviceMesh>> meshes;
-  for (const auto& option : options) meshes.emplace_back(option.text, dt::init_device_mesh(c10::Device(o.device).type(), option.sizes, option.names));
+  for (const auto& option : options)
+    meshes.emplace_back(option.text, dt::init_device_mesh(c10::Device(o.device).type(), option.sizes, option.names));
   return meshes;
 }
 

@@ -1,4 +1,5 @@
-// Training with a GPU for each rank, under dtensor-run (nccl_gpu.sh): the gradients and parameters of the host alone, and one GPU's dropout.
+// Training with a GPU for each rank, under dtensor-run (nccl_gpu.sh): the gradients and parameters of the host, and one GPU's dropout.
+// dropout.
 #include "tests/comm/nccl/training_bodies.hpp"
 
 #include <torch/cuda.h>
@@ -63,7 +64,7 @@ TEST_CASE("nccl gpu: training on the ranks of a job", "[comm][nccl][gpu][rank-pr
   char program[] = "dtensor-tests", transport[] = "--transport=nccl";
   char* argv[] = {program, transport, nullptr};
   CHECK(launch(2, argv, [&](World& world) {
-    train_in_every_way(world, wanted);
-    draw_as_one_gpu(world);
-  }) == 0);
+          train_in_every_way(world, wanted);
+          draw_as_one_gpu(world);
+        }) == 0);
 }

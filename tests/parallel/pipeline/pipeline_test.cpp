@@ -385,10 +385,10 @@ TEST_CASE("pipelined model: what it refuses", "[pipeline][errors]") {
   CHECK_THROWS_WITH(make(pieces, {.costs = {1, 2}}), says("got 2 costs of 4 pieces"));
   CHECK_THROWS_WITH(make(pieces, {.dim = "tp"}), says("tp"));
   auto takes = pieces;
-  takes[2].takes = {"x"};
+  takes[2].skips.takes = {"x"};
   CHECK_THROWS_WITH(make(takes), says("the piece 'blocks.1' takes 'x', which no piece before it gives"));
   auto gives = pieces;
-  gives[0].gives = gives[1].gives = {"x"};
+  gives[0].skips.gives = gives[1].skips.gives = {"x"};
   CHECK_THROWS_WITH(make(gives), says("two pieces give 'x'; expected one"));
   auto wrong = pieces;
   wrong[1].modules = "blokcs.0";

@@ -25,17 +25,17 @@ inline TensorVector as_list(TensorVector tensors) { return tensors; }
 
 }  // namespace detail
 
-// A part of a model between two of which it may be cut.
-struct Piece {
-  std::string modules;  // the modules whose parameters it uses, by a pattern as in a Plan: "layers.3", "norm|output"; empty: none
-  StageForward forward;
-  std::vector<std::string> gives{}, takes{};  // see Skips
-};
-
 // Values that go past pieces, by names: the last of a piece's outputs are what it `gives`, and the last of its inputs what it `takes` of
 // pieces before it.
 struct Skips {
   std::vector<std::string> gives{}, takes{};
+};
+
+// A part of a model between two of which it may be cut.
+struct Piece {
+  std::string modules;  // the modules whose parameters it uses, by a pattern as in a Plan: "layers.3", "norm|output"; empty: none
+  StageForward forward;
+  Skips skips{};
 };
 
 template <class Function>
@@ -56,7 +56,7 @@ Piece piece(std::string modules, Function function, Skips skips = {}) {
       return detail::as_list(function(x));
     }
   };
-  return {std::move(modules), forward, std::move(skips.gives), std::move(skips.takes)};
+  return {std::move(modules), forward, std::move(skips)};
 }
 
 // How many pieces each of `stages` stages has, so that the most expensive stage costs as little as can be (and, of such cuts, the earlier

@@ -28,11 +28,11 @@ inline StageForward together(std::vector<Piece> pieces, std::vector<std::string>
     auto values = inputs;
     for (size_t i = taken.size(); i-- > 0; values.pop_back()) named[taken[i]] = values.back();
     for (const auto& piece : pieces) {
-      for (const auto& name : piece.takes) values.push_back(named.at(name));
+      for (const auto& name : piece.skips.takes) values.push_back(named.at(name));
       values = piece.forward(values);
-      require(values.size() >= piece.gives.size(), "pipeline", "the piece '{}' gives {} tensors; expected the {} that it names last",
-              piece.modules, values.size(), piece.gives.size());
-      for (size_t i = piece.gives.size(); i-- > 0; values.pop_back()) named[piece.gives[i]] = values.back();
+      require(values.size() >= piece.skips.gives.size(), "pipeline", "the piece '{}' gives {} tensors; expected the {} that it names last",
+              piece.modules, values.size(), piece.skips.gives.size());
+      for (size_t i = piece.skips.gives.size(); i-- > 0; values.pop_back()) named[piece.skips.gives[i]] = values.back();
     }
     for (const auto& name : given) values.push_back(named.at(name));
     return values;
@@ -51,7 +51,7 @@ inline StagesOfPieces stages_of(const std::vector<Piece>& pieces, const std::vec
   for (int s = 0, p = 0; s < stages; ++s) {
     for (int i = 0; i < cut[s]; ++i, ++p) {
       const auto& piece = pieces[p];
-      for (const auto& name : piece.takes) {
+      for (const auto& name : piece.skips.takes) {
         const auto found = giver.find(name);
         require(found != giver.end(), "pipeline", "the piece '{}' takes '{}', which no piece before it gives", piece.modules, name);
         const int from = found->second;
@@ -61,7 +61,7 @@ inline StagesOfPieces stages_of(const std::vector<Piece>& pieces, const std::vec
         given[from][s - from].push_back(name);
         result.skips.push_back({from, s});
       }
-      for (const auto& name : piece.gives) {
+      for (const auto& name : piece.skips.gives) {
         require(giver.emplace(name, s).second, "pipeline", "two pieces give '{}'; expected one", name);
       }
       of_stage[s].push_back(piece);
