@@ -15,6 +15,7 @@
 #pragma once
 
 #include <dtensor/parallel/pipeline/cut.hpp>
+#include <dtensor/parallel/pipeline/loss.hpp>
 #include <dtensor/parallel/pipeline/named.hpp>
 #include <dtensor/parallel/pipeline/pieces.hpp>
 #include <dtensor/parallel/pipeline/runner.hpp>
@@ -47,37 +48,13 @@ struct PipelineOptions {
   std::function<pipelining::Schedule(const pipelining::PipelineSize& sizes)> make_schedule = {};
   // How many pieces each stage has. Empty: stages are balanced by the costs.
   std::vector<int> cut = {};
-  // Of each piece. Empty: the number of elements of its parameters, and one.
+  // Of each piece: those that Pipeline::measured_costs() gave, for example. Empty: the number of elements of its parameters, and one.
   std::vector<double> costs = {};
 };
 
 struct PipelineStep {
   std::vector<double> losses;  // of the microbatches, on every rank; NaN in a dry run
   double loss = 0;             // their sum, in order
-};
-
-// The loss of a microbatch, of one element, from what the last piece gives and the microbatch's target: a function of two tensors or, of a
-// last piece that gives several, of a list and a tensor.
-class PipelineLoss {
- public:
-  using Outputs = std::vector<at::Tensor>;
-  template <class Function>
-  requires std::invocable<Function&, const at::Tensor&, const at::Tensor&> PipelineLoss(Function function)
-      : of_([function](const Outputs& outputs, const at::Tensor& target) mutable {
-          require(outputs.size() == 1, "pipeline",
-                  "the last piece gives {} tensors, and the loss takes one; hint: give a function of a list of tensors and a target",
-                  outputs.size());
-          return function(outputs[0], target);
-        }) {}
-  template <class Function>
-  requires(!std::invocable<Function&, const at::Tensor&, const at::Tensor&> && std::invocable<Function&, const Outputs&, const at::Tensor&>)
-      PipelineLoss(Function function)
-      : of_(std::move(function)) {}
-
-  at::Tensor operator()(const Outputs& outputs, const at::Tensor& target) const { return of_(outputs, target); }
-
- private:
-  std::function<at::Tensor(const Outputs&, const at::Tensor&)> of_;
 };
 
 class Pipeline {
@@ -125,6 +102,12 @@ class Pipeline {
   // ranks that have the parameter; where it gives an undefined tensor, so does this. Communicates each of them.
   Tensors gather(const std::function<at::Tensor(const at::Tensor& parameter)>& f) const;
 
+  // What each piece of the model costs, for PipelineOptions::costs of a pipeline that balances its stages by time: milliseconds of the
+  // fastest forward so far, the same on every rank. (A backward pass takes about twice as long, of all pieces.) Every rank of the mesh
+  // calls it, after a step. Communicates 8 bytes for each piece. On a GPU these are the times to issue the piece. Throws in a dry run and
+  // before the first step.
+  std::vector<double> measured_costs() const;
+
   const pipelining::Schedule& schedule() const { return runner_->schedule(); }
   int microbatches() const { return schedule().microbatches; }
   const std::vector<int>& cut() const { return cut_; }  // pieces of each stage
@@ -138,6 +121,8 @@ class Pipeline {
   torch::nn::Module* module_;
   comm::Communicator* group_;  // the ranks of the pipeline
   std::vector<int> cut_;
+  DeviceMesh mesh_;                                     // with the pipeline's dimension
+  std::shared_ptr<std::vector<double>> milliseconds_;  // of this rank's pieces; see StagesOfPieces
   std::vector<std::pair<std::string, at::Tensor>> own_;
   Tensors copies_;                     // of tied parameters that another rank owns
   std::vector<std::string> patterns_;  // of the modules of this rank's stages
@@ -192,8 +177,8 @@ inline at::Tensor broadcast_any(comm::Communicator& group, const at::Tensor& ten
 
 }  // namespace pipelining::detail
 
-inline Pipeline::Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std::vector<Piece> pieces, const PipelineOptions& options) {
-  module_ = &module;
+inline Pipeline::Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std::vector<Piece> pieces, const PipelineOptions& options)
+    : module_(&module), mesh_(mesh) {
   const auto dim = mesh.dim(options.dim);
   group_ = &mesh.communicator(dim);
   auto schedule = pipelining::detail::schedule_for(options, static_cast<int>(mesh.size(dim)));
@@ -247,6 +232,7 @@ inline Pipeline::Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std
     positions_.push_back(i);
     own_.emplace_back(all[i].key(), all[i].value());
   }
+  milliseconds_ = stages.milliseconds;
   runner_ = std::make_shared<pipelining::Runner>(mesh, options.dim, std::move(schedule), stages.forwards, stages.skips);
 }
 
@@ -354,6 +340,18 @@ inline double Pipeline::grad_norm(double norm_type) const {
   }
   powers = group_->all_reduce(powers, std::isinf(norm_type) ? ReduceOp::max : ReduceOp::sum).get();
   return std::isinf(norm_type) ? powers.max().item<double>() : std::pow(powers.sum().item<double>(), 1 / norm_type);
+}
+
+inline std::vector<double> Pipeline::measured_costs() const {
+  const NoSpmd plain;
+  auto costs = at::empty({static_cast<int64_t>(milliseconds_->size())}, at::kDouble);
+  const auto own = [](double time) { return std::isinf(time) ? 0 : time; };
+  std::ranges::transform(*milliseconds_, costs.data_ptr<double>(), own);
+  for (int64_t d = 0; d < mesh_.ndim(); ++d) costs = mesh_.communicator(d).all_reduce(costs, ReduceOp::max).get();
+  std::vector<double> result(costs.data_ptr<double>(), costs.data_ptr<double>() + costs.numel());
+  require(std::ranges::all_of(result, [](double time) { return time > 0; }), "pipeline",
+          "a piece has not run yet; hint: make a step before you ask for measured costs");
+  return result;
 }
 
 inline Pipeline::Tensors Pipeline::gather(const std::function<at::Tensor(const at::Tensor&)>& f) const {

@@ -3,7 +3,10 @@
 
 #include <dtensor/parallel/pipeline/cut.hpp>
 
+#include <chrono>
+#include <limits>
 #include <map>
+#include <memory>
 
 #pragma GCC visibility push(default)
 
@@ -12,6 +15,7 @@ namespace dtensor::pipelining {
 struct StagesOfPieces {
   std::vector<StageForward> forwards;
   std::vector<Skip> skips;
+  std::shared_ptr<std::vector<double>> milliseconds;  // of the fastest forward of each piece so far; infinite before the first
 };
 
 // `cut`: how many pieces each stage has. Throws for a name that two pieces give, or that no piece before gives.
@@ -21,15 +25,27 @@ StagesOfPieces stages_of(const std::vector<Piece>& pieces, const std::vector<int
 
 namespace detail {
 
-// The pieces of one stage as one function. `taken` come from other stages and `given` go to others, in the order of the stage's ways.
-inline StageForward together(std::vector<Piece> pieces, std::vector<std::string> taken, std::vector<std::string> given) {
-  return [pieces = std::move(pieces), taken = std::move(taken), given = std::move(given)](const TensorVector& inputs) {
+// What a piece gives. Its time goes into `fastest`.
+inline TensorVector run_timed(const Piece& piece, const TensorVector& values, double& fastest) {
+  const auto start = std::chrono::steady_clock::now();
+  auto results = piece.forward(values);
+  fastest = std::min(fastest, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+  return results;
+}
+
+// The pieces of one stage, of which the first is number `first` of the model, as one function. `taken` come from other stages and `given`
+// go to others, in the order of the stage's ways.
+inline StageForward together(std::vector<Piece> pieces, size_t first, std::vector<std::string> taken, std::vector<std::string> given,
+                             std::shared_ptr<std::vector<double>> milliseconds) {
+  return [pieces = std::move(pieces), first, taken = std::move(taken), given = std::move(given),
+          milliseconds = std::move(milliseconds)](const TensorVector& inputs) {
+    auto* fastest = &milliseconds->at(first);
     std::map<std::string, at::Tensor> named;
     auto values = inputs;
     for (size_t i = taken.size(); i-- > 0; values.pop_back()) named[taken[i]] = values.back();
     for (const auto& piece : pieces) {
       for (const auto& name : piece.skips.takes) values.push_back(named.at(name));
-      values = piece.forward(values);
+      values = run_timed(piece, values, *fastest++);
       require(values.size() >= piece.skips.gives.size(), "pipeline", "the piece '{}' gives {} tensors; expected the {} that it names last",
               piece.modules, values.size(), piece.skips.gives.size());
       for (size_t i = piece.skips.gives.size(); i-- > 0; values.pop_back()) named[piece.skips.gives[i]] = values.back();
@@ -72,7 +88,10 @@ inline StagesOfPieces stages_of(const std::vector<Piece>& pieces, const std::vec
     for (const auto& [distance, names] : by_distance) all.insert(all.end(), names.begin(), names.end());
     return all;
   };
-  for (int s = 0; s < stages; ++s) result.forwards.push_back(detail::together(std::move(of_stage[s]), flat(taken[s]), flat(given[s])));
+  result.milliseconds = std::make_shared<std::vector<double>>(pieces.size(), std::numeric_limits<double>::infinity());
+  for (size_t s = 0, first = 0; s < of_stage.size(); first += cut[s++]) {
+    result.forwards.push_back(detail::together(std::move(of_stage[s]), first, flat(taken[s]), flat(given[s]), result.milliseconds));
+  }
   return result;
 }
 
