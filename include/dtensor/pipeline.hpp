@@ -34,13 +34,17 @@
 
 namespace dtensor {
 
-// The mesh of the stages that this rank has: `mesh` without the dimension `dim`.
+// The mesh of the stages that this rank has: `mesh` without the dimension `dim`, or that of `meshes` which this rank is in.
 inline DeviceMesh stage_mesh(const DeviceMesh& mesh, std::string_view dim = "pp") {
   return mesh.slice(dim, mesh.coordinate(mesh.dim(dim)));
 }
+inline DeviceMesh stage_mesh(const std::vector<DeviceMesh>& meshes) {
+  const pipelining::PipelineRanks ranks(meshes);
+  return meshes[ranks.own()];
+}
 
 struct PipelineOptions {
-  std::string dim = "pp";         // the mesh dimension whose ranks hold the stages
+  std::string dim = "pp";         // the dimension of a mesh whose ranks hold the stages
   std::string schedule = "1f1b";  // see docs/pipeline.md
   int microbatches = 0;           // 0: twice as many as ranks
   int chunks = 0;                 // stages of a rank; 0: what the schedule has
@@ -63,7 +67,8 @@ class Pipeline {
   using Tensors = std::vector<at::Tensor>;
 
   // See dt::pipeline().
-  Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std::vector<Piece> pieces, const PipelineOptions& options);
+  Pipeline(torch::nn::Module& module, pipelining::PipelineRanks ranks, const std::vector<Piece>& pieces,
+           const PipelineOptions& options);
 
   // Forward and backward of all microbatches: `input` and `target` are cut along dim 0 into as many, of lengths that differ by one at most.
   // Both are the same on every rank of the pipeline, plain (then every rank of a stage has it whole) or on stage_mesh(). `loss` gives a
@@ -119,9 +124,7 @@ class Pipeline {
   Tensors held() const;  // parameters(), and copies of tied ones
 
   torch::nn::Module* module_;
-  comm::Communicator* group_;  // the ranks of the pipeline
   std::vector<int> cut_;
-  DeviceMesh mesh_;                                     // with the pipeline's dimension
   std::shared_ptr<std::vector<double>> milliseconds_;  // of this rank's pieces; see StagesOfPieces
   std::vector<std::pair<std::string, at::Tensor>> own_;
   Tensors copies_;                     // of tied parameters that another rank owns
@@ -131,9 +134,10 @@ class Pipeline {
   std::shared_ptr<pipelining::Runner> runner_;
 };
 
-// Cuts `module` into stages along a dimension of `mesh`. The module was built on stage_mesh(mesh), under dt::Spmd or dt::DeferredInit;
-// every rank builds it whole, but with DeferredInit parameters take no memory before pipe.materialize(). Lay out parameters by
-// parallelize_module and fully_shard in between; what they do with parameters of other ranks' stages does not matter.
+// Cuts `module` into stages along a dimension of `mesh`, or over `meshes`, of which the i-th has the stages of the schedule's rank i: of any
+// sizes, so that some stages may have more ranks than others. The module was built on stage_mesh(mesh), under dt::Spmd or
+// dt::DeferredInit; every rank builds it whole, but with DeferredInit parameters take no memory before pipe.materialize(). Lay out
+// parameters by parallelize_module and fully_shard in between; what they do with parameters of other ranks' stages does not matter.
 //
 // `pieces`, in the order of the computation: each takes what the one before gives, the first the microbatch's input. Between any two of
 // them the model may be cut.
@@ -143,9 +147,13 @@ class Pipeline {
 //
 // Throws for fewer pieces than stages, a piece whose pattern matches nothing, a parameter that no piece uses, and a schedule that does not
 // fit the mesh or is incomplete.
-inline Pipeline pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std::vector<Piece> pieces,
+inline Pipeline pipeline(torch::nn::Module& module, const DeviceMesh& mesh, const std::vector<Piece>& pieces,
                          const PipelineOptions& options = {}) {
-  return Pipeline(module, mesh, std::move(pieces), options);
+  return Pipeline(module, pipelining::PipelineRanks(mesh, options.dim), pieces, options);
+}
+inline Pipeline pipeline(torch::nn::Module& module, const std::vector<DeviceMesh>& meshes, const std::vector<Piece>& pieces,
+                         const PipelineOptions& options = {}) {
+  return Pipeline(module, pipelining::PipelineRanks(meshes), pieces, options);
 }
 
 // -- How -----------------------------------------------------------------------------------------------------------------
@@ -158,30 +166,29 @@ inline Schedule schedule_for(const PipelineOptions& options, int ranks) {
   return options.make_schedule ? options.make_schedule(sizes) : make_schedule(options.schedule, sizes);
 }
 
-// From the rank `root` of the group, which alone gives it; undefined if it is so there.
-inline at::Tensor broadcast_any(comm::Communicator& group, const at::Tensor& tensor, int root, c10::DeviceType device) {
+// From the schedule's rank `from`, which alone gives it; undefined if it is so there.
+inline at::Tensor broadcast_any(const PipelineRanks& ranks, const at::Tensor& tensor, int from) {
   constexpr int64_t kMostDims = 61;
   auto form = at::zeros({3 + kMostDims}, at::kLong);
-  if (group.rank() == root && tensor.defined()) {
+  if (ranks.own() == from && tensor.defined()) {
     require(tensor.dim() <= kMostDims, "pipeline", "got a tensor of {} dims; expected {} at most", tensor.dim(), kMostDims);
     form[0] = 1, form[1] = static_cast<int64_t>(tensor.scalar_type()), form[2] = tensor.dim();
     for (int64_t d = 0; d < tensor.dim(); ++d) form[3 + d] = tensor.size(d);
   }
-  form = group.broadcast(form, root).get();
+  form = ranks.broadcast(form, from);
   const auto* numbers = form.data_ptr<int64_t>();
   if (numbers[0] == 0) return {};
-  const auto options = at::TensorOptions(c10::Device(device)).dtype(static_cast<c10::ScalarType>(numbers[1]));
-  const auto own = group.rank() == root ? tensor.contiguous() : at::empty({numbers + 3, static_cast<size_t>(numbers[2])}, options);
-  return group.broadcast(own, root).get();
+  const auto options = at::TensorOptions(c10::Device(ranks.meshes()[0].device_type())).dtype(static_cast<c10::ScalarType>(numbers[1]));
+  const auto own = ranks.own() == from ? tensor.contiguous() : at::empty({numbers + 3, static_cast<size_t>(numbers[2])}, options);
+  return ranks.broadcast(own, from);
 }
 
 }  // namespace pipelining::detail
 
-inline Pipeline::Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std::vector<Piece> pieces, const PipelineOptions& options)
-    : module_(&module), mesh_(mesh) {
-  const auto dim = mesh.dim(options.dim);
-  group_ = &mesh.communicator(dim);
-  auto schedule = pipelining::detail::schedule_for(options, static_cast<int>(mesh.size(dim)));
+inline Pipeline::Pipeline(torch::nn::Module& module, pipelining::PipelineRanks ranks, const std::vector<Piece>& pieces,
+                          const PipelineOptions& options)
+    : module_(&module) {
+  auto schedule = pipelining::detail::schedule_for(options, ranks.size());
   const auto all = module.named_parameters();
 
   const auto first_of = [&](size_t position) {  // of a parameter that has several names
@@ -206,7 +213,7 @@ inline Pipeline::Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std
   auto stages = pipelining::stages_of(pieces, cut_);
   std::vector<int> owner(all.size(), -1);  // the first stage that uses the parameter
   for (int s = 0, p = 0; s < static_cast<int>(cut_.size()); ++s) {
-    const bool here = schedule.rank_of_stage[s] == group_->rank();
+    const bool here = schedule.rank_of_stage[s] == ranks.own();
     for (int i = 0; i < cut_[s]; ++i, ++p) {
       if (here) patterns_.push_back(pieces[p].modules);
       for (const auto used : uses[p]) {
@@ -217,7 +224,7 @@ inline Pipeline::Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std
         const auto same = [&](const pipelining::Skip& skip) { return skip.to == s && skip.tied.is_same(parameter); };
         if (std::ranges::any_of(stages.skips, same)) continue;
         stages.skips.push_back({owner[position], s, parameter});
-        if (here && schedule.rank_of_stage[owner[position]] != group_->rank()) copies_.push_back(parameter);
+        if (here && schedule.rank_of_stage[owner[position]] != ranks.own()) copies_.push_back(parameter);
       }
     }
   }
@@ -228,12 +235,12 @@ inline Pipeline::Pipeline(torch::nn::Module& module, const DeviceMesh& mesh, std
     }
     require(owner[i] >= 0, "pipeline", "no piece uses the parameter '{}'; hint: name its module in the piece that does", all[i].key());
     rank_of_.push_back(schedule.rank_of_stage[owner[i]]);
-    if (rank_of_[i] != group_->rank()) continue;
+    if (rank_of_[i] != ranks.own()) continue;
     positions_.push_back(i);
     own_.emplace_back(all[i].key(), all[i].value());
   }
   milliseconds_ = stages.milliseconds;
-  runner_ = std::make_shared<pipelining::Runner>(mesh, options.dim, std::move(schedule), stages.forwards, stages.skips);
+  runner_ = std::make_shared<pipelining::Runner>(std::move(ranks), std::move(schedule), stages.forwards, stages.skips);
 }
 
 inline std::vector<at::Tensor> Pipeline::parameters() const {
@@ -311,7 +318,7 @@ inline PipelineStep Pipeline::run(const Tensors& inputs, const Tensors& targets,
     values[static_cast<int64_t>(i)] = whole.is_meta() ? std::numeric_limits<double>::quiet_NaN() : whole.item<double>();
   }
   const int last = schedule().rank_of_stage.back();
-  values = group_->broadcast(values, last).get();
+  values = runner_->ranks().broadcast(values, last);
   PipelineStep result;
   for (int64_t i = 0; i < values.numel(); ++i) {
     result.losses.push_back(values[i].item<double>());
@@ -338,7 +345,7 @@ inline double Pipeline::grad_norm(double norm_type) const {
     for (size_t i = 0; i < spread.members.size(); ++i)
       powers[static_cast<int64_t>(positions[spread.members[i]])] = own[static_cast<int64_t>(i)];
   }
-  powers = group_->all_reduce(powers, std::isinf(norm_type) ? ReduceOp::max : ReduceOp::sum).get();
+  powers = runner_->ranks().all_reduce(powers, std::isinf(norm_type) ? ReduceOp::max : ReduceOp::sum);
   return std::isinf(norm_type) ? powers.max().item<double>() : std::pow(powers.sum().item<double>(), 1 / norm_type);
 }
 
@@ -347,7 +354,7 @@ inline std::vector<double> Pipeline::measured_costs() const {
   auto costs = at::empty({static_cast<int64_t>(milliseconds_->size())}, at::kDouble);
   const auto own = [](double time) { return std::isinf(time) ? 0 : time; };
   std::ranges::transform(*milliseconds_, costs.data_ptr<double>(), own);
-  for (int64_t d = 0; d < mesh_.ndim(); ++d) costs = mesh_.communicator(d).all_reduce(costs, ReduceOp::max).get();
+  costs = runner_->ranks().largest(costs);
   std::vector<double> result(costs.data_ptr<double>(), costs.data_ptr<double>() + costs.numel());
   require(std::ranges::all_of(result, [](double time) { return time > 0; }), "pipeline",
           "a piece has not run yet; hint: make a step before you ask for measured costs");
@@ -361,9 +368,9 @@ inline Pipeline::Tensors Pipeline::gather(const std::function<at::Tensor(const a
   const auto all = module_->named_parameters();
   for (size_t i = 0; i < rank_of_.size(); ++i) {
     at::Tensor tensor;
-    if (rank_of_[i] == group_->rank()) tensor = f(all[i].value());
+    if (rank_of_[i] == runner_->ranks().own()) tensor = f(all[i].value());
     if (tensor.defined()) tensor = full_tensor(tensor);
-    result.push_back(pipelining::detail::broadcast_any(*group_, tensor, rank_of_[i], runner_->mesh_of(0).device_type()));
+    result.push_back(pipelining::detail::broadcast_any(runner_->ranks(), tensor, rank_of_[i]));
   }
   return result;
 }

@@ -64,7 +64,7 @@ void check_pipeline(const DeviceMesh& mesh, const Schedule& schedule, const Tens
   for (const auto& layer : model) layer->dropout = dropout;
   std::vector<StageForward> forwards;
   for (const auto& layer : model) forwards.push_back([layer](const TensorVector& x) { return TensorVector{layer->forward(x[0])}; });
-  Runner runner(mesh, "pp", schedule, forwards);
+  Runner runner({mesh, "pp"}, schedule, forwards);
   std::vector<TensorVector> inputs;
   for (const auto& x : batch.chunk(schedule.microbatches)) inputs.push_back({x});
   for (int step = 0; step < steps; ++step) {
@@ -129,7 +129,7 @@ void check_many_values(const DeviceMesh& mesh, const std::string& name) {
   }
   std::vector<StageForward> forwards;
   for (const auto& w : weights) forwards.push_back([w](const TensorVector& x) { return three_values(w, x); });
-  Runner runner(mesh, "pp", schedule, forwards);
+  Runner runner({mesh, "pp"}, schedule, forwards);
   const auto loss_of = [](const TensorVector& y) { return y[0].square().mean() + (y[1] * y[0]).sum() * 0.25 + y[2].sum(); };
   for (int step = 0; step < 3; ++step) {
     std::vector<TensorVector> inputs;
@@ -185,7 +185,7 @@ TEST_CASE("pipeline: with data and tensor parallelism", "[pipeline]") {
               parallelize_module(*layer, own, {{"up.*", {{"tp", shard(0)}}}, {"down.weight", {{"tp", shard(1)}}}});
               forwards.push_back([layer](const TensorVector& x) { return TensorVector{layer->forward(x[0])}; });
             }
-            Runner runner(mesh, "pp", schedule, forwards);
+            Runner runner({mesh, "pp"}, schedule, forwards);
             std::vector<TensorVector> inputs;
             for (const auto& x : batch.chunk(4)) inputs.push_back({x});
             const auto losses = runner.step(inputs, [](const TensorVector& y, int) { return y[0].square().mean(); });
@@ -210,7 +210,7 @@ TEST_CASE("pipeline: gradients over the data dimension are reduced once", "[pipe
     const auto schedule = make_schedule("zb1p", {.ranks = 2, .microbatches = 4});
     const auto weight = at::Tensor(distribute_tensor(fractions({kWidth, kWidth}), own, {replicate()})).detach().requires_grad_();
     const StageForward forward = [&](const TensorVector& x) { return TensorVector{at::matmul(x[0], weight)}; };
-    Runner runner(mesh, "pp", schedule, {forward, forward});
+    Runner runner({mesh, "pp"}, schedule, {forward, forward});
     std::vector<TensorVector> inputs;
     for (int i = 0; i < 4; ++i) inputs.push_back({distribute_tensor(fractions({4, kWidth}, i), own, {shard(0)})});
     const auto plain = std::vector{fractions({kWidth, kWidth}).requires_grad_(), fractions({kWidth, kWidth}).requires_grad_()};
@@ -237,7 +237,7 @@ TEST_CASE("pipeline: evaluation", "[pipeline]") {
     const auto own = mesh.slice("pp", mesh.coordinate(0));
     const auto weight = at::Tensor(distribute_tensor(fractions({kWidth, kWidth}), own, {replicate()})).detach().requires_grad_();
     const StageForward forward = [&](const TensorVector& x) { return TensorVector{at::matmul(x[0], weight)}; };
-    Runner runner(mesh, "pp", make_schedule("1f1b", {.ranks = 2, .microbatches = 3}), {forward, forward});
+    Runner runner({mesh, "pp"}, make_schedule("1f1b", {.ranks = 2, .microbatches = 3}), {forward, forward});
     const std::vector<TensorVector> inputs{{fractions({2, kWidth}, 1)}, {fractions({2, kWidth}, 2)}, {fractions({1, kWidth}, 3)}};
     const auto loss = [](const TensorVector& y, int) { return y[0].sum(); };
     for (int round = 0; round < 2; ++round) {
@@ -268,7 +268,7 @@ TEST_CASE("pipeline: a stage that throws is named on every rank", "[pipeline][er
         if (world.rank() == 1 && ++calls == 3) throw std::runtime_error("bad luck");
         return TensorVector{x[0] * weight};
       };
-      Runner runner(mesh, "pp", make_schedule("1f1b", {.ranks = 2, .microbatches = 4}), {forward, forward});
+      Runner runner({mesh, "pp"}, make_schedule("1f1b", {.ranks = 2, .microbatches = 4}), {forward, forward});
       try {
         runner.step(std::vector<TensorVector>(4, {torch::ones({2})}), [](const TensorVector& y, int) { return y[0].sum(); });
       } catch (const std::exception& error) {
@@ -287,9 +287,9 @@ TEST_CASE("pipeline: what it refuses", "[pipeline][errors]") {
   const auto mesh = DeviceMesh(c10::kCPU, {0}, {1}, {"pp"});
   const StageForward same = [](const TensorVector& x) { return x; };
   const auto schedule = make_schedule("gpipe", {.ranks = 1, .microbatches = 2});
-  CHECK_THROWS_WITH(Runner(mesh, "pp", schedule, {same, same}), says("got 2 stages; expected the schedule's 1"));
-  CHECK_THROWS_WITH(Runner(mesh, "dp", schedule, {same}), says("dp"));
-  CHECK_THROWS_WITH(Runner(mesh, "pp", make_schedule("gpipe", {.ranks = 2, .microbatches = 2}), {same, same}), says("is for 2 ranks"));
-  Runner runner(mesh, "pp", schedule, {same});
+  CHECK_THROWS_WITH(Runner({mesh, "pp"}, schedule, {same, same}), says("got 2 stages; expected the schedule's 1"));
+  CHECK_THROWS_WITH(Runner({mesh, "dp"}, schedule, {same}), says("dp"));
+  CHECK_THROWS_WITH(Runner({mesh, "pp"}, make_schedule("gpipe", {.ranks = 2, .microbatches = 2}), {same, same}), says("is for 2 ranks"));
+  Runner runner({mesh, "pp"}, schedule, {same});
   CHECK_THROWS_WITH(runner.step({}, {}), says("got 0 microbatches; expected the schedule's 2"));
 }

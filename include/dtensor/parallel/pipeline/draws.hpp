@@ -1,10 +1,10 @@
 // Where each stage begins, for each microbatch, in the stream of random numbers of one device: it draws there what one device would.
 #pragma once
 
+#include <dtensor/parallel/pipeline/ranks.hpp>
 #include <dtensor/parallel/pipeline/schedule.hpp>
 
 #include <dtensor/base/error.hpp>
-#include <dtensor/comm/communicator.hpp>
 #include <dtensor/rng/position.hpp>
 #include <dtensor/tensor/spmd.hpp>
 
@@ -27,8 +27,7 @@ using Signature = std::string;
 // learned from the first microbatch that has it: its forwards run first, stage after stage, each telling the others.
 class StageDraws {
  public:
-  // `group`: the ranks of one pipeline.
-  explicit StageDraws(comm::Communicator& group) : group_(&group) {}
+  explicit StageDraws(const PipelineRanks& ranks) : ranks_(ranks) {}
 
   // A new step. `generator`: this rank's, which is as those of the others.
   void begin(const std::vector<Signature>& signatures, at::Generator generator);
@@ -49,7 +48,7 @@ class StageDraws {
  private:
   int64_t begin_of(int microbatch);
 
-  comm::Communicator* const group_;
+  const PipelineRanks& ranks_;
   std::map<Signature, std::vector<int64_t>> draws_;  // of each stage
   std::vector<Signature> signatures_;
   std::vector<int> unknown_;
@@ -94,14 +93,14 @@ template <class Forward>
 void StageDraws::learn(int microbatch, size_t position, int rank_of_stage, Forward forward) {
   auto& counts = draws_[signatures_[microbatch]];
   int64_t count = 0;
-  if (rank_of_stage == group_->rank()) {
+  if (rank_of_stage == ranks_.own()) {
     go_to(position, microbatch);
     const auto before = rng::copy_of(generator_);
     forward();
     count = rng::draws_between(before, generator_);
   }
   const NoSpmd plain;
-  const auto told = group_->broadcast(at::full({1}, count, at::kLong), rank_of_stage).get();
+  const auto told = ranks_.broadcast(at::full({1}, count, at::kLong), rank_of_stage);
   counts.push_back(told.item<int64_t>());
 }
 

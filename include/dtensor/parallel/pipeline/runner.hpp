@@ -17,7 +17,6 @@
 #include <cstdlib>
 #include <exception>
 #include <iterator>
-#include <string_view>
 
 #pragma GCC visibility push(default)
 
@@ -28,11 +27,10 @@ using LossOf = std::function<at::Tensor(const TensorVector& outputs, int microba
 
 class Runner {
  public:
-  // The ranks whose coordinate along `dim` is r have the stages of the schedule's rank r. Every rank of `mesh` makes it alike, and gives
-  // the functions of all stages, of which it calls its own. `skips` are what stages feed other stages than the next. Checks the schedule.
-  // Connects neighbours.
-  Runner(const DeviceMesh& mesh, std::string_view dim, Schedule schedule, const std::vector<StageForward>& forwards,
-         const std::vector<Skip>& skips = {});
+  // Every rank makes it alike, and gives the functions of all stages, of which it calls its own. `skips` are what stages feed other stages
+  // than the next. Checks the schedule. Connects neighbours.
+  Runner(PipelineRanks ranks, Schedule schedule, const std::vector<StageForward>& forwards, const std::vector<Skip>& skips = {});
+  Runner(const Runner&) = delete;
 
   // A pass over all microbatches: forward and backward, or forward alone where gradients are off. `inputs` are the first stage's, a list
   // for each microbatch, the same on every rank (the ranks of other stages need their sizes only). Gradients are added to those of the
@@ -45,7 +43,8 @@ class Runner {
   TensorVector step(const std::vector<TensorVector>& inputs, const LossOf& loss, bool sync = true, const std::string& mode = "");
 
   const Schedule& schedule() const { return schedule_; }
-  const DeviceMesh& mesh_of(int stage) const { return meshes_[schedule_.rank_of_stage[stage]]; }
+  const PipelineRanks& ranks() const { return ranks_; }
+  const DeviceMesh& mesh_of(int stage) const { return ranks_.meshes()[schedule_.rank_of_stage[stage]]; }
   bool has(int stage) const { return stages_.count(stage) > 0; }
 
  private:
@@ -62,9 +61,8 @@ class Runner {
   const std::vector<Sent>* sent(const Letter& letter) const;
   bool last(const Stage& stage) const { return stage.index + 1 == schedule_.stages(); }
 
-  std::vector<DeviceMesh> meshes_;  // of the schedule's ranks
+  const PipelineRanks ranks_;
   Schedule schedule_;
-  int rank_;
   Exchange exchange_;
   StageDraws draws_;
   std::map<int, Stage> stages_;
@@ -82,12 +80,6 @@ class Runner {
 
 namespace detail {
 
-inline std::vector<DeviceMesh> slices(const DeviceMesh& mesh, std::string_view dim) {
-  std::vector<DeviceMesh> result;
-  for (int64_t i = 0; i < mesh.size(mesh.dim(dim)); ++i) result.push_back(mesh.slice(dim, i));
-  return result;
-}
-
 // What the sizes of everything between stages hang on.
 inline std::string signature_of(const TensorVector& inputs) {
   std::string text = c10::GradMode::is_enabled() ? "g" : "n";
@@ -104,7 +96,7 @@ inline at::Tensor on_mesh(const at::Tensor& tensor, const DeviceMesh& mesh) {
 }
 
 // That a schedule may run on so many ranks, with so many functions.
-inline Schedule checked(Schedule schedule, std::string_view dim, size_t ranks, size_t forwards, const std::vector<Skip>& skips) {
+inline Schedule checked(Schedule schedule, int ranks, size_t forwards, const std::vector<Skip>& skips) {
   if (!skips.empty()) {
     schedule.edges.clear();
     for (const auto& way : ways_of(schedule, skips)) schedule.edges.push_back({way.from, way.to});
@@ -114,8 +106,8 @@ inline Schedule checked(Schedule schedule, std::string_view dim, size_t ranks, s
     require(path.front() == 0 && path.back() == schedule.stages() - 1, "pipeline",
             "got the path [{}]; expected one from stage 0 to stage {}", fmt::join(path, ", "), schedule.stages() - 1);
   }
-  require(schedule.ranks.size() == ranks, "pipeline", "the schedule is for {} ranks, and the mesh dimension '{}' has {}",
-          schedule.ranks.size(), dim, ranks);
+  require(static_cast<int>(schedule.ranks.size()) == ranks, "pipeline", "the schedule is for {} ranks, and the pipeline has {}",
+          schedule.ranks.size(), ranks);
   require(static_cast<int>(forwards) == schedule.stages(), "pipeline", "got {} stages; expected the schedule's {}", forwards,
           schedule.stages());
   return schedule;
@@ -130,18 +122,16 @@ inline void check_loss(const at::Tensor& loss) {
 
 }  // namespace detail
 
-inline Runner::Runner(const DeviceMesh& mesh, std::string_view dim, Schedule schedule, const std::vector<StageForward>& forwards,
-                      const std::vector<Skip>& skips)
-    : meshes_(detail::slices(mesh, dim)),
-      schedule_(detail::checked(std::move(schedule), dim, meshes_.size(), forwards.size(), skips)),
-      rank_(static_cast<int>(mesh.coordinate(mesh.dim(dim)))),
-      exchange_(schedule_, ways_of(schedule_, skips), meshes_, rank_),
-      draws_(mesh.communicator(mesh.dim(dim))) {
+inline Runner::Runner(PipelineRanks ranks, Schedule schedule, const std::vector<StageForward>& forwards, const std::vector<Skip>& skips)
+    : ranks_(std::move(ranks)),
+      schedule_(detail::checked(std::move(schedule), ranks_.size(), forwards.size(), skips)),
+      exchange_(schedule_, ways_of(schedule_, skips), ranks_.meshes(), ranks_.own()),
+      draws_(ranks_) {
   auto ways = ways_of(schedule_, skips);
   std::ranges::sort(ways, {}, [](const Way& way) { return std::abs(way.to - way.from); });
   for (int s = 0; s < schedule_.stages(); ++s) {
-    if (schedule_.rank_of_stage[s] != rank_) continue;
-    auto& stage = stages_.emplace(s, Stage{s, meshes_[rank_], forwards[s]}).first->second;
+    if (schedule_.rank_of_stage[s] != ranks_.own()) continue;
+    auto& stage = stages_.emplace(s, Stage{s, mesh_of(s), forwards[s]}).first->second;
     std::ranges::copy_if(ways, std::back_inserter(stage.into), [&](const Way& way) { return way.to == s; });
     std::ranges::copy_if(ways, std::back_inserter(stage.out), [&](const Way& way) { return way.from == s; });
   }
@@ -365,14 +355,15 @@ inline TensorVector Runner::step(const std::vector<TensorVector>& inputs, const 
     stage.backwards = 0;
     for (int i = 0; i < schedule_.microbatches; ++i) stage.backwards += schedule_.passes(index, i);
   }
-  draws_.begin(signatures_, rng::generator_for(World::current(), c10::Device(meshes_[rank_].device_type())));
+  draws_.begin(signatures_, rng::generator_for(World::current(), c10::Device(ranks_.meshes()[ranks_.own()].device_type())));
   const auto training = compute_only(schedule_);
   const auto actions = with_first(c10::GradMode::is_enabled() ? training : forward_only(training), draws_.unknown());
   exchange_.begin(actions, signatures_, [this](const Letter& letter) { return sent(letter); });
   share_tied();
   const auto done = run_unknown(actions);
-  for (size_t i = done; i < actions.ranks[rank_].size(); ++i) {
-    for (const auto& part : Parts(actions.ranks[rank_][i])) run(part);
+  const auto& own = actions.ranks[ranks_.own()];
+  for (size_t i = done; i < own.size(); ++i) {
+    for (const auto& part : Parts(own[i])) run(part);
   }
   draws_.end();
   exchange_.finish();
