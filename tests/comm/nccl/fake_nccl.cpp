@@ -8,6 +8,8 @@
 
 #include <nccl.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -16,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <vector>
 
 namespace {
@@ -104,7 +107,16 @@ struct Clique {
   std::map<uint64_t, Meeting> collectives;                      // by number
   std::map<std::pair<int, int>, std::deque<Op>> sends;          // by (from, to)
   std::map<std::pair<int, int>, uint64_t> received;             // how many
+  std::set<std::array<int, 3>> came;                            // (from, to, which of them): to its first message, where the two connect
   std::map<uint64_t, std::shared_ptr<Clique>> children;         // by number of the split
+
+  // Whether each rank that this one has messages with has come to its own end of them.
+  bool is_connected(int rank) const {
+    return std::ranges::all_of(came, [&](const std::array<int, 3>& end) {
+      const auto [from, to, who] = end;
+      return who != rank || came.contains({from, to, from + to - who});
+    });
+  }
 
   // Nobody uses its memory any more.
   void leave(int rank) {
@@ -250,7 +262,8 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* co
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
   std::lock_guard lock(comm->clique->mutex);
-  *state = comm->clique->joined < comm->clique->size ? ncclInProgress : comm->broken ? ncclRemoteError : ncclSuccess;
+  const bool ready = comm->clique->joined == comm->clique->size && comm->clique->is_connected(comm->rank);
+  *state = !ready ? ncclInProgress : comm->broken ? ncclRemoteError : ncclSuccess;
   return ncclSuccess;
 }
 
@@ -290,11 +303,15 @@ ncclResult_t ncclGroupEnd() {
   if (--group.depth > 0 || group.ops.empty()) return ncclSuccess;
   auto* comm = group.comm;
   std::vector<Step> steps;
+  std::unique_lock lock(comm->clique->mutex);
   for (const auto& op : group.ops) {
     const bool message = op.kind == Kind::send || op.kind == Kind::recv;
+    if (op.kind == Kind::send) comm->clique->came.insert({comm->rank, op.root, comm->rank});
+    if (op.kind == Kind::recv) comm->clique->came.insert({op.root, comm->rank, comm->rank});
     const int counter = op.kind == Kind::recv ? -1 - op.root : op.root;  // both directions apart
     steps.push_back({op, message ? comm->messages[counter]++ : comm->calls++});
   }
+  lock.unlock();
   auto* stream = reinterpret_cast<dtensor_tests::FakeStream*>(group.stream);
   group = {};
   stream->add([clique = comm->clique, rank = comm->rank, aborted = comm->aborted, steps] { run(clique, rank, aborted, steps); });

@@ -74,14 +74,41 @@ c10::Stream current_stream(int device) {
   return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)});
 }
 
+// Gives up when the work cannot begin.
+Check giving_up(std::shared_ptr<Session> session, std::shared_ptr<const Pending> work) {
+  const auto end = Clock::now() + session->watchdog.transport().deadline();
+  return [session = std::move(session), work = std::move(work), end] {
+    session->watchdog.check(*work);
+    auto why = session->watchdog.obstacle(work->peers, work->stream, work->call.sequence);
+    if (Clock::now() > end) why = "NCCL did not begin it within the deadline";
+    if (why) throw Channel::Broken{*why};
+  };
+}
+
+// Enqueues the work on its channel's stream, where it waits for what its caller had issued. When NCCL fails here it will do so for every
+// later call too: the job is broken.
+void begin(const std::shared_ptr<Session>& session, const std::shared_ptr<Pending>& work, const Channel::Enqueue& enqueue) {
+  const auto& side = work->channel->stream();
+  work->ready.block(side);
+  try {
+    if (enqueue) work->channel->run(enqueue, giving_up(session, work));
+  } catch (const Channel::Broken& broken) {
+    work->call.event.failed();
+    session->watchdog.break_off(broken.why);
+  }
+  work->done.record(side);
+  session->watchdog.watch(work);
+}
+
 class NcclWork final : public Work {
  public:
   NcclWork(std::shared_ptr<Pending> work, std::shared_ptr<Session> session) : work_(std::move(work)), session_(std::move(session)) {}
 
-  // The host does not wait: the current stream does. Memory that is freed then is used again by what comes later on its stream; where that
+  // The host does not wait (but for two ranks' first message, until they are connected): the current stream does. Memory that is freed then is used again by what comes later on its stream; where that
   // is not the stream that waits here, it is kept until the device is done.
   void wait() override {
     static const bool blocks = is_set("DTENSOR_BLOCKING_WAIT");
+    work_->begun.wait(false);
     while (blocks && !session_->watchdog.is_broken() && !work_->done.query()) std::this_thread::sleep_for(std::chrono::microseconds(50));
     session_->watchdog.check(*work_);
     const auto stream = current_stream(session_->device);
@@ -94,7 +121,7 @@ class NcclWork final : public Work {
   // To the stream that has waited it is done.
   bool done() override {
     if (session_->watchdog.is_broken() || (waited_ && current_stream(session_->device) == *work_->issued_on)) return true;
-    if (!work_->done.query()) return false;
+    if (!work_->begun || !work_->done.query()) return false;
     session_->watchdog.release(*work_);
     return true;
   }
@@ -249,15 +276,6 @@ void NcclCommunicator::compare(const CallInfo& mine) {
   }
 }
 
-Check NcclCommunicator::giving_up(const Pending& work) const {
-  return [&work, this, end = Clock::now() + session_->watchdog.transport().deadline()] {
-    session_->watchdog.check(work);
-    auto why = session_->watchdog.obstacle(work.peers, work.stream, work.call.sequence);
-    if (Clock::now() > end) why = "NCCL did not begin it within the deadline";
-    if (why) throw Channel::Broken{*why};
-  };
-}
-
 Async NcclCommunicator::collective(const Call& call, const at::Tensor& input, const at::Tensor& result, const Channel::Enqueue& enqueue) {
   auto work = std::make_shared<Pending>();
   work->call = call;
@@ -273,6 +291,7 @@ Async NcclCommunicator::collective(const Call& call, const at::Tensor& input, co
   return {result, issue(std::move(work), is_empty ? Channel::Enqueue() : enqueue)};
 }
 
+// It begins in the thread that connects the two, where that goes on.
 Async NcclCommunicator::message(const Call& call, const at::Tensor& tensor, bool sends) {
   check_tag(call.kind, call.tag);
   const int peer = ranks()[call.root], from = sends ? session_->rank : peer, to = sends ? peer : session_->rank;
@@ -281,32 +300,47 @@ Async NcclCommunicator::message(const Call& call, const at::Tensor& tensor, bool
   work->group = name();
   work->peers = {peer};
   work->stream = hash_counts({static_cast<int64_t>(id_), from, to});
-  work->channel = from < to ? session_->up : session_->down;
   work->keep = {tensor};
   session_->watchdog.check(*work);
   session_->control->made(work->stream, call.sequence);
-  return {tensor, issue(std::move(work), [&](ncclComm_t comm, cudaStream_t stream) {
-            if (tensor.numel() == 0) return ncclSuccess;
-            return sends ? ncclSend(tensor.data_ptr(), tensor.nbytes(), ncclUint8, peer, comm, stream)
-                         : ncclRecv(tensor.data_ptr(), tensor.nbytes(), ncclUint8, peer, comm, stream);
-          })};
-}
-
-// When NCCL fails here it will do so for every later call too: the job is broken.
-WorkPtr NcclCommunicator::issue(std::shared_ptr<Pending> work, const Channel::Enqueue& enqueue) {
-  const auto& side = work->channel->stream();
   work->issued_on = current_stream(session_->device);
   work->ready.record(*work->issued_on);
-  work->ready.block(side);
-  try {
-    if (enqueue) work->channel->run(enqueue, giving_up(*work));
-  } catch (const Channel::Broken& broken) {
-    work->call.event.failed();
-    session_->watchdog.break_off(broken.why);
-    session_->watchdog.check(*work);
-  }
-  work->done.record(side);
-  session_->watchdog.watch(work);
+  auto& pair = pair_with(peer, work);
+  const auto enqueue = [sends, tensor, at = pair.position_of_peer()](ncclComm_t comm, cudaStream_t stream) {
+    return sends ? ncclSend(tensor.data_ptr(), tensor.nbytes(), ncclUint8, at, comm, stream)
+                 : ncclRecv(tensor.data_ptr(), tensor.nbytes(), ncclUint8, at, comm, stream);
+  };
+  pair.run(sends, [session = session_, work, enqueue, is_empty = tensor.numel() == 0](const std::shared_ptr<Channel>& channel) {
+    work->channel = channel;
+    try {
+      if (channel) begin(session, work, is_empty ? Channel::Enqueue() : enqueue);
+    } catch (const c10::Error&) {  // the job is broken, which the next call or wait throws
+    }
+    work->begun = true;
+    work->begun.notify_all();
+  });
+  session_->watchdog.check(*work);
+  return {tensor, c10::make_intrusive<NcclWork>(std::move(work), session_)};
+}
+
+// The two connect on the occasion of the first message.
+Pair& NcclCommunicator::pair_with(int peer, const std::shared_ptr<Pending>& first) {
+  std::lock_guard lock(session_->mutex);
+  const auto found = session_->pairs.find(peer);
+  if (found != session_->pairs.end()) return found->second;
+  auto& watchdog = session_->watchdog;
+  const auto made = [&watchdog](const std::shared_ptr<Channel>& channel) { watchdog.add(channel); };
+  const auto failed = [&watchdog](const std::string& why) { watchdog.break_off(why); };
+  const Pair::Ends ends{session_->everyone, session_->rank, peer, session_->device};
+  return session_->pairs.try_emplace(peer, ends, giving_up(session_, first), made, failed).first->second;
+}
+
+WorkPtr NcclCommunicator::issue(std::shared_ptr<Pending> work, const Channel::Enqueue& enqueue) {
+  work->issued_on = current_stream(session_->device);
+  work->ready.record(*work->issued_on);
+  begin(session_, work, enqueue);
+  work->begun = true;
+  session_->watchdog.check(*work);
   return c10::make_intrusive<NcclWork>(std::move(work), session_);
 }
 

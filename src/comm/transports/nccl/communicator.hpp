@@ -1,9 +1,11 @@
 // The collectives of a group: CUDA tensors go over NCCL, CPU tensors over the communicator of the transport between processes.
 #pragma once
 
+#include "src/comm/transports/nccl/pair.hpp"
 #include "src/comm/transports/nccl/watchdog.hpp"
 
 #include <atomic>
+#include <map>
 
 namespace dtensor::comm::nccl {
 
@@ -15,8 +17,10 @@ struct Session {
   const int rank, device;
   Control* const control;  // null in a world of one
   Watchdog watchdog;
-  std::shared_ptr<Channel> world;     // of all ranks; its like are split from it
-  std::shared_ptr<Channel> up, down;  // for messages to higher and to lower ranks: of all ranks, so that two ends need nobody else to begin
+  std::shared_ptr<Communicator> everyone;  // of the host
+  std::shared_ptr<Channel> world;          // of all ranks; its like are split from it
+  std::mutex mutex;
+  std::map<int, Pair> pairs;  // by peer: those that messages went to, or came from
 };
 
 class NcclCommunicator final : public Communicator {
@@ -42,10 +46,10 @@ class NcclCommunicator final : public Communicator {
   bool goes_over_host(const Call& call, const at::Tensor& tensor) const;
   std::shared_ptr<Channel> channel(const CallInfo& call);
   void compare(const CallInfo& mine);
-  Check giving_up(const Pending& work) const;
   Async collective(const Call& call, const at::Tensor& input, const at::Tensor& result, const Channel::Enqueue& enqueue);
   Async message(const Call& call, const at::Tensor& tensor, bool sends);
   WorkPtr issue(std::shared_ptr<Pending> work, const Channel::Enqueue& enqueue);
+  Pair& pair_with(int peer, const std::shared_ptr<Pending>& first);
 
   const std::shared_ptr<Communicator> host_;
   const uint64_t id_;

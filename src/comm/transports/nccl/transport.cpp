@@ -37,10 +37,13 @@ class NcclTransport final : public Transport {
 
   // What nobody waited for may fail too, and then nobody was told.
   ~NcclTransport() override {
+    for (auto& [peer, pair] : session_->pairs) pair.finish();
     session_->watchdog.drain();
     if (const auto why = session_->watchdog.untold()) detail::say("dtensor: rank {}: results may be wrong: {}\n", rank(), *why);
     session_->watchdog.stop();  // works may outlive the job
-    for (auto* channel : {&session_->world, &session_->up, &session_->down}) channel->reset();
+    session_->pairs.clear();
+    session_->world.reset();
+    session_->everyone.reset();
   }
 
   // Once, by all ranks.
@@ -82,7 +85,7 @@ class NcclTransport final : public Transport {
   void connect_everyone() {
     std::vector<int> everyone(host_->size());
     ranges::iota(everyone, 0);
-    const auto group = host_->connect("nccl", everyone);
+    session_->everyone = host_->connect("nccl", everyone);
     const auto end = Clock::now() + deadline();
     const auto check = [&] {
       if (auto why = control_->first_failure(Milliseconds(0))) fail("make_nccl_transport", "the job cannot begin: {}", *why);
@@ -91,12 +94,8 @@ class NcclTransport final : public Transport {
               "it comes, NCCL_SOCKET_IFNAME names the network interface",
               size());
     };
-    session_->world = NcclCommunicator::make_channel(*group, session_->device, check);
+    session_->world = NcclCommunicator::make_channel(*session_->everyone, session_->device, check);
     session_->watchdog.add(session_->world);
-    for (auto* channel : {&session_->up, &session_->down}) {
-      *channel = session_->world->split(check);
-      session_->watchdog.add(*channel);
-    }
   }
 
   const std::unique_ptr<Transport> host_;  // outlives the session, which asks it about peers

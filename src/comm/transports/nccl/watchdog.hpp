@@ -28,6 +28,7 @@ struct Pending {
   c10::Event ready{c10::DeviceType::CUDA};  // what was issued before it on the caller's stream
   c10::Event done{c10::DeviceType::CUDA};
   std::optional<c10::Stream> issued_on{};
+  std::atomic<bool> begun{false};  // enqueued on the channel's stream, or it never will be
 
   // -- The watchdog's.
   std::vector<at::Tensor> keep{};  // the memory that it reads and writes
