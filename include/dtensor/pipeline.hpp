@@ -134,8 +134,8 @@ class Pipeline {
   std::shared_ptr<pipelining::Runner> runner_;
 };
 
-// Cuts `module` into stages along a dimension of `mesh`, or over `meshes`, of which the i-th has the stages of the schedule's rank i: of any
-// sizes, so that some stages may have more ranks than others. The module was built on stage_mesh(mesh), under dt::Spmd or
+// Cuts `module` into stages along a dimension of `mesh`, or over `meshes`, of which the i-th has the stages of the schedule's rank i:
+// meshes of any sizes, so that some stages may have more ranks than others. The module was built on stage_mesh(mesh), under dt::Spmd or
 // dt::DeferredInit; every rank builds it whole, but with DeferredInit parameters take no memory before pipe.materialize(). Lay out
 // parameters by parallelize_module and fully_shard in between; what they do with parameters of other ranks' stages does not matter.
 //

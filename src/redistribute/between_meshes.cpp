@@ -5,6 +5,9 @@
 #include "src/redistribute/mesh_move.hpp"
 #include "src/redistribute/transition.hpp"
 
+#include <dtensor/base/compat.hpp>
+#include <dtensor/mesh/world.hpp>
+
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/ranges.h>
 #include <range/v3/numeric/accumulate.hpp>

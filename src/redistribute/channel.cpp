@@ -5,7 +5,9 @@
 #include "src/redistribute/mesh_move.hpp"
 #include "src/redistribute/transition.hpp"
 
+#include <dtensor/base/compat.hpp>
 #include <dtensor/base/error.hpp>
+#include <dtensor/mesh/world.hpp>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>

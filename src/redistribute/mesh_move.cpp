@@ -9,6 +9,7 @@
 #include <dtensor/base/error.hpp>
 #include <dtensor/mesh/alias.hpp>
 #include <dtensor/mesh/two_meshes.hpp>
+#include <dtensor/mesh/world.hpp>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>

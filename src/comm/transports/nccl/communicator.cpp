@@ -87,7 +87,7 @@ Check giving_up(std::shared_ptr<Session> session, std::shared_ptr<const Pending>
 
 // Enqueues the work on its channel's stream, where it waits for what its caller had issued. When NCCL fails here it will do so for every
 // later call too: the job is broken.
-void begin(const std::shared_ptr<Session>& session, const std::shared_ptr<Pending>& work, const Channel::Enqueue& enqueue) {
+void put_on_stream(const std::shared_ptr<Session>& session, const std::shared_ptr<Pending>& work, const Channel::Enqueue& enqueue) {
   const auto& side = work->channel->stream();
   work->ready.block(side);
   try {
@@ -104,8 +104,9 @@ class NcclWork final : public Work {
  public:
   NcclWork(std::shared_ptr<Pending> work, std::shared_ptr<Session> session) : work_(std::move(work)), session_(std::move(session)) {}
 
-  // The host does not wait (but for two ranks' first message, until they are connected): the current stream does. Memory that is freed then is used again by what comes later on its stream; where that
-  // is not the stream that waits here, it is kept until the device is done.
+  // The host does not wait (but at the first message of two ranks, until they are connected): the current stream does. Memory that is
+  // freed then is used again by what comes later on its stream; where that is not the stream that waits here, it is kept until the device
+  // is done.
   void wait() override {
     static const bool blocks = is_set("DTENSOR_BLOCKING_WAIT");
     work_->begun.wait(false);
@@ -313,7 +314,7 @@ Async NcclCommunicator::message(const Call& call, const at::Tensor& tensor, bool
   pair.run(sends, [session = session_, work, enqueue, is_empty = tensor.numel() == 0](const std::shared_ptr<Channel>& channel) {
     work->channel = channel;
     try {
-      if (channel) begin(session, work, is_empty ? Channel::Enqueue() : enqueue);
+      if (channel) put_on_stream(session, work, is_empty ? Channel::Enqueue() : enqueue);
     } catch (const c10::Error&) {  // the job is broken, which the next call or wait throws
     }
     work->begun = true;
@@ -338,7 +339,7 @@ Pair& NcclCommunicator::pair_with(int peer, const std::shared_ptr<Pending>& firs
 WorkPtr NcclCommunicator::issue(std::shared_ptr<Pending> work, const Channel::Enqueue& enqueue) {
   work->issued_on = current_stream(session_->device);
   work->ready.record(*work->issued_on);
-  begin(session_, work, enqueue);
+  put_on_stream(session_, work, enqueue);
   work->begun = true;
   session_->watchdog.check(*work);
   return c10::make_intrusive<NcclWork>(std::move(work), session_);

@@ -1,6 +1,6 @@
 #include "src/comm/transports/nccl/pair.hpp"
 
-#include "src/comm/copy.hpp"
+#include "src/comm/reduce.hpp"
 
 #include <dtensor/base/error_text.hpp>
 
