@@ -113,16 +113,6 @@ static std::vector<std::pair<std::string, dt::DeviceMesh>> make_meshes(const Run
   return meshes;
 }
 
-// One device: of the host without a mesh; a GPU as a mesh of one, on which parameters are drawn as on the GPUs of a larger one.
-static Curve train_on_one_device(const RunOptions& o, const std::function<Train()>& load, StepLog* log) {
-  if (o.device == "cpu") return load()(std::nullopt, "one device", log);
-  Curve curve;
-  dt::LaunchOptions options;
-  options.transport = "threads";
-  dt::launch(options, [&](dt::World&) { curve = load()(dt::init_device_mesh(at::kCUDA, {1}, {"dp"}), "one device", log); });
-  return curve;
-}
-
 int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::function<Train()>& load, const Units& units) {
   std::vector<Curve> curves;  // rank 0's
   std::optional<StepLog> log;
@@ -139,13 +129,16 @@ int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::funct
       auto curve = train(mesh, name, first ? &*log : nullptr);
       if (first) curves.push_back(std::move(curve));
     }
+    // One GPU is a mesh of one, on which parameters are drawn as on the GPUs of a larger one.
+    const bool compares = o.compare && o.device != "cpu" && first;
+    if (compares) curves.push_back(train(dt::DeviceMesh(c10::Device(o.device).type(), {0}, {1}, {"dp"}), "one device", &*log));
   });
   if (status != 0 || curves.empty()) return status;
 
   // One device, last: the other ranks have nothing left to wait for. It computes with one thread, as each of several ranks does: two would
   // add up in another order.
   if (o.compare && ranks > 1) at::set_num_threads(1);
-  if (o.compare) curves.push_back(train_on_one_device(o, load, &*log));
+  if (o.compare && o.device == "cpu") curves.push_back(load()(std::nullopt, "one device", &*log));
   const int parity = o.compare ? report_parity(o, curves) : 0;
   if (!o.svg.empty()) write_loss_plot(o.svg, curves, o.compare ? &curves.back() : nullptr, units.loss);
   return parity;

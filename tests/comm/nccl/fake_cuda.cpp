@@ -248,12 +248,37 @@ void FakeStream::synchronize() {
   flag->wait();
 }
 
-FakeStream& fake_stream(int device, int64_t id) {
-  static auto& mutex = *new std::mutex;
-  static auto& streams = *new std::map<std::pair<int, int64_t>, FakeStream>;
-  std::lock_guard lock(mutex);
-  return streams[{device, id}];
+namespace {
+
+struct Streams {
+  std::mutex mutex;
+  std::map<std::pair<int, int64_t>, FakeStream> all;  // by device and id
+};
+
+Streams& streams() {
+  static auto& streams = *new Streams;
+  return streams;
 }
+
+}  // namespace
+
+FakeStream& fake_stream(int device, int64_t id) {
+  std::lock_guard lock(streams().mutex);
+  return streams().all[{device, id}];
+}
+
+void synchronize_fake_device(int device) {
+  std::vector<FakeStream> busy;
+  {
+    std::lock_guard lock(streams().mutex);
+    for (const auto& [key, stream] : streams().all) {
+      if (key.first == device) busy.push_back(stream);
+    }
+  }
+  for (auto& stream : busy) stream.synchronize();
+}
+
+int current_fake_device() { return current_device; }
 
 FakeStream& current_fake_stream() { return fake_stream(current_device, current_streams[current_device]); }
 

@@ -32,5 +32,8 @@ inline thread_local bool is_capturing = false;
 
 FakeStream& fake_stream(int device, int64_t id);
 FakeStream& current_fake_stream();
+int current_fake_device();
+// Blocks until all streams of the device have run everything so far.
+void synchronize_fake_device(int device);
 
 }  // namespace dtensor_tests

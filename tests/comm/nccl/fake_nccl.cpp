@@ -144,6 +144,7 @@ struct ncclComm {
   std::shared_ptr<Clique> clique;
   int rank;
   std::shared_ptr<std::atomic<bool>> aborted = std::make_shared<std::atomic<bool>>(false);
+  int device = dtensor_tests::current_fake_device();
   uint64_t calls = 0, splits = 0;
   std::map<int, uint64_t> messages{};  // how many were sent, by peer, and received, by -1 - peer
   bool broken = false;
@@ -277,6 +278,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   count("CommAbort");
   *comm->aborted = true;
   comm->clique->changed.notify_all();
+  dtensor_tests::synchronize_fake_device(comm->device);  // as it frees memory, which waits for the kernels of all communicators
   delete comm;
   return ncclSuccess;
 }

@@ -16,9 +16,8 @@ using namespace dtensor_tests;
 namespace {
 
 std::string train_on(std::vector<int64_t> sizes, const std::vector<std::string>& names, Placements batch, const LayOut& lay_out) {
-  const auto& wanted = trained_on_host();
   const auto ranks = static_cast<int>(c10::multiply_integers(sizes));
-  return first_error(run_gpus(ranks, [&](World& world) { train_on_gpus(world, sizes, names, batch, lay_out, wanted); }));
+  return first_error(run_gpus(ranks, [&](World& world) { train_on_gpus(world, sizes, names, batch, lay_out); }));
 }
 
 }  // namespace

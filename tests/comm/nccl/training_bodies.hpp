@@ -16,17 +16,10 @@ inline void use_counter(dtensor::World& world) { world.generator() = dtensor::Ge
 
 inline at::Tensor to_gpu(const at::Tensor& x) { return x.to(at::kCUDA); }
 
-// On the host by itself.
-inline const Result& trained_on_host() {
-  static const Result result = [] {
-    Result on_host;
-    dtensor::launch(dtensor::LaunchOptions{.transport = "threads"}, [&](dtensor::World& world) {
-      use_counter(world);
-      on_host = on_one_device();
-    });
-    return on_host;
-  }();
-  return result;
+// On this rank's host by itself.
+inline Result trained_on_host(dtensor::World& world) {
+  use_counter(world);
+  return on_one_device();
 }
 
 inline Result on_host(Result result) {
@@ -38,9 +31,10 @@ inline Result on_host(Result result) {
   return result;
 }
 
-// Throws where gradients and parameters after training on this mesh of all ranks of `world` are not those of the host. `wanted`: those.
+// Throws where gradients and parameters after training on this mesh of all ranks of `world` are not those of the host.
 inline void train_on_gpus(dtensor::World& world, std::vector<int64_t> sizes, std::vector<std::string> names, dtensor::Placements batch,
-                          const LayOut& lay_out, const Result& wanted) {
+                          const LayOut& lay_out) {
+  const auto wanted = trained_on_host(world);
   use_counter(world);
   const auto mesh = dtensor::init_device_mesh(c10::kCUDA, std::move(sizes), std::move(names));
   dtensor::Spmd spmd(mesh);

@@ -25,6 +25,15 @@ std::string lateness(const Pending& work, Milliseconds deadline) {
       work.call.str(), work.group, static_cast<double>(deadline.count()) / 1000);
 }
 
+// All at once: each waits for the device, which is busy until all have been told.
+void abort_all(const std::vector<std::weak_ptr<Channel>>& channels) {
+  std::vector<std::thread> threads;
+  for (const auto& weak : channels) {
+    if (const auto channel = weak.lock()) threads.emplace_back([channel] { channel->abort(); });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
 }  // namespace
 
 Watchdog::Watchdog(Control* control, const Transport& transport)
@@ -96,9 +105,7 @@ void Watchdog::break_off(const std::string& why, bool told) {
     broken_ = true;
     channels = channels_;
   }
-  for (const auto& weak : channels) {
-    if (const auto channel = weak.lock()) channel->abort();
-  }
+  abort_all(channels);
   changed_.notify_all();
 }
 
