@@ -63,7 +63,7 @@ TEST_CASE("nccl gpu: training on the ranks of a job", "[comm][nccl][gpu][rank-pr
   char program[] = "dtensor-tests", transport[] = "--transport=nccl";
   char* argv[] = {program, transport, nullptr};
   CHECK(launch(2, argv, [&](World& world) {
-          draw_as_one_gpu(world);  // from the device\'s own stream, which the rest replaces
+          draw_as_one_gpu(world);  // from the device's own stream, which the rest replaces
           train_in_every_way(world);
         }) == 0);
 }
