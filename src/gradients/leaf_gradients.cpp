@@ -39,6 +39,12 @@ struct LastMove {
   }
 };
 
+// Whether nobody but the engine, which runs a hook now, has this tensor or its memory.
+bool is_only_ours(const at::Tensor& gradient) {
+  constexpr size_t kOfEngine = DTENSOR_TORCH_AT_LEAST(2, 0) ? 1 : 3;  // handles
+  return gradient.use_count() <= kOfEngine && as_dtensor(gradient)->local().use_count() == 1;
+}
+
 at::Tensor in_layout(const at::Tensor& gradient, const LayoutPtr& like, LastMove& last, ModuleName module) {
   const auto& layout = as_dtensor(gradient)->layout();
   if (layout->placements() == like->placements()) return gradient;
@@ -47,6 +53,8 @@ at::Tensor in_layout(const at::Tensor& gradient, const LayoutPtr& like, LastMove
   comm::Cause cause("gradient", true, module ? std::string_view(*module) : std::string_view());
   if (gradient.requires_grad() && c10::GradMode::is_enabled()) return redistribute(gradient, like->placements());  // create_graph
   const auto& part = as_dtensor(gradient)->local();
+  const bool alone = like->mesh().size() == 1 && part.sizes() == last.to->local_sizes();
+  if (alone && is_only_ours(gradient)) return wrap(part, last.to);
   if (last.sums && last.sums->size() > 1 && fits_bucket(part)) return reduce_in_bucket(part, last.to, *last.sums, last.op);
   return move_tensor(gradient, last.to);
 }
