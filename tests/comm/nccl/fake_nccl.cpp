@@ -147,7 +147,6 @@ struct ncclComm {
   int device = dtensor_tests::current_fake_device();
   uint64_t calls = 0, splits = 0;
   std::map<int, uint64_t> messages{};  // how many were sent, by peer, and received, by -1 - peer
-  bool broken = false;
 };
 
 namespace {
@@ -221,7 +220,6 @@ ncclResult_t join(ncclComm_t* result, std::shared_ptr<Clique> clique, int rank) 
     ++clique->joined;
   }
   *result = new ncclComm{std::move(clique), rank};
-  (*result)->broken = is_broken;
   return ncclInProgress;
 }
 
@@ -264,7 +262,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* co
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
   std::lock_guard lock(comm->clique->mutex);
   const bool ready = comm->clique->joined == comm->clique->size && comm->clique->is_connected(comm->rank);
-  *state = !ready ? ncclInProgress : comm->broken ? ncclRemoteError : ncclSuccess;
+  *state = is_broken ? ncclRemoteError : ready ? ncclSuccess : ncclInProgress;
   return ncclSuccess;
 }
 

@@ -216,6 +216,31 @@ TEST_CASE("nccl stand-in: what NCCL reports by itself", "[comm][nccl]") {
   CHECK(contains(first_error(errors), "NCCL failed: remote process exited"));
 }
 
+TEST_CASE("nccl stand-in: why NCCL's connection broke is told by its other end", "[comm][nccl]") {
+  for (const bool leaves : {true, false}) {
+    std::atomic<bool> broken{false};
+    const auto errors = run_gpus(2, [&](World& world) {
+      auto all = connect_all(world);
+      const auto x = on_gpu(at::ones({16}));
+      all->all_reduce(x, ReduceOp::sum).get();
+      current_fake_stream().synchronize();
+      if (world.rank() == 1) {
+        break_nccl(true);
+        broken = true;
+        broken.notify_all();
+        std::this_thread::sleep_for(Milliseconds(100));  // NCCL knows first
+        require(leaves, "test", "out of cheese");
+        return;
+      }
+      broken.wait(false);
+      all->all_reduce(x, ReduceOp::sum).get();
+      all->all_reduce(x, ReduceOp::sum).get();
+    });
+    break_nccl(false);
+    CHECK(contains(errors[0], leaves ? "rank 1 has left without calling it" : "rank 1 failed: "));
+  }
+}
+
 TEST_CASE("nccl stand-in: memory is registered once and let go", "[comm][nccl]") {
   forget_calls_of_nccl();
   std::shared_ptr<void> outlives;

@@ -94,7 +94,7 @@ void put_on_stream(const std::shared_ptr<Session>& session, const std::shared_pt
     if (enqueue) work->channel->run(enqueue, giving_up(session, work));
   } catch (const Channel::Broken& broken) {
     work->call.event.failed();
-    session->watchdog.break_off(broken.why);
+    session->watchdog.break_off(session->watchdog.explain(*work, broken.why));
   }
   work->done.record(side);
   session->watchdog.watch(work);

@@ -94,6 +94,14 @@ std::optional<std::string> Watchdog::obstacle(const std::vector<int>& peers, uin
   return std::nullopt;
 }
 
+std::string Watchdog::explain(const Pending& work, const std::string& error) {
+  const auto end = Clock::now() + kExplanationPatience;
+  for (; control_ && !broken_ && Clock::now() < end; std::this_thread::sleep_for(kInterval)) {
+    if (auto why = obstacle(work.peers, work.stream, work.call.sequence)) return *why;
+  }
+  return error;
+}
+
 // The reason is there before anything ends, so that no work seems to be done.
 void Watchdog::break_off(const std::string& why, bool told) {
   std::vector<std::weak_ptr<Channel>> channels;
@@ -170,8 +178,7 @@ void Watchdog::examine(Pending& work) {
   if (broken_) return;
   if (auto why = obstacle(work.peers, work.stream, work.call.sequence)) return break_off(*why);
   if (auto error = work.channel->error()) {
-    const auto why = control_ ? control_->first_failure(kExplanationPatience) : std::nullopt;
-    return break_off(why.value_or(*error));
+    return break_off(explain(work, *error));
   }
   const auto now = Clock::now();
   if (!work.since && is_done(work.ready)) work.since = now;

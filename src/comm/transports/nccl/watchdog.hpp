@@ -55,6 +55,9 @@ class Watchdog {
   // Why one of these peers will never make the call, if so.
   std::optional<std::string> obstacle(const std::vector<int>& peers, uint64_t stream, uint64_t sequence);
 
+  // Why the work cannot be done, of which NCCL says `error`: what a peer did, if that becomes known in a moment.
+  std::string explain(const Pending& work, const std::string& error);
+
   // Ends everything, as `why` says. `told`: whoever has to know does.
   void break_off(const std::string& why, bool told = false);
 
