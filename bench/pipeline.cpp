@@ -52,7 +52,7 @@ double seconds_of_step(const dt::pipelining::Schedule& schedule) {
       const auto weight = dt::ones({4, 16}, own, {dt::replicate()}).tensor().detach().requires_grad_();
       stages.emplace_back([weight](const TensorVector& x) { return stage(weight, x); });
     }
-    dt::pipelining::Runner runner(mesh, "pp", schedule, stages);
+    dt::pipelining::Runner runner({mesh, "pp"}, schedule, stages);
     const std::vector<TensorVector> inputs(schedule.microbatches, {at::ones({4, 16})});
     for (int step = 0; step < kSteps; ++step) {
       world.barrier();

@@ -110,14 +110,15 @@ TEST_CASE("gradients accumulate in the parameter's layout; no_sync defers", "[gr
 }
 
 TEST_CASE("gradients on a mesh of one are not copied, but for those that somebody keeps", "[gradients]") {
-  on_mesh({1}, [](const DeviceMesh& mesh) {
-    const Spmd spmd(mesh);
-    const auto x = redistribute(torch::ones({3, 4}), {shard(0)});  // so that the gradient of w is pending
+  on_ranks(1, [](dt::World&) {
+    const auto mesh = dt::init_device_mesh(c10::kCPU, {1}, {"dp"});
+    const dt::Spmd spmd(mesh);
+    const auto x = dt::redistribute(torch::ones({3, 4}), {dt::shard(0)});  // so that the gradient of w is pending
     const void* seen = nullptr;
     auto w = torch::ones({4}).requires_grad_();
-    w.register_hook([&](const at::Tensor& gradient) { seen = DTensor(gradient).to_local().data_ptr(); });
+    w.register_hook([&](const at::Tensor& gradient) { seen = dt::DTensor(gradient).to_local().data_ptr(); });
     (x * w).sum().backward();
-    require(DTensor(w.grad()).to_local().data_ptr() == seen, "test", "the gradient was copied");
+    dt::require(dt::DTensor(w.grad()).to_local().data_ptr() == seen, "test", "the gradient was copied");
 
     at::Tensor kept;
     w.mutable_grad() = at::Tensor();
@@ -125,7 +126,7 @@ TEST_CASE("gradients on a mesh of one are not copied, but for those that somebod
     (x * w).sum().backward();
     const auto first = kept;
     (x * w).sum().backward();
-    require(full_tensor(first).equal(torch::full({4}, 3.)), "test", "a gradient that was kept has changed");
-    require(full_tensor(w.grad()).equal(torch::full({4}, 6.)), "test", "the sum of two gradients");
+    dt::require(dt::full_tensor(first).equal(torch::full({4}, 3.)), "test", "a gradient that was kept has changed");
+    dt::require(dt::full_tensor(w.grad()).equal(torch::full({4}, 6.)), "test", "the sum of two gradients");
   });
 }

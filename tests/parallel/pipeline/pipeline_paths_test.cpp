@@ -76,7 +76,7 @@ void check_runs(const Schedule& schedule, const std::string& transport = "thread
         const auto mesh = init_device_mesh(c10::kCPU, {ranks}, {"pp"});
         const Spmd spmd(mesh.slice("pp", world.rank()));
         const Blocks blocks(schedule.stages());
-        Runner runner(mesh, "pp", schedule, blocks.forwards());
+        Runner runner({mesh, "pp"}, schedule, blocks.forwards());
         const auto losses = runner.step(microbatches(schedule.microbatches), [](const TensorVector& y, int) { return mean_square(y[0]); });
         for (size_t i = 0; i < losses.size(); ++i) require(full_tensor(losses[i]).equal(expected[i]), "test", "loss {} differs", i);
         for (int s = 0; s < schedule.stages(); ++s) {
