@@ -144,13 +144,14 @@ Trained on_a_pipeline(const Where& where, int layers, at::ScalarType dtype, cons
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
     const auto [ids, targets] = batch_of(step);
-    const auto done =
-        pipe.step(ids, targets, [&](const at::Tensor& y, const at::Tensor& t) { return loss_of(y, t) / pipe.microbatches(); });
+    const c10::Device device(own.device_type());
+    const auto done = pipe.step(ids.to(device), targets.to(device),
+                                [&](const at::Tensor& y, const at::Tensor& t) { return loss_of(y, t) / pipe.microbatches(); });
     result.losses.insert(result.losses.end(), done.losses.begin(), done.losses.end());
     result.norms.push_back(pipe.clip_grad_norm_(0.5));
     optimizer.step();
   }
-  for (const auto& [name, parameter] : pipe.named_parameters()) result.parameters[name] = full_tensor(parameter.detach());
+  for (const auto& [name, parameter] : pipe.named_parameters()) result.parameters[name] = full_tensor(parameter.detach()).cpu();
   result.drawn = torch::rand({3});
   return result;
 }

@@ -6,6 +6,7 @@
 #include "tests/comm/nccl/fake_cuda.hpp"
 #include "tests/comm/nccl/fake_ranks.hpp"
 #include "tests/comm/nccl/training_bodies.hpp"
+#include "tests/support/pipelined_model.hpp"
 
 #include <optional>
 #include <thread>
@@ -92,6 +93,22 @@ TEST_CASE("nccl stand-in: tensor parallel on GPUs", "[nccl]") {
     cut_by_columns_and_rows(net);
     sharded()(net);
   }) == "");
+}
+
+TEST_CASE("nccl stand-in: a pipeline on GPUs", "[nccl]") {
+  using namespace dtensor::test::pipelined;
+  for (const std::string schedule : {"gpipe", "1f1b", "zbv", "dualpipev"}) {
+    for (const auto reach : {Reach::none, Reach::tied, Reach::skips}) {
+      INFO(schedule << " " << static_cast<int>(reach));
+      CHECK(first_error(run_gpus(3, [&](World& world) {
+        use_counter(world);
+        const auto expected = dtensor::test::pipelined::on_one_device(7, 6, at::kFloat, reach);
+        use_counter(world);
+        const auto mesh = init_device_mesh(c10::kCUDA, {3}, {"pp"});
+        check_equal(on_a_pipeline(mesh, 7, at::kFloat, {.schedule = schedule, .microbatches = 6}, reach), expected);
+      })) == "");
+    }
+  }
 }
 
 TEST_CASE("nccl stand-in: shards that are kept on the host", "[nccl]") {
