@@ -109,7 +109,7 @@ TEST_CASE("gradients accumulate in the parameter's layout; no_sync defers", "[gr
   }, transport));
 }
 
-TEST_CASE("gradients on a mesh of one are not copied, but for those that somebody keeps", "[gradients]") {
+TEST_CASE("gradients on a mesh of one are copied where somebody keeps them", "[gradients]") {
   on_ranks(1, [](dt::World&) {
     const auto mesh = dt::init_device_mesh(c10::kCPU, {1}, {"dp"});
     const dt::Spmd spmd(mesh);
