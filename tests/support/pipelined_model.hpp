@@ -8,6 +8,7 @@
 
 #include <torch/torch.h>
 
+#include <cmath>
 #include <functional>
 #include <map>
 #include <memory>
@@ -161,6 +162,18 @@ inline void check_equal(const Trained& got, const Trained& expected) {
   require(got.norms == expected.norms, "test", "norms differ: {} and {}", fmt::join(got.norms, " "), fmt::join(expected.norms, " "));
   require(!got.parameters.empty(), "test", "the rank has no parameters");
   for (const auto& [name, parameter] : got.parameters) require(parameter.equal(expected.parameters.at(name)), "test", "'{}' differs", name);
+  require(got.drawn.equal(expected.drawn), "test", "what is drawn afterwards differs");
+}
+
+// In float64, where something is added in another order.
+inline void check_close(const Trained& got, const Trained& expected) {
+  const auto close = [](double a, double b) { return std::abs(a - b) <= 1e-10 * std::abs(b); };
+  require(std::ranges::equal(got.losses, expected.losses, close), "test", "losses {}, expected {}", fmt::join(got.losses, " "),
+          fmt::join(expected.losses, " "));
+  require(std::ranges::equal(got.norms, expected.norms, close), "test", "norms {}, expected {}", fmt::join(got.norms, " "),
+          fmt::join(expected.norms, " "));
+  for (const auto& [name, parameter] : got.parameters)
+    require(parameter.allclose(expected.parameters.at(name), 1e-9, 1e-9), "test", "'{}' differs", name);
   require(got.drawn.equal(expected.drawn), "test", "what is drawn afterwards differs");
 }
 

@@ -1,8 +1,6 @@
 // Stages on meshes of different sizes: some are tensor parallel over more ranks than others.
 #include "tests/support/pipelined_model.hpp"
 
-#include <cmath>
-
 using namespace dtensor;
 using namespace dtensor::test;
 using namespace dtensor::test::pipelined;
@@ -14,17 +12,6 @@ std::vector<DeviceMesh> meshes_of(const std::vector<std::vector<int>>& lists, co
   std::vector<DeviceMesh> meshes;
   for (const auto& ranks : lists) meshes.emplace_back(c10::kCPU, ranks, std::vector{static_cast<int64_t>(ranks.size())}, std::vector{name});
   return meshes;
-}
-
-void check_close(const Trained& got, const Trained& expected) {
-  const auto close = [](double a, double b) { return std::abs(a - b) <= 1e-10 * std::abs(b); };
-  require(std::ranges::equal(got.losses, expected.losses, close), "test", "losses {}, expected {}", fmt::join(got.losses, " "),
-          fmt::join(expected.losses, " "));
-  require(std::ranges::equal(got.norms, expected.norms, close), "test", "norms {}, expected {}", fmt::join(got.norms, " "),
-          fmt::join(expected.norms, " "));
-  for (const auto& [name, parameter] : got.parameters)
-    require(parameter.allclose(expected.parameters.at(name), 1e-9, 1e-9), "test", "'{}' differs", name);
-  require(got.drawn.equal(expected.drawn), "test", "what is drawn afterwards differs");
 }
 
 const std::vector<std::vector<std::vector<int>>> kLists = {{{0}, {1, 2, 3}}, {{2, 3}, {0}, {1}}, {{0, 1}, {3, 2}}};
