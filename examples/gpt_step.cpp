@@ -141,7 +141,7 @@ int main(int argc, char** argv) try {
   Options o;
   std::string transport;
   app.add_option("mode", o.mode, "how the ranks share the work")->check(CLI::IsMember({"single", "ddp", "fsdp", "tp", "pp"}));
-  app.add_option("--device", o.device, "cuda: a GPU for each rank")->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--device", o.device, "cpu, or cuda: a GPU for each rank")->check(is_there);
   app.add_option("--ranks", o.ranks, "as threads of this process, without a launcher")->check(positive);
   app.add_option("--transport", transport, "threads, shm or gloo");
   app.add_option("--dim", o.dim, "width")->check(positive);

@@ -4,6 +4,7 @@
 #include "mesh_option.hpp"
 
 #include <CLI/CLI.hpp>
+#include <torch/cuda.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -42,6 +43,11 @@ inline std::string can_be_written(const std::string& path) {
   return access(exists ? path.c_str() : folder.c_str(), W_OK) == 0 ? "" : path + " cannot be written";
 }
 
+inline std::string is_there(const std::string& device) {
+  if (device == "cpu" || (device == "cuda" && torch::cuda::is_available())) return "";
+  return device == "cuda" ? "there is no GPU, or this libtorch has no CUDA" : "got '" + device + "', expected cpu or cuda";
+}
+
 inline std::string was_saved(const std::string& path) {
   return std::filesystem::exists(path + ".model.pt") ? "" : "there is no file " + path + ".model.pt";
 }
@@ -76,8 +82,7 @@ inline void add_run_options(CLI::App& app, RunOptions& o, const std::vector<std:
   app.add_flag("--compare", o.compare, "run one device too, and print the largest relative loss difference");
   app.add_option("--tolerance", o.tolerance, "with --compare: exit with 1 when it is larger")->check(not_negative);
   app.add_option("--data", o.data, "a text file or a folder of them (default: the C++ headers of libtorch)");
-  app.add_option("--device", o.device, "where the ranks compute; cuda: a GPU each, under dtensor-run")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--device", o.device, "where the ranks compute; cuda: a GPU each, under dtensor-run")->check(is_there);
   app.add_option("--dtype", o.dtype, "of the parameters")->check(CLI::IsMember({"float32", "float64"}));
   app.add_option("--log", o.log, "write a JSON object per step to this file")->check(can_be_written);
   app.add_option("--svg", o.svg, "write a picture of the loss curves to this file")->check(can_be_written);
