@@ -23,6 +23,7 @@ done
 refuse 1 "the mesh 'dp2'" "$program" --meshes 'dp=4;dp2'
 refuse 1 '--mesh' "$program" --mesh dp=1 --meshes tp=1
 refuse 1 '/nonexistent/text' "$program" --ranks 4 --data /nonexistent/text
+refuse 1 'expected cpu or cuda' "$program" --device tpu
 refuse 1 'choose sizes whose product is 4' "$program" --ranks 4 --mesh dp=2,tp=1 "${small[@]}"
 refuse 1 'bytes, but a sequence needs' "$program" --ranks 2 --data "$0" "${small[@]}" --seq 100000
 refuse 1 'multiple of --heads' "$program" --dim 30 --heads 4
