@@ -120,6 +120,7 @@ std::pair<std::vector<double>, double> run_pipeline(const Options& o, const dt::
                      [&](const torch::Tensor& scores, const torch::Tensor& target) { return gpt_loss(scores, target) / o.microbatches; })
                .loss;
     optimizer.step();
+    wait_for(o.device);
     times.push_back(milliseconds_since(start));
   }
   return {times, last};

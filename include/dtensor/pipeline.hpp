@@ -39,8 +39,7 @@ inline DeviceMesh stage_mesh(const DeviceMesh& mesh, std::string_view dim = "pp"
   return mesh.slice(dim, mesh.coordinate(mesh.dim(dim)));
 }
 inline DeviceMesh stage_mesh(const std::vector<DeviceMesh>& meshes) {
-  const pipelining::PipelineRanks ranks(meshes);
-  return meshes[ranks.own()];
+  return meshes[pipelining::own_mesh(meshes)];
 }
 
 struct PipelineOptions {

@@ -1,5 +1,4 @@
 // A small model trained on a mesh of CUDA devices beside the same on the host: for ranks that stand-ins play, and for ranks on GPUs.
-// GPUs.
 #pragma once
 
 #include "tests/support/fully_shard_support.hpp"

@@ -89,7 +89,7 @@ inline StagesOfPieces stages_of(const std::vector<Piece>& pieces, const std::vec
     return all;
   };
   result.milliseconds = std::make_shared<std::vector<double>>(pieces.size(), std::numeric_limits<double>::infinity());
-  for (size_t s = 0, first = 0; s < of_stage.size(); first += cut[s++]) {
+  for (size_t s = 0, first = 0; s < of_stage.size(); first += cut[s], ++s) {
     result.forwards.push_back(detail::together(std::move(of_stage[s]), first, flat(taken[s]), flat(given[s]), result.milliseconds));
   }
   return result;

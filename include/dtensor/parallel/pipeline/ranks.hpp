@@ -9,6 +9,8 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <numeric>
+#include <set>
 #include <string_view>
 #include <vector>
 
@@ -21,7 +23,7 @@ class PipelineRanks {
  public:
   // The slices of a mesh along one of its dimensions.
   PipelineRanks(const DeviceMesh& mesh, std::string_view dim);
-  // Meshes of any sizes. Every rank of each makes it. Throws on a rank that is in none of them, and where two share a rank.
+  // Meshes of any sizes. Every rank of each makes it. Throws as own_mesh().
   explicit PipelineRanks(std::vector<DeviceMesh> meshes);
 
   int size() const { return static_cast<int>(meshes_.size()); }  // ranks of the schedule
@@ -35,50 +37,68 @@ class PipelineRanks {
     return group_->all_reduce(speaks_ ? values : at::zeros_like(values), op).get();
   }
   // The largest of all ranks, also of those with one mesh.
-  at::Tensor largest(const at::Tensor& values) const { return everyone_->all_reduce(values, ReduceOp::max).get(); }
+  at::Tensor largest(const at::Tensor& values) const;
 
  private:
+  DeviceMesh all_;                  // of all ranks
   std::vector<DeviceMesh> meshes_;  // of the schedule's ranks
   int own_ = 0;
-  comm::Communicator *group_ = nullptr, *everyone_ = nullptr;
+  comm::Communicator* group_ = nullptr;
   std::vector<int> speakers_;  // for each of the schedule's ranks, a rank of the group
   bool speaks_ = true;         // whether this one is among them
 };
 
+// Which of the meshes this rank is in. Throws on a rank that is in none, and where two share a rank.
+int own_mesh(const std::vector<DeviceMesh>& meshes);
+
 // -- How -----------------------------------------------------------------------------------------------------------------
 
-inline PipelineRanks::PipelineRanks(const DeviceMesh& mesh, std::string_view name) {
-  const auto dim = mesh.dim(name);
-  std::vector<int64_t> dims;
-  for (int64_t d = 0; d < mesh.ndim(); ++d) dims.push_back(d);
-  for (int i = 0; i < static_cast<int>(mesh.size(dim)); ++i) {
+inline int own_mesh(const std::vector<DeviceMesh>& meshes) {
+  require(!meshes.empty(), "pipeline", "got no mesh; expected one for each rank of the schedule");
+  std::set<int> ranks;
+  for (const auto& mesh : meshes) {
+    for (const int rank : mesh.ranks()) {
+      require(ranks.insert(rank).second, "pipeline", "rank {} is in two meshes; {} is the second; expected one", rank, mesh.str());
+    }
+  }
+  const auto own = std::ranges::find_if(meshes, &DeviceMesh::contains_this_rank);
+  require(own != meshes.end(), "pipeline", "this rank is in no mesh; the first is {}; expected each rank in one", meshes[0].str());
+  return static_cast<int>(own - meshes.begin());
+}
+
+namespace detail {
+
+inline DeviceMesh mesh_of_all(const std::vector<DeviceMesh>& meshes) {
+  const auto device = meshes[own_mesh(meshes)].device_type();
+  std::vector<int> ranks;
+  for (const auto& mesh : meshes) ranks.insert(ranks.end(), mesh.ranks().begin(), mesh.ranks().end());
+  std::ranges::sort(ranks);
+  const auto count = static_cast<int64_t>(ranks.size());
+  return DeviceMesh(device, std::move(ranks), {count}, {"pipeline"});
+}
+
+}  // namespace detail
+
+inline PipelineRanks::PipelineRanks(const DeviceMesh& mesh, std::string_view name)
+    : all_(mesh), own_(static_cast<int>(mesh.coordinate(mesh.dim(name)))), group_(&mesh.communicator(mesh.dim(name))) {
+  for (int i = 0; i < group_->size(); ++i) {
     meshes_.push_back(mesh.slice(name, i));
     speakers_.push_back(i);
   }
-  own_ = static_cast<int>(mesh.coordinate(dim));
-  group_ = &mesh.communicator(dim);
-  everyone_ = &mesh.communicator(dims);
 }
 
-inline PipelineRanks::PipelineRanks(std::vector<DeviceMesh> meshes) : meshes_(std::move(meshes)) {
-  require(!meshes_.empty(), "pipeline", "got no mesh; expected one for each rank of the schedule");
-  std::vector<int> ranks;
-  own_ = size();
-  for (int i = 0; i < size(); ++i) {
-    if (meshes_[i].contains_this_rank()) own_ = std::min(own_, i);
-    for (const int rank : meshes_[i].ranks()) {
-      require(std::ranges::find(ranks, rank) == ranks.end(), "pipeline", "rank {} is in two meshes; {} is the second; expected one", rank,
-              meshes_[i].str());
-      ranks.push_back(rank);
-    }
+inline PipelineRanks::PipelineRanks(std::vector<DeviceMesh> meshes)
+    : all_(detail::mesh_of_all(meshes)), meshes_(std::move(meshes)), own_(own_mesh(meshes_)), group_(&all_.communicator(0)) {
+  for (const auto& mesh : meshes_) {
+    speakers_.push_back(static_cast<int>(std::ranges::find(all_.ranks(), mesh.ranks().front()) - all_.ranks().begin()));
   }
-  require(own_ < size(), "pipeline", "this rank is in no mesh; the first is {}; expected each rank in one", meshes_[0].str());
-  std::ranges::sort(ranks);
-  const auto position = [&](int rank) { return static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin()); };
-  for (const auto& mesh : meshes_) speakers_.push_back(position(mesh.ranks().front()));
-  const auto count = static_cast<int64_t>(ranks.size());
-  group_ = everyone_ = &DeviceMesh(meshes_[own_].device_type(), ranks, {count}, {"pipeline"}).communicator(0);
   speaks_ = group_->rank() == speakers_[own_];
+}
+
+inline at::Tensor PipelineRanks::largest(const at::Tensor& values) const {
+  std::vector<int64_t> dims(all_.ndim());
+  std::iota(dims.begin(), dims.end(), 0);
+  return all_.communicator(dims).all_reduce(values, ReduceOp::max).get();
 }
 
 }  // namespace dtensor::pipelining
