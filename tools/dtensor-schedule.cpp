@@ -42,6 +42,12 @@ std::string table_of_names() {
          "  dtensor-schedule 1f1b --ranks 4 --microbatches 8 --csv >mine.csv && dtensor-schedule --check mine.csv\n";
 }
 
+// From version 2.5 on, CLI11 breaks lines anew, and would break up the table.
+template <class Formatter>
+void keep_lines_of_footer(Formatter& formatter) {
+  if constexpr (requires { formatter.enable_footer_formatting(false); }) formatter.enable_footer_formatting(false);
+}
+
 void add_options(CLI::App& app, Options& options) {
   app.add_option("NAME", options.name, "The schedule, by a name below");
   app.add_option("--ranks", options.sizes.ranks, "Ranks of the pipeline")->check(CLI::Range(1, 1 << 20));
@@ -69,6 +75,7 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--trace", options.trace_file, "Write it for chrome://tracing or https://ui.perfetto.dev into this file");
   app.set_version_flag("--version", DTENSOR_VERSION_TEXT);
   app.footer(table_of_names());
+  keep_lines_of_footer(*app.get_formatter());
 }
 
 std::string problem_of(const Options& options) {

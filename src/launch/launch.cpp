@@ -84,27 +84,31 @@ void run_rank(std::unique_ptr<comm::Transport> transport, comm::Milliseconds dea
   }
 }
 
-// The ranks of this process that have not returned, and the error that happened first. A thread cannot be ended from outside: who waits for
-// one that does not return is told so.
+// The ranks of this process that have not returned, those of them that go on, and the error that happened first. A thread cannot be ended
+// from outside: who waits for one that goes on is told so.
 class Running {
  public:
   Running(int ranks, Failure& failure) : failure_(failure) {
     failure_.ranks = ranks;
     for (int rank = 0; rank < ranks; ++rank) ranks_.insert(rank);
+    going_on_ = ranks_;
   }
 
   // Called in a handler. Whether the rank is the first to fail.
   bool keep_error(int rank) {
     std::lock_guard lock(mutex_);
+    going_on_.erase(rank);
+    changed_.notify_all();
     if (error_) return false;
     error_ = std::current_exception();
     failure_.rank = rank;
-    changed_.notify_all();
+    text_ = failure_.text_of(error_);  // now: the rank adds a report to its error while others are waited for
     return true;
   }
 
   void has_returned(int rank) {
     std::lock_guard lock(mutex_);
+    going_on_.erase(rank);
     ranks_.erase(rank);
     changed_.notify_all();
   }
@@ -115,9 +119,10 @@ class Running {
     std::unique_lock lock(mutex_);
     const auto all_back = [&] { return ranks_.empty(); };
     changed_.wait(lock, [&] { return error_ || all_back(); });
-    if (changed_.wait_for(lock, std::chrono::seconds(2), all_back)) return;
-    failure_.told = failure_.text_of(error_);
-    detail::say("error: {}; waiting for rank {}, which has not returned yet\n", failure_.told, fmt::join(ranks_, ", "));
+    if (!changed_.wait_for(lock, std::chrono::seconds(2), [&] { return going_on_.empty(); })) {
+      failure_.told = text_;
+      detail::say("error: {}; waiting for rank {}, which has not returned yet\n", text_, fmt::join(going_on_, ", "));
+    }
     if (!patience) return changed_.wait(lock, all_back);
     if (changed_.wait_for(lock, *patience, all_back)) return;
     detail::say("error: rank {} has not returned for {} s after rank {} failed; the process ends\n", fmt::join(ranks_, ", "),
@@ -132,8 +137,9 @@ class Running {
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::set<int> ranks_;
+  std::set<int> ranks_, going_on_;
   std::exception_ptr error_;
+  std::string text_;
   Failure& failure_;
 };
 

@@ -5,7 +5,8 @@
 set -euo pipefail
 gpus=$( (nvidia-smi -L 2>/dev/null || true) | wc -l)
 [ "$gpus" -ge 1 ] || { echo "no GPU"; exit 77; }
-ldd "$DTENSOR_BUILD/libdtensor.so" | grep -q libnccl || { echo "this build has no nccl transport"; exit 77; }
+ldd "$DTENSOR_BUILD/libdtensor.so" >"$TMPDIR/said"
+grep -q libnccl "$TMPDIR/said" || { echo "this build has no nccl transport"; exit 77; }
 ranks=$((gpus > 1 ? gpus : 2))
 ranks=${DTENSOR_GPU_RANKS:-$ranks}
 program=("$DTENSOR_BUILD/tests/dtensor-tests")

@@ -16,11 +16,15 @@ last() { "$schedule" "$@" | tail -n 1; }
 [ "$(last ZBVZeroBubble --ranks 4 --microbatches 8)" = 'makespan 51 ideal 48 bubble 0.0588 peak [8, 8, 8, 8]' ] || fail zbv
 [ "$(last 1f1b --ranks 4 --microbatches 8 --costs 1,1,1,0.5)" = 'makespan 41 ideal 24 bubble 0.4146 peak [4, 3, 2, 1]' ] || fail "costs of messages"
 [ "$(last 1f1b --ranks 2 --microbatches 2 --forward)" = 'makespan 3 ideal 2 bubble 0.3333 peak [2, 2]' ] || fail forward
-"$schedule" dualpipev --ranks 4 --microbatches 10 | grep -q '^rank0: .*(0F7;7B3) (7F4;0B0)' || fail "no pairs"
-"$schedule" automatic --ranks 4 --microbatches 8 --chunks 2 --memory 5 | tail -n 1 | grep -Eq 'peak \[[1-5], [1-5], [1-5], [1-5]\]$' || fail "too many activations"
-"$schedule" zbv --ranks 2 --microbatches 4 --details | grep -q '^messages: 8 outputs, 8 gradients$' || fail "no details"
+"$schedule" dualpipev --ranks 4 --microbatches 10 >"$TMPDIR/said"
+grep -q '^rank0: .*(0F7;7B3) (7F4;0B0)' "$TMPDIR/said" || fail "no pairs"
+"$schedule" automatic --ranks 4 --microbatches 8 --chunks 2 --memory 5 >"$TMPDIR/said"
+grep -Eq 'peak \[[1-5], [1-5], [1-5], [1-5]\]$' "$TMPDIR/said" || fail "too many activations"
+"$schedule" zbv --ranks 2 --microbatches 4 --details >"$TMPDIR/said"
+grep -q '^messages: 8 outputs, 8 gradients$' "$TMPDIR/said" || fail "no details"
+"$schedule" --help >"$TMPDIR/said"
 for name in gpipe 1f1b interleaved looped_bfs zb1p zb2p interleaved_zb zbv v_half v_min dualpipev automatic; do
-  "$schedule" --help | grep -q "^  $name " || fail "--help does not name $name"
+  grep -q "^  $name " "$TMPDIR/said" || fail "--help does not name $name"
 done
 
 # Files go out and in; the forms with messages, gathering and reducing too.
