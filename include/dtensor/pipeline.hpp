@@ -51,6 +51,9 @@ struct PipelineOptions {
   std::function<pipelining::Schedule(const pipelining::PipelineSize& sizes)> make_schedule = {};
   // How many pieces each stage has. Empty: stages are balanced by the costs.
   std::vector<int> cut = {};
+  // Of fully sharded parameters: so many stages of a rank are whole at once, gathered when the schedule comes to them. 0: units are gathered
+  // whenever they are used, for each microbatch anew, and the whole ones are as many as fully_shard was told.
+  int whole_stages = 3;
   // Of each piece: those that Pipeline::measured_costs() gave, for example. Empty: the number of elements of its parameters, and one.
   std::vector<double> costs = {};
 };
@@ -210,6 +213,7 @@ inline Pipeline::Pipeline(torch::nn::Module& module, pipelining::PipelineRanks r
       std::accumulate(cut_.begin(), cut_.end(), 0), cut_.size(), pieces.size(), schedule.stages());
 
   auto stages = pipelining::stages_of(pieces, cut_);
+  pipelining::Gathering gathering{std::vector<Tensors>(cut_.size()), options.whole_stages};
   std::vector<int> owner(all.size(), -1);  // the first stage that uses the parameter
   for (int s = 0, p = 0; s < static_cast<int>(cut_.size()); ++s) {
     const bool here = schedule.rank_of_stage[s] == ranks.own();
@@ -218,6 +222,7 @@ inline Pipeline::Pipeline(torch::nn::Module& module, pipelining::PipelineRanks r
       for (const auto used : uses[p]) {
         const auto position = first_of(used);
         const auto& parameter = all[position].value();
+        if (here) gathering.parameters[s].push_back(parameter);
         if (owner[position] < 0) owner[position] = s;
         if (owner[position] == s) continue;
         const auto same = [&](const pipelining::Skip& skip) { return skip.to == s && skip.tied.is_same(parameter); };
@@ -239,7 +244,7 @@ inline Pipeline::Pipeline(torch::nn::Module& module, pipelining::PipelineRanks r
     own_.emplace_back(all[i].key(), all[i].value());
   }
   milliseconds_ = stages.milliseconds;
-  runner_ = std::make_shared<pipelining::Runner>(std::move(ranks), std::move(schedule), stages.forwards, stages.skips);
+  runner_ = std::make_shared<pipelining::Runner>(std::move(ranks), std::move(schedule), stages.forwards, stages.skips, gathering);
 }
 
 inline std::vector<at::Tensor> Pipeline::parameters() const {

@@ -4,6 +4,7 @@
 
 #include <dtensor/mesh/device_mesh.hpp>
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Optional.h>
 
@@ -97,6 +98,16 @@ FullyShard fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const 
 
 // Makes one unit of the parameters of all these modules. Do not set `options.units` and `unit_bytes`.
 FullyShard fully_shard(const std::vector<torch::nn::Module*>& unit, const DeviceMesh& mesh, const FullyShardOptions& options = {});
+
+// Gathers the units of these parameters and keeps them whole until reshard(), over any number of forwards and backwards: so they travel
+// once, and max_whole_units does not count them. What is written into such a parameter frees its unit until the next use. Parameters of no
+// unit are left alone. Each unshard() wants its own reshard(); every rank of the mesh calls both.
+//
+// Communicates one all_gather for each unit that is not whole, and does not wait for it.
+void unshard(const std::vector<at::Tensor>& parameters);
+
+// Frees the units that no other unshard() keeps. Communicates nothing.
+void reshard(const std::vector<at::Tensor>& parameters);
 
 }  // namespace dtensor
 

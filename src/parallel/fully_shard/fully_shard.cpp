@@ -16,6 +16,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -253,6 +254,16 @@ std::shared_ptr<FullyShard::State> shard_units(std::vector<Wish> wishes, const T
   return std::make_shared<FullyShard::State>(FullyShard::State{std::move(schedule), std::move(units)});
 }
 
+// In the order of the parameters, which is the same on every rank.
+std::vector<fsdp::Unit*> units_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<fsdp::Unit*> units;
+  for (const auto& parameter : parameters) {
+    auto* unit = is_dtensor(parameter) ? dynamic_cast<fsdp::Unit*>(group_of(parameter)) : nullptr;
+    if (unit && std::ranges::find(units, unit) == units.end()) units.push_back(unit);
+  }
+  return units;
+}
+
 }  // namespace
 
 FullyShard fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
@@ -275,6 +286,14 @@ FullyShard fully_shard(const std::vector<Module*>& unit, const DeviceMesh& mesh,
     for (auto& entry : taker.take(*module, "")) wish.parameters.push_back(std::move(entry));
   }
   return FullyShard(shard_units({std::move(wish)}, taker, mesh, options));
+}
+
+void unshard(const std::vector<at::Tensor>& parameters) {
+  for (auto* unit : units_of(parameters)) unit->keep_whole();
+}
+
+void reshard(const std::vector<at::Tensor>& parameters) {
+  for (auto* unit : units_of(parameters)) unit->let_go();
 }
 
 std::vector<FullyShard::Unit> FullyShard::units() const {

@@ -30,7 +30,7 @@ void Schedule::use(Unit& unit) {
     current_ = &unit;
     current_in_backward_ = in_backward;
   }
-  const auto found = max_whole_ > 1 ? next_.find({in_backward, before_, current_}) : next_.end();
+  const auto found = max_whole_ > 1 && !unit.is_kept() ? next_.find({in_backward, before_, current_}) : next_.end();
   auto* next = found == next_.end() ? nullptr : found->second;
   make_room(unit, next);
   if (!unit.is_whole()) unit.start_gather();
@@ -43,7 +43,7 @@ void Schedule::make_room(const Unit& used, const Unit* next) {
   std::vector<Unit*> others;
   for (auto* unit : units_) {
     const bool stays = unit->stays_whole() && (c10::GradMode::is_enabled() || current_backward());
-    if (unit->is_whole() && unit != &used && unit != next && !stays) others.push_back(unit);
+    if (unit->is_whole() && unit != &used && unit != next && !stays && !unit->is_kept()) others.push_back(unit);
   }
   std::ranges::sort(others, [](const Unit* a, const Unit* b) { return a->last_use > b->last_use; });
   const auto room = static_cast<size_t>(std::max<int64_t>(0, max_whole_ - 1 - (next && next != &used)));
@@ -62,7 +62,9 @@ void Schedule::end_backward() {
   backward_ = nullptr;
   before_ = current_ = nullptr;
   for (auto* unit : units_) unit->end_backward();
-  for (auto* unit : units_) unit->free_whole();
+  for (auto* unit : units_) {
+    if (!unit->is_kept()) unit->free_whole();
+  }
 }
 
 void Schedule::reducing(Unit& unit) {

@@ -169,6 +169,15 @@ void Unit::free_whole() {
   whole_.reset();
 }
 
+void Unit::keep_whole() {
+  ++keeps_;
+  if (!is_whole() && mesh_.contains_this_rank()) start_gather();
+}
+
+void Unit::let_go() {
+  if (keeps_ > 0 && --keeps_ == 0) free_whole();
+}
+
 void Unit::written(int64_t) {
   ++generation_;
   fits_ = false;

@@ -55,6 +55,9 @@ class Unit final : public FlatGroup {
   bool is_whole() const { return whole_.defined(); }
   void start_gather();
   void free_whole();
+  void keep_whole();  // once more
+  void let_go();      // of one keep_whole()
+  bool is_kept() const { return keeps_ > 0; }
   bool stays_whole() const { return !options_.reshard_after_forward; }
   void end_backward();      // reduces what landed
   void finish_reduction();  // waits for it
@@ -105,6 +108,7 @@ class Unit final : public FlatGroup {
   bool fits_ = false;  // all parameters lie in it
   at::Tensor whole_;   // [ranks * piece]: everyone's, or undefined
   comm::WorkPtr gathering_;
+  int keeps_ = 0;
 
   // A round of gradients: from the first that lands until all that landed are reduced.
   enum class Round { none, open, reducing };

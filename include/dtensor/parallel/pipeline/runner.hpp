@@ -4,9 +4,11 @@
 #include <dtensor/parallel/pipeline/check.hpp>
 #include <dtensor/parallel/pipeline/draws.hpp>
 #include <dtensor/parallel/pipeline/exchange.hpp>
+#include <dtensor/parallel/pipeline/lower.hpp>
 #include <dtensor/parallel/pipeline/stage.hpp>
 
 #include <dtensor/observe/scope.hpp>
+#include <dtensor/parallel/fully_shard.hpp>
 #include <dtensor/rng/device_generator.hpp>
 #include <dtensor/tensor/spmd.hpp>
 
@@ -25,11 +27,18 @@ namespace dtensor::pipelining {
 // The loss of a microbatch, of one element, from the last stage's outputs.
 using LossOf = std::function<at::Tensor(const TensorVector& outputs, int microbatch)>;
 
+// Parameters that fully_shard() shards are whole as the schedule needs them.
+struct Gathering {
+  std::vector<TensorVector> parameters{};  // of each stage of this rank, by stage; of the others nothing is read
+  int stages = 3;                          // so many of this rank's are whole at once; 0: their units are gathered as they are used
+};
+
 class Runner {
  public:
   // Every rank makes it alike, and gives the functions of all stages, of which it calls its own. `skips` are what stages feed other stages
   // than the next. Checks the schedule. Connects neighbours.
-  Runner(PipelineRanks ranks, Schedule schedule, const std::vector<StageForward>& forwards, const std::vector<Skip>& skips = {});
+  Runner(PipelineRanks ranks, Schedule schedule, const std::vector<StageForward>& forwards, const std::vector<Skip>& skips = {},
+         const Gathering& gathering = {});
   Runner(const Runner&) = delete;
 
   // A pass over all microbatches: forward and backward, or forward alone where gradients are off. `inputs` are the first stage's, a list
@@ -49,6 +58,8 @@ class Runner {
 
  private:
   void run(const Action& action);
+  void gather(Stage& stage, bool whole);
+  std::vector<Action> gathered(std::vector<Action> list) const;
   size_t position_on_path(const Action& action) const;
   size_t run_unknown(const Schedule& actions);
   void forward(Stage& stage, int microbatch);
@@ -65,6 +76,7 @@ class Runner {
   Schedule schedule_;
   Exchange exchange_;
   StageDraws draws_;
+  int whole_stages_;
   std::map<int, Stage> stages_;
   int64_t steps_ = 0;
 
@@ -122,16 +134,20 @@ inline void check_loss(const at::Tensor& loss) {
 
 }  // namespace detail
 
-inline Runner::Runner(PipelineRanks ranks, Schedule schedule, const std::vector<StageForward>& forwards, const std::vector<Skip>& skips)
+inline Runner::Runner(PipelineRanks ranks, Schedule schedule, const std::vector<StageForward>& forwards, const std::vector<Skip>& skips,
+                      const Gathering& gathering)
     : ranks_(std::move(ranks)),
       schedule_(detail::checked(std::move(schedule), ranks_.size(), forwards.size(), skips)),
       exchange_(schedule_, ways_of(schedule_, skips), ranks_.meshes(), ranks_.own()),
-      draws_(ranks_) {
+      draws_(ranks_),
+      whole_stages_(gathering.stages) {
+  require(whole_stages_ >= 0, "pipeline", "got {} stages to be whole at once; expected 0 or more", whole_stages_);
   auto ways = ways_of(schedule_, skips);
   std::ranges::sort(ways, {}, [](const Way& way) { return std::abs(way.to - way.from); });
   for (int s = 0; s < schedule_.stages(); ++s) {
     if (schedule_.rank_of_stage[s] != ranks_.own()) continue;
     auto& stage = stages_.emplace(s, Stage{s, mesh_of(s), forwards[s]}).first->second;
+    if (!gathering.parameters.empty()) stage.parameters = gathering.parameters.at(s);
     std::ranges::copy_if(ways, std::back_inserter(stage.into), [&](const Way& way) { return way.to == s; });
     std::ranges::copy_if(ways, std::back_inserter(stage.out), [&](const Way& way) { return way.from == s; });
   }
@@ -310,10 +326,23 @@ inline size_t Runner::position_on_path(const Action& action) const {
   return std::ranges::find(path, action.stage) - path.begin();
 }
 
+// Also after a step that failed in between.
+inline void Runner::gather(Stage& stage, bool whole) {
+  if (std::exchange(stage.whole, whole) == whole) return;
+  whole ? unshard(stage.parameters) : reshard(stage.parameters);
+}
+
+// This rank's actions with those that gather parameters and free them.
+inline std::vector<Action> Runner::gathered(std::vector<Action> list) const {
+  const auto own = static_cast<int>(stages_.size());
+  return whole_stages_ > 0 ? detail::with_gathering(list, std::min(whole_stages_, own)) : list;
+}
+
 inline void Runner::run(const Action& action) {
   auto& stage = stages_.at(action.stage);
   try {
     const Scope scope(text(action));
+    if (!is_compute(action.kind)) return gather(stage, action.kind == Kind::UNSHARD);
     if (action.kind == Kind::F) draws_.go_to(position_on_path(action), action.microbatch);
     action.kind == Kind::F ? forward(stage, action.microbatch) : backward(stage, action.microbatch, action.kind);
   } catch (const c10::Error& error) {
@@ -351,6 +380,7 @@ inline TensorVector Runner::step(const std::vector<TensorVector>& inputs, const 
     if (!schedule_.paths.empty()) signatures_.back() += fmt::format(" {}", fmt::join(schedule_.paths[i], ">"));
   }
   for (auto& [index, stage] : stages_) {
+    gather(stage, false);
     stage.kept.clear();
     stage.backwards = 0;
     for (int i = 0; i < schedule_.microbatches; ++i) stage.backwards += schedule_.passes(index, i);
@@ -362,8 +392,8 @@ inline TensorVector Runner::step(const std::vector<TensorVector>& inputs, const 
   share_tied();
   const auto done = run_unknown(actions);
   const auto& own = actions.ranks[ranks_.own()];
-  for (size_t i = done; i < own.size(); ++i) {
-    for (const auto& part : Parts(own[i])) run(part);
+  for (const auto& action : gathered({own.begin() + static_cast<std::ptrdiff_t>(done), own.end()})) {
+    for (const auto& part : Parts(action)) run(part);
   }
   draws_.end();
   exchange_.finish();

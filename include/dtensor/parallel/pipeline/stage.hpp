@@ -78,6 +78,8 @@ struct Stage {
   DeviceMesh mesh;
   StageForward forward;
   std::vector<Way> into{}, out{};     // the nearest first
+  TensorVector parameters{};
+  bool whole = false;                 // the schedule keeps them so
   int backwards = 0;                  // of the step: how many are still to come
   std::map<int, KeptForward> kept{};  // by microbatch
 };
