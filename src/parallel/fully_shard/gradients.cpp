@@ -61,7 +61,7 @@ at::Tensor Unit::reduce(int64_t index, const at::Tensor& leaf, const at::Tensor&
   member.arrived = true;
   if (!all_arrived()) return result;
   if (!defers_) start_reduction();
-  free_whole();
+  free_unless_kept();
   return result;
 }
 

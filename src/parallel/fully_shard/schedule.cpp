@@ -50,6 +50,10 @@ void Schedule::make_room(const Unit& used, const Unit* next) {
   for (; others.size() > room; others.pop_back()) others.back()->free_whole();
 }
 
+void Schedule::free_others() {
+  for (auto* unit : units_) unit->free_unless_kept();
+}
+
 void Schedule::begin_backward() {
   if (backward_ == current_backward()) return;
   backward_ = current_backward();
@@ -62,9 +66,7 @@ void Schedule::end_backward() {
   backward_ = nullptr;
   before_ = current_ = nullptr;
   for (auto* unit : units_) unit->end_backward();
-  for (auto* unit : units_) {
-    if (!unit->is_kept()) unit->free_whole();
-  }
+  free_others();
 }
 
 void Schedule::reducing(Unit& unit) {

@@ -28,6 +28,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   // Called when a parameter of the unit is needed whole. Gathers the unit and the one expected next; frees those used longest ago.
   void use(Unit& unit);
 
+  // Called when a unit is to be kept whole. Frees those that are not.
+  void free_others();
+
   // Called when a gradient arrives. At the end of this backward pass, the gradients that are left are reduced.
   void begin_backward();
 

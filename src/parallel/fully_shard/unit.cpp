@@ -171,6 +171,7 @@ void Unit::free_whole() {
 
 void Unit::keep_whole() {
   ++keeps_;
+  schedule_->free_others();
   if (!is_whole() && mesh_.contains_this_rank()) start_gather();
 }
 

@@ -55,6 +55,9 @@ class Unit final : public FlatGroup {
   bool is_whole() const { return whole_.defined(); }
   void start_gather();
   void free_whole();
+  void free_unless_kept() {
+    if (!is_kept()) free_whole();
+  }
   void keep_whole();  // once more
   void let_go();      // of one keep_whole()
   bool is_kept() const { return keeps_ > 0; }

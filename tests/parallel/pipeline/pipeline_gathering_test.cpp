@@ -24,6 +24,13 @@ struct Case {
   bool reshard = true;
 };
 
+// A unit for each piece of the model, so that none lies in two stages.
+FullyShardOptions each_piece() {
+  FullyShardOptions options;
+  options.units = {"words", "blocks.*", "head"};
+  return options;
+}
+
 // Two steps whose gradients add up. The first one learns how much the stages draw.
 Told train(const DeviceMesh& mesh, const Case& c) {
   const auto own = stage_mesh(mesh);
@@ -34,8 +41,10 @@ Told train(const DeviceMesh& mesh, const Case& c) {
     made->to(at::kDouble);
     return made;
   }();
-  const auto sharded = fully_shard(
-      *model, own["dp"], {.units = {"words", "blocks.*", "head"}, .reshard_after_forward = c.reshard, .max_whole_units = 1});
+  auto units = each_piece();
+  units.reshard_after_forward = c.reshard;
+  units.max_whole_units = 1;
+  const auto sharded = fully_shard(*model, own["dp"], units);
   auto pipe = pipeline(*model, mesh, model->pieces(),
                        {.schedule = c.schedule, .microbatches = 4, .chunks = c.chunks, .whole_stages = c.whole_stages});
   pipe.materialize();
@@ -107,7 +116,7 @@ TEST_CASE("pipeline gathering: the numbers are those of one device", "[pipeline]
     REQUIRE_NOTHROW(on_ranks(4, [&](World&) {
       const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"pp", "dp"});
       check_close(on_a_pipeline(mesh, kLayers, at::kDouble, {.schedule = schedule, .microbatches = 4}, Reach::none,
-                                [](Model& model, const DeviceMesh& own) { fully_shard(model, own["dp"]); }),
+                                [](Model& model, const DeviceMesh& own) { fully_shard(model, own["dp"], each_piece()); }),
                   expected);
     }));
   }
