@@ -1,0 +1,124 @@
+// Attention over a sequence that is cut over the ranks of a mesh, on plain tensors: each rank has some rows of queries, keys and values.
+//
+//   dt::ContextPlan plan(dt::AttentionMask::causal(), {dt::PackedSequence(4096)}, dt::context::zigzag_order(4096, mesh.size(0)));
+//   auto y = dt::context_attention(q, k, v, plan, mesh, {.method = "ring"});   // of the rows plan.rows(rank)
+#pragma once
+
+#include <dtensor/parallel/context/all_gather.hpp>
+#include <dtensor/parallel/context/orders.hpp>
+#include <dtensor/parallel/context/ring.hpp>
+#include <dtensor/parallel/context/token_ring.hpp>
+#include <dtensor/parallel/context/ulysses.hpp>
+
+#include <fmt/ranges.h>
+
+#include <cmath>
+
+#pragma GCC visibility push(default)
+
+namespace dtensor {
+
+struct ContextAttentionOptions {
+  std::string method = "ring";  // ring, allgather, ulysses, usp or tokenring
+  double scale = 0;             // of the scores; 0: 1 / sqrt(dim)
+};
+
+// softmax(scale q k^T) v under the plan's mask, for each head by itself, of one sequence (or batch of sequences) whose rows lie on the ranks
+// of `mesh` as the plan says. This rank's rows, in the plan's order: q [batch, heads, rows, dim], k and v [batch, key heads, rows, dim];
+// heads are a multiple of key heads, which groups of them share. Result: like q. Sums are float32, or float64 of float64. A query that
+// sees no key has zeros, and gives none a gradient.
+//
+// Differentiable. Every rank of the mesh calls it; what it communicates stands at each method. Throws for tensors that do not fit the plan
+// or each other, and for a method that there is not.
+at::Tensor context_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ContextPlan& plan, const DeviceMesh& mesh,
+                             const ContextAttentionOptions& options = {});
+
+// -- How ------------------------------------------------------------------------------------------------------------------
+
+namespace context {
+
+// All that there are, by name. Throws for another one.
+inline const Method& method_of(const std::string& name) {
+  static const Ring ring;
+  static const AllGather all_gather;
+  static const Ulysses ulysses, usp(/*with_ring=*/true);
+  static const TokenRing token_ring;
+  static const Method* const all[] = {&ring, &all_gather, &ulysses, &usp, &token_ring};
+  std::vector<std::string> names;
+  for (const auto* method : all) {
+    if (method->name() == name) return *method;
+    names.emplace_back(method->name());
+  }
+  fail("context_attention", "there is no method '{}'; expected one of {}", name, fmt::join(names, ", "));
+}
+
+namespace detail {
+
+inline void check(const Inputs& in, const ContextPlan& plan, const comm::Communicator& group) {
+  constexpr auto kTag = "context_attention";
+  require(plan.ranks() == group.size(), kTag, "the plan is of {} ranks, and the mesh has {}", plan.ranks(), group.size());
+  for (const auto* x : {&in.q, &in.k, &in.v}) {
+    dtensor::detail::check_plain(kTag, *x, "an input");
+    require(x->dim() == 4 && x->size(2) == plan.length(group.rank()), kTag,
+            "got sizes {}; expected [batch, heads, rows, dim] with the {} rows that the plan gives this rank",
+            dtensor::detail::str_of(x->sizes()), plan.length(group.rank()));
+    require(x->scalar_type() == in.q.scalar_type() && x->is_floating_point(), kTag, "got {} and {}; expected one floating-point dtype",
+            c10::toString(in.q.scalar_type()), c10::toString(x->scalar_type()));
+  }
+  require(in.k.sizes() == in.v.sizes() && in.q.size(0) == in.k.size(0) && in.q.size(3) == in.k.size(3), kTag,
+          "got q {}, k {} and v {}; expected one batch and dim, and k like v", dtensor::detail::str_of(in.q.sizes()),
+          dtensor::detail::str_of(in.k.sizes()), dtensor::detail::str_of(in.v.sizes()));
+  require(in.k.size(1) > 0 && in.q.size(1) % in.k.size(1) == 0, kTag, "got {} heads and {} key heads; expected a multiple of these",
+          in.q.size(1), in.k.size(1));
+  require(plan.batch() == 1 || plan.batch() == in.q.size(0), kTag, "the plan has {} sequences, and the batch {} rows", plan.batch(),
+          in.q.size(0));
+}
+
+struct Attention : torch::autograd::Function<Attention> {
+  struct Given : torch::CustomClassHolder {
+    Given(Context c, const Method& m) : context(std::move(c)), method(m) {}
+    Context context;
+    const Method& method;
+  };
+  static at::Tensor forward(torch::autograd::AutogradContext* saves, const c10::intrusive_ptr<Given>& given, const at::Tensor& q,
+                            const at::Tensor& k, const at::Tensor& v) {
+    std::vector<at::Tensor> saved;
+    const auto attended = given->method.forward(given->context, {q, k, v}, saved);
+    const auto out = attended.out.to(q.scalar_type());
+    saved.insert(saved.begin(), {q, k, v, out, attended.lse});
+    saves->save_for_backward(saved);
+    saves->saved_data["given"] = c10::IValue::make_capsule(given);
+    return out;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* saves, const torch::autograd::variable_list& grads) {
+    const NoSpmd plain;
+    const at::NoGradGuard no_grad;
+    const auto capsule = saves->saved_data["given"].toCapsule();
+    const auto& given = static_cast<const Given&>(*capsule);
+    const auto all = saves->get_saved_variables();
+    const Inputs in{all[0], all[1], all[2]};
+    const auto own = given.method.backward(given.context, in, {all[3], all[4]}, grads[0].contiguous(), {all.begin() + 5, all.end()});
+    const auto dtype = in.q.scalar_type();
+    return {at::Tensor(), own.dq.to(dtype), own.dk.to(dtype), own.dv.to(dtype)};
+  }
+};
+
+}  // namespace detail
+
+}  // namespace context
+
+inline at::Tensor context_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ContextPlan& plan,
+                                    const DeviceMesh& mesh, const ContextAttentionOptions& options) {
+  const NoSpmd plain;
+  const auto& method = context::method_of(options.method);
+  const double scale = options.scale != 0 ? options.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
+  context::Context context{plan, mesh, scale};
+  context::detail::check({q, k, v}, plan, context.group());
+  method.check(context, {q, k, v});
+  using context::detail::Attention;
+  return Attention::apply(c10::make_intrusive<Attention::Given>(std::move(context), method), q, k, v);
+}
+
+}  // namespace dtensor
+
+#pragma GCC visibility pop

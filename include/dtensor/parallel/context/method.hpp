@@ -1,0 +1,94 @@
+// A way of computing attention over a sequence that is cut over ranks. Each has a file of its own.
+#pragma once
+
+#include <dtensor/collectives.hpp>
+#include <dtensor/parallel/context/block_attention.hpp>
+#include <dtensor/parallel/context/plan.hpp>
+
+#include <string>
+#include <vector>
+
+#pragma GCC visibility push(default)
+
+namespace dtensor::context {
+
+// What all calls of a method have.
+struct Context {
+  ContextPlan plan;
+  DeviceMesh mesh;  // whose ranks the plan speaks of
+  double scale = 1;
+
+  comm::Communicator& group() const { return dtensor::detail::group_of(mesh); }
+};
+
+// A part of it: the ranks of a group, under a plan of their own.
+struct Ranks {
+  const ContextPlan& plan;
+  comm::Communicator* group;  // null: this rank alone
+  double scale;
+
+  explicit Ranks(const Context& context) : Ranks(context.plan, &context.group(), context.scale) {}
+  Ranks(const ContextPlan& p, comm::Communicator* g, double s) : plan(p), group(g), scale(s) {}
+
+  int rank() const { return group ? group->rank() : 0; }
+  int size() const { return group ? group->size() : 1; }
+  int before(int steps) const { return (rank() - steps + size()) % size(); }
+  int after(int steps) const { return (rank() + steps) % size(); }
+
+  // The call between the queries of one rank and the keys of another.
+  AttentionCall call(int query_rank, int key_rank) const { return {plan.masks(query_rank, key_rank), scale}; }
+};
+
+// This rank's rows: q [batch, heads, rows, dim], k and v [batch, key heads, rows, dim], plain, of one dtype.
+struct Inputs {
+  at::Tensor q, k, v;
+};
+
+class Method {
+ public:
+  virtual ~Method() = default;
+  virtual const char* name() const = 0;
+
+  // Throws what the method cannot do with these; on every rank alike, before it communicates.
+  virtual void check(const Context&, const Inputs&) const {}
+
+  // What this rank's queries see, in float32 or float64. `saved` is what backward needs besides, in any form.
+  virtual Attended forward(const Context& context, const Inputs& in, std::vector<at::Tensor>& saved) const = 0;
+
+  // Gradients of the inputs, in the dtype of Attended. `grad` and `out` are like q, `lse` as forward gave it.
+  virtual BlockGradients backward(const Context& context, const Inputs& in, const Attended& attended, const at::Tensor& grad,
+                                  const std::vector<at::Tensor>& saved) const = 0;
+};
+
+// -- How ------------------------------------------------------------------------------------------------------------------
+
+namespace detail {
+
+inline BlockGradients zeros_like(const Inputs& in) {
+  const auto options = in.q.options().dtype(sums_of(in.q));
+  return {at::zeros(in.q.sizes(), options), at::zeros(in.k.sizes(), options), at::zeros(in.v.sizes(), options)};
+}
+
+// The sums over dim of an output and its gradient.
+inline at::Tensor delta_of(const at::Tensor& out, const at::Tensor& grad) {
+  const auto dtype = sums_of(out);
+  return out.to(dtype).mul(grad.to(dtype)).sum(-1);
+}
+
+inline at::Tensor packed(const at::Tensor& k, const at::Tensor& v) { return at::cat({k.reshape({-1}), v.reshape({-1})}); }
+
+// Keys and values of `rows` rows, from what packed() gave.
+inline std::pair<at::Tensor, at::Tensor> unpacked(const at::Tensor& flat, const at::Tensor& like, int64_t rows) {
+  auto sizes = like.sizes().vec();
+  sizes[2] = rows;
+  const auto half = flat.numel() / 2;
+  return {flat.narrow(0, 0, half).view(sizes), flat.narrow(0, half, half).view(sizes)};
+}
+
+inline int64_t elements_of(const at::Tensor& like, int64_t rows) { return like.size(0) * like.size(1) * rows * like.size(3); }
+
+}  // namespace detail
+
+}  // namespace dtensor::context
+
+#pragma GCC visibility pop

@@ -1,0 +1,140 @@
+// How a sequence lies on the ranks of a group, under which mask: who needs whose keys.
+#pragma once
+
+#include <dtensor/parallel/context/block_mask.hpp>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+
+#pragma GCC visibility push(default)
+
+namespace dtensor {
+
+class ContextPlan {
+ public:
+  using Positions = context::Positions;
+
+  // `rows`: of each rank of the group, the positions of its rows in ascending order; each position of the sequence is a row of one rank.
+  // `sequences`: one for all rows of the batch, or one for each. Every rank makes it alike. Throws for positions that are missing, twice or
+  // not in order, for sequences of other lengths, and for a mask that does not fit them.
+  ContextPlan(AttentionMask mask, std::vector<PackedSequence> sequences, std::vector<Positions> rows);
+
+  const AttentionMask& mask() const { return mask_; }
+  int ranks() const { return static_cast<int>(rows_.size()); }
+  int64_t length() const { return sequences_[0].length(); }
+  int64_t batch() const { return static_cast<int64_t>(sequences_.size()); }  // 1: any
+  const Positions& rows(int rank) const { return rows_[rank]; }
+  int64_t length(int rank) const { return static_cast<int64_t>(rows_[rank].size()); }
+
+  // Between the queries of one rank and the keys of another, for each row of the batch. Made at the first call, then kept.
+  std::vector<const context::BlockMask*> masks(int query_rank, int key_rank) const;
+  // Whether any query of one rank sees any key of the other.
+  bool meet(int query_rank, int key_rank) const;
+  // The plan in which `size` neighbours are one rank that has the rows of all of them; `size` divides the ranks. Made at the first call.
+  const ContextPlan& of_groups(int size) const;
+  // Where the rank's rows are among those of its group of `size` neighbours.
+  Positions places_in_group(int rank, int size) const;
+  // Pairs of a query of this rank and a key that it sees, in all rows of the batch.
+  int64_t cells(int query_rank) const;
+
+ private:
+  struct Kept {
+    std::mutex mutex;
+    std::map<std::tuple<int, int>, bool> meet;
+    std::map<std::tuple<int, int>, std::vector<std::unique_ptr<const context::BlockMask>>> masks;
+    std::map<int, std::unique_ptr<const ContextPlan>> groups;
+  };
+
+  AttentionMask mask_;
+  std::vector<PackedSequence> sequences_;
+  std::vector<Positions> rows_;
+  std::shared_ptr<Kept> kept_ = std::make_shared<Kept>();
+};
+
+// -- How ------------------------------------------------------------------------------------------------------------------
+
+inline ContextPlan::ContextPlan(AttentionMask mask, std::vector<PackedSequence> sequences, std::vector<Positions> rows)
+    : mask_(std::move(mask)), sequences_(std::move(sequences)), rows_(std::move(rows)) {
+  require(!sequences_.empty() && !rows_.empty(), "ContextPlan", "got {} sequences and rows of {} ranks; expected one or more of each",
+          sequences_.size(), rows_.size());
+  for (const auto& sequence : sequences_) {
+    require(sequence.length() == length(), "ContextPlan", "got sequences of {} and {} positions; expected one length", length(),
+            sequence.length());
+    mask_.check(sequence);
+  }
+  std::vector<int> owner(length(), -1);
+  int64_t owned = 0;
+  for (int r = 0; r < ranks(); ++r) {
+    int64_t before = -1;
+    for (const auto position : rows_[r]) {
+      require(0 <= position && position < length(), "ContextPlan", "rank {} has position {} of a sequence of {}", r, position, length());
+      require(position > before, "ContextPlan", "rank {} has position {} after {}; expected ascending positions", r, position, before);
+      require(owner[position] < 0, "ContextPlan", "ranks {} and {} both have position {}; expected a permutation", owner[position], r,
+              position);
+      owner[position] = r;
+      before = position;
+      ++owned;
+    }
+  }
+  const auto missing = std::ranges::find(owner, -1) - owner.begin();
+  require(owned == length(), "ContextPlan", "no rank has position {}; expected a permutation of {} positions", missing, length());
+}
+
+inline std::vector<const context::BlockMask*> ContextPlan::masks(int query_rank, int key_rank) const {
+  std::lock_guard lock(kept_->mutex);
+  auto& own = kept_->masks[{query_rank, key_rank}];
+  if (own.empty()) {
+    for (const auto& sequence : sequences_) {
+      own.push_back(std::make_unique<context::BlockMask>(mask_, sequence, rows_[query_rank], rows_[key_rank]));
+    }
+  }
+  std::vector<const context::BlockMask*> result;
+  for (const auto& mask : own) result.push_back(mask.get());
+  return result;
+}
+
+inline const ContextPlan& ContextPlan::of_groups(int size) const {
+  if (size == 1) return *this;
+  require(size >= 1 && ranks() % size == 0, "ContextPlan", "got groups of {} of {} ranks; expected a divisor", size, ranks());
+  std::lock_guard lock(kept_->mutex);
+  auto& known = kept_->groups[size];
+  if (!known) {
+    std::vector<Positions> rows(ranks() / size);
+    for (int r = 0; r < ranks(); ++r) rows[r / size].insert(rows[r / size].end(), rows_[r].begin(), rows_[r].end());
+    for (auto& own : rows) std::ranges::sort(own);
+    known = std::make_unique<const ContextPlan>(mask_, sequences_, std::move(rows));
+  }
+  return *known;
+}
+
+inline ContextPlan::Positions ContextPlan::places_in_group(int rank, int size) const {
+  const auto& all = of_groups(size).rows(rank / size);
+  Positions places;
+  for (const auto position : rows_[rank]) places.push_back(std::ranges::lower_bound(all, position) - all.begin());
+  return places;
+}
+
+inline bool ContextPlan::meet(int query_rank, int key_rank) const {
+  std::lock_guard lock(kept_->mutex);
+  const auto [known, is_new] = kept_->meet.try_emplace({query_rank, key_rank}, false);
+  if (is_new) {
+    known->second = std::ranges::any_of(sequences_, [&](const PackedSequence& sequence) {
+      return context::any_meet(mask_, sequence, rows_[query_rank], rows_[key_rank]);
+    });
+  }
+  return known->second;
+}
+
+inline int64_t ContextPlan::cells(int query_rank) const {
+  int64_t cells = 0;
+  for (int r = 0; r < ranks(); ++r) {
+    for (const auto* mask : masks(query_rank, r)) cells += mask->cells();
+  }
+  return cells;
+}
+
+}  // namespace dtensor
+
+#pragma GCC visibility pop
