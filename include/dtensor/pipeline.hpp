@@ -51,8 +51,8 @@ struct PipelineOptions {
   std::function<pipelining::Schedule(const pipelining::PipelineSize& sizes)> make_schedule = {};
   // How many pieces each stage has. Empty: stages are balanced by the costs.
   std::vector<int> cut = {};
-  // Of fully sharded parameters: so many stages of a rank are whole at once, gathered when the schedule comes to them. 0: units are gathered
-  // whenever they are used, for each microbatch anew, and the whole ones are as many as fully_shard was told.
+  // Of fully sharded parameters: so many stages of a rank are whole at once, gathered when the schedule comes to them. 0: units are
+  // gathered whenever they are used, for each microbatch anew, and as many are whole as fully_shard was told.
   int whole_stages = 3;
   // Of each piece: those that Pipeline::measured_costs() gave, for example. Empty: the number of elements of its parameters, and one.
   std::vector<double> costs = {};

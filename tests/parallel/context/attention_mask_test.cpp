@@ -97,7 +97,8 @@ TEST_CASE("attention mask: blocks of any rows say what is in a tile", "[context]
     CAPTURE(defined.mask.name());
     for (const int ranks : {1, 2, 3, 5}) {
       const std::vector<Positions> orders[] = {context::contiguous_order(23, ranks), context::zigzag_order(23, ranks),
-                                               context::striped_order(23, ranks, 2), context::balanced_order(defined.mask, kPacked, ranks, 3)};
+                                               context::striped_order(23, ranks, 2),
+                                               context::balanced_order(defined.mask, kPacked, ranks, 3)};
       for (const auto& rows : orders) {
         const ContextPlan plan(defined.mask, {kPacked}, rows);
         int64_t cells = 0;
@@ -147,8 +148,8 @@ TEST_CASE("attention mask: what does not fit is refused", "[context][errors]") {
   CHECK_THROWS_WITH(ContextPlan(causal, four, {{0, 1}, {2, 4}}), says("rank 1 has position 4 of a sequence of 4"));
   CHECK_THROWS_WITH(ContextPlan(causal, {}, {{0}}), says("got 0 sequences"));
   CHECK_THROWS_WITH(ContextPlan(causal, {PackedSequence(4), PackedSequence(5)}, {{0, 1, 2, 3}}), says("4 and 5 positions"));
-  CHECK_THROWS_WITH(ContextPlan(AttentionMask::prefix_lm_documents({1, 2}), {PackedSequence({4, 5, 6})}, {context::contiguous_order(15, 1)}),
-                    says("2 prefixes for 3 documents"));
+  const auto two = AttentionMask::prefix_lm_documents({1, 2});
+  CHECK_THROWS_WITH(ContextPlan(two, {PackedSequence({4, 5, 6})}, context::contiguous_order(15, 1)), says("2 prefixes for 3 documents"));
   const ContextPlan throwing(AttentionMask::from([](int64_t q, int64_t, int64_t, int64_t) -> bool {
                                if (q == 2) throw std::runtime_error("out of cheese");
                                return true;

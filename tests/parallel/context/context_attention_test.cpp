@@ -112,7 +112,8 @@ std::vector<AttentionMask> all_masks(int64_t documents) {
 }  // namespace
 
 TEST_CASE("context attention: every method under every mask gives one device's numbers", "[context]") {
-  const std::vector<PackedSequence> sequences[] = {{PackedSequence({5, 9, 1, 8, 1})}, {PackedSequence({4, 9, 11}), PackedSequence({12, 7, 5})}};
+  const std::vector<PackedSequence> sequences[] = {{PackedSequence({5, 9, 1, 8, 1})},
+                                                   {PackedSequence({4, 9, 11}), PackedSequence({12, 7, 5})}};
   for (const int ranks : {1, 2, 3, 4, 8}) {
     for (const auto& packed : sequences) {
       for (const auto& mask : all_masks(packed[0].documents())) {

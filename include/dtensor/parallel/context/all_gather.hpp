@@ -1,4 +1,5 @@
-// Attention with gathered keys and values (Llama 3's): every rank gets all of them, a key head at a time, while it works on the head before.
+// Attention with gathered keys and values, as Llama 3's: every rank gets all of them, a key head at a time, while it works on the head
+// before.
 #pragma once
 
 #include <dtensor/parallel/context/method.hpp>

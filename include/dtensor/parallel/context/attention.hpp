@@ -23,15 +23,15 @@ struct ContextAttentionOptions {
   double scale = 0;             // of the scores; 0: 1 / sqrt(dim)
 };
 
-// softmax(scale q k^T) v under the plan's mask, for each head by itself, of one sequence (or batch of sequences) whose rows lie on the ranks
-// of `mesh` as the plan says. This rank's rows, in the plan's order: q [batch, heads, rows, dim], k and v [batch, key heads, rows, dim];
+// softmax(scale q k^T) v under the plan's mask, for each head by itself, of one sequence (or batch of them) whose rows lie on the ranks of
+// `mesh` as the plan says. This rank's rows, in the plan's order: q [batch, heads, rows, dim], k and v [batch, key heads, rows, dim];
 // heads are a multiple of key heads, which groups of them share. Result: like q. Sums are float32, or float64 of float64. A query that
 // sees no key has zeros, and gives none a gradient.
 //
 // Differentiable. Every rank of the mesh calls it; what it communicates stands at each method. Throws for tensors that do not fit the plan
 // or each other, and for a method that there is not.
-at::Tensor context_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ContextPlan& plan, const DeviceMesh& mesh,
-                             const ContextAttentionOptions& options = {});
+at::Tensor context_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ContextPlan& plan,
+                             const DeviceMesh& mesh, const ContextAttentionOptions& options = {});
 
 // -- How ------------------------------------------------------------------------------------------------------------------
 

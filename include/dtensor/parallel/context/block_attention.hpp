@@ -6,6 +6,7 @@
 
 #include <ATen/OpMathType.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/maximum.h>

@@ -32,7 +32,8 @@ class Visits {
 
   Visits(const Ranks& ranks, std::vector<at::Tensor> own) : ranks_(ranks), own_(std::move(own)) { begin(1); }
 
-  // Those of the rank `step` before this one, whose queries see some of this rank's keys; else nothing. To be called for 1, 2, ... in order.
+  // Those of the rank `step` before this one, whose queries see some of this rank's keys; else nothing. To be called for 1, 2, ... in
+  // order.
   std::optional<std::vector<at::Tensor>> next(int step) {
     for (auto& work : std::exchange(sending_, {})) work->wait();
     auto coming = std::exchange(coming_, {});

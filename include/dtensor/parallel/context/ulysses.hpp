@@ -1,5 +1,5 @@
-// Ulysses (Jacobs et al., "DeepSpeed Ulysses", 2023): ranks trade their rows of all heads for all rows of some heads, and back. And USP (Fang
-// and Zhao, 2024): neighbours do that, and their rows go round a ring.
+// Ulysses (Jacobs et al., "DeepSpeed Ulysses", 2023): ranks trade their rows of all heads for all rows of some heads, and back. And USP
+// (Fang and Zhao, 2024): neighbours do that, and their rows go round a ring.
 #pragma once
 
 #include <dtensor/parallel/context/head_exchange.hpp>

@@ -8,7 +8,6 @@
 #include <dtensor/parallel/pipeline/stage.hpp>
 
 #include <dtensor/observe/scope.hpp>
-#include <dtensor/parallel/fully_shard.hpp>
 #include <dtensor/rng/device_generator.hpp>
 #include <dtensor/tensor/spmd.hpp>
 
@@ -26,12 +25,6 @@ namespace dtensor::pipelining {
 
 // The loss of a microbatch, of one element, from the last stage's outputs.
 using LossOf = std::function<at::Tensor(const TensorVector& outputs, int microbatch)>;
-
-// Parameters that fully_shard() shards are whole as the schedule needs them.
-struct Gathering {
-  std::vector<TensorVector> parameters{};  // of each stage of this rank, by stage; of the others nothing is read
-  int stages = 3;                          // so many of this rank's are whole at once; 0: their units are gathered as they are used
-};
 
 class Runner {
  public:
@@ -58,8 +51,6 @@ class Runner {
 
  private:
   void run(const Action& action);
-  void gather(Stage& stage, bool whole);
-  std::vector<Action> gathered(std::vector<Action> list) const;
   size_t position_on_path(const Action& action) const;
   size_t run_unknown(const Schedule& actions);
   void forward(Stage& stage, int microbatch);
@@ -326,23 +317,11 @@ inline size_t Runner::position_on_path(const Action& action) const {
   return std::ranges::find(path, action.stage) - path.begin();
 }
 
-// Also after a step that failed in between.
-inline void Runner::gather(Stage& stage, bool whole) {
-  if (std::exchange(stage.whole, whole) == whole) return;
-  whole ? unshard(stage.parameters) : reshard(stage.parameters);
-}
-
-// This rank's actions with those that gather parameters and free them.
-inline std::vector<Action> Runner::gathered(std::vector<Action> list) const {
-  const auto own = static_cast<int>(stages_.size());
-  return whole_stages_ > 0 ? detail::with_gathering(list, std::min(whole_stages_, own)) : list;
-}
-
 inline void Runner::run(const Action& action) {
   auto& stage = stages_.at(action.stage);
   try {
     const Scope scope(text(action));
-    if (!is_compute(action.kind)) return gather(stage, action.kind == Kind::UNSHARD);
+    if (!is_compute(action.kind)) return stage.keep_whole(action.kind == Kind::UNSHARD);
     if (action.kind == Kind::F) draws_.go_to(position_on_path(action), action.microbatch);
     action.kind == Kind::F ? forward(stage, action.microbatch) : backward(stage, action.microbatch, action.kind);
   } catch (const c10::Error& error) {
@@ -380,7 +359,7 @@ inline TensorVector Runner::step(const std::vector<TensorVector>& inputs, const 
     if (!schedule_.paths.empty()) signatures_.back() += fmt::format(" {}", fmt::join(schedule_.paths[i], ">"));
   }
   for (auto& [index, stage] : stages_) {
-    gather(stage, false);
+    stage.keep_whole(false);  // a step before may have failed
     stage.kept.clear();
     stage.backwards = 0;
     for (int i = 0; i < schedule_.microbatches; ++i) stage.backwards += schedule_.passes(index, i);
@@ -391,8 +370,9 @@ inline TensorVector Runner::step(const std::vector<TensorVector>& inputs, const 
   exchange_.begin(actions, signatures_, [this](const Letter& letter) { return sent(letter); });
   share_tied();
   const auto done = run_unknown(actions);
-  const auto& own = actions.ranks[ranks_.own()];
-  for (const auto& action : gathered({own.begin() + static_cast<std::ptrdiff_t>(done), own.end()})) {
+  std::vector<Action> own(actions.ranks[ranks_.own()].begin() + static_cast<std::ptrdiff_t>(done), actions.ranks[ranks_.own()].end());
+  if (whole_stages_ > 0) own = detail::with_gathering(own, std::min(whole_stages_, static_cast<int>(stages_.size())));
+  for (const auto& action : own) {
     for (const auto& part : Parts(action)) run(part);
   }
   draws_.end();

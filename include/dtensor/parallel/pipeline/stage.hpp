@@ -1,6 +1,7 @@
 // A stage of a pipeline on the rank that has it: what it computes, and what it keeps of each microbatch.
 #pragma once
 
+#include <dtensor/parallel/fully_shard.hpp>
 #include <dtensor/parallel/pipeline/schedule.hpp>
 #include <dtensor/parallel/pipeline/split_backward.hpp>
 #include <dtensor/parallel/pipeline/stage_values.hpp>
@@ -79,9 +80,19 @@ struct Stage {
   StageForward forward;
   std::vector<Way> into{}, out{};     // the nearest first
   TensorVector parameters{};
-  bool whole = false;                 // the schedule keeps them so
+  bool whole = false;                 // the schedule keeps fully sharded ones so
   int backwards = 0;                  // of the step: how many are still to come
   std::map<int, KeptForward> kept{};  // by microbatch
+
+  void keep_whole(bool keeps) {
+    if (std::exchange(whole, keeps) != keeps) keeps ? unshard(parameters) : reshard(parameters);
+  }
+};
+
+// Parameters that fully_shard() shards are whole as the schedule needs them.
+struct Gathering {
+  std::vector<TensorVector> parameters{};  // of each stage of this rank, by stage; of the others nothing is read
+  int stages = 3;                          // so many of this rank's are whole at once; 0: their units are gathered as they are used
 };
 
 }  // namespace dtensor::pipelining
