@@ -9,6 +9,7 @@
 #include "zoo/zoo.hpp"
 
 #include <dtensor/dtensor.hpp>
+#include <dtensor/parallel/context/context_parallel.hpp>
 #include <dtensor/pipeline.hpp>
 #include <dtensor/training/clip.hpp>
 #include <dtensor/training/lr.hpp>
@@ -17,6 +18,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <map>
 #include <optional>
 
 namespace dt = dtensor;
@@ -28,7 +30,7 @@ struct ZooOptions : RunOptions {
   bool sp = false, fsdp = false, traffic = false;
   std::string trace;
   int64_t zero = 3, overlap = 1;
-  std::string schedule = "1f1b";
+  std::string schedule = "1f1b", attention = "zigzag";
   int microbatches = 0, chunks = 0;  // 0: what suits
   double dropout = 0;
 };
@@ -56,11 +58,20 @@ void shard_fully(torch::nn::Module& model, const dt::DeviceMesh& mesh, int64_t z
   dt::fully_shard(model, has(mesh, "replicas") ? mesh[{"replicas", "dp"}] : mesh["dp"], options);
 }
 
-// Of a mesh's dimensions, dp (and replicas) cut the batch; sp, and with --sp tp too, cuts positions of text or rows of images.
+// How attention computes over positions that cp cuts, by the names of --attention.
+const std::map<std::string, dt::ContextParallelOptions> kAttention = {{"ring", {.method = "ring", .order = "contiguous"}},
+                                                                      {"zigzag", {.method = "ring", .order = "zigzag"}},
+                                                                      {"stripes", {.method = "ring", .order = "stripes"}},
+                                                                      {"allgather", {.method = "allgather", .order = "zigzag"}},
+                                                                      {"ulysses", {.method = "ulysses", .order = "contiguous"}},
+                                                                      {"usp", {.method = "usp", .order = "zigzag"}},
+                                                                      {"tokenring", {.method = "tokenring", .order = "zigzag"}}};
+
+// Of a mesh's dimensions, dp (and replicas) cut the batch; cp and sp, and with --sp tp too, cut positions of text or rows of images.
 dt::Placements placements(const dt::DeviceMesh& mesh, std::optional<int64_t> along, bool over_tp) {
   dt::Placements result;
   for (const auto& name : mesh.names()) {
-    const bool cuts = along && (name == "sp" || (name == "tp" && over_tp));
+    const bool cuts = along && (name == "sp" || name == "cp" || (name == "tp" && over_tp));
     result.push_back(name == "dp" || name == "replicas" ? dt::shard(0) : cuts ? dt::shard(*along) : dt::replicate());
   }
   return result;
@@ -87,11 +98,12 @@ struct Microbatches {
   std::vector<torch::Tensor> inputs, targets;
 
   Microbatches(const ZooOptions& o, const zoo::Entry& entry, const torch::Tensor& input, const torch::Tensor& target,
-               const std::optional<dt::DeviceMesh>& mesh)
+               const std::optional<dt::DeviceMesh>& mesh, dt::ContextParallel* context)
       : inputs(input.to(c10::Device(o.device)).tensor_split(microbatches(o))),
         targets(target.to(c10::Device(o.device)).tensor_split(microbatches(o))) {
     const std::optional<int64_t> along = entry.is_text() ? 1 : 2, labels_along = entry.is_text() ? std::optional(1) : std::nullopt;
     for (size_t i = 0; mesh && i < inputs.size(); ++i) {
+      if (context) inputs[i] = context->order(inputs[i]), targets[i] = context->order(targets[i]);
       inputs[i] = dt::distribute_tensor(inputs[i], *mesh, placements(*mesh, along, o.sp));
       targets[i] = dt::distribute_tensor(targets[i], *mesh, placements(*mesh, labels_along, o.sp));
     }
@@ -169,6 +181,8 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
   const auto mesh = whole && has(*whole, "pp") ? dt::stage_mesh(*whole) : whole;
   std::optional<dt::Spmd> spmd;
   if (mesh) spmd.emplace(*mesh);
+  std::optional<dt::ContextParallel> context;
+  if (mesh && has(*mesh, "cp")) context.emplace(*mesh, "cp", kAttention.at(o.attention));
   auto learner = make(o, entry, whole, mesh);
   if (o.compare) curve.initial = learner.whole_parameters();
 
@@ -186,7 +200,7 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
     const auto start = std::chrono::steady_clock::now();
     const auto [input, target] = batch(step);
     const auto items = static_cast<double>(target.numel());
-    const Microbatches m(o, entry, input, target, mesh);
+    const Microbatches m(o, entry, input, target, mesh, context ? &*context : nullptr);
 
     optimizer.zero_grad();
     curve.loss.push_back(learner.run(m));
@@ -227,6 +241,10 @@ void check_use(const CLI::App& app, const ZooOptions& o) {
   for (const auto* option : {"--save", "--resume"}) unused(option, !pp, "does not go with a pipeline yet");
   if (o.batch < microbatches(o))
     throw CLI::ValidationError("--microbatches", fmt::format("{} are more than the {} of --batch", microbatches(o), o.batch));
+  const bool cp = std::ranges::any_of(o.meshes, [](const MeshOption& mesh) { return std::ranges::count(mesh.names, "cp") > 0; });
+  unused("--attention", cp, "no mesh has a dimension cp: add one, as in --mesh cp=4");
+  if (cp && !zoo::find(o.model).is_text())
+    throw CLI::ValidationError("--mesh", "cp cuts positions of text, and " + o.model + " takes images");
   unused("--seq", zoo::find(o.model).is_text(), o.model + " takes images, of one size");
 }
 
@@ -235,11 +253,16 @@ ZooOptions parse_options(CLI::App& app, int argc, char** argv) {
   ZooOptions o;
   auto mesh_names = kMeshNames;
   mesh_names.insert(mesh_names.begin(), "pp");
+  mesh_names.push_back("cp");
   add_run_options(app, o, mesh_names);
   std::vector<std::string> names;
   for (const auto& entry : zoo::models()) names.push_back(entry.name);
   app.add_option("--model", o.model, "which")->check(CLI::IsMember(names));
   app.add_flag("--sp", o.sp, "sequence parallelism: tp cuts the positions of text, or the rows of images, too");
+  std::vector<std::string> methods;
+  for (const auto& [name, options] : kAttention) methods.push_back(name);
+  app.add_option("--attention", o.attention, "with a mesh dimension cp, which cuts positions: how attention computes over them")
+      ->check(CLI::IsMember(methods));
   auto* fsdp = app.add_flag("--fsdp", o.fsdp, "cut parameters, gradients and optimizer states over dp too");
   app.add_option("--zero", o.zero, "with --fsdp: 1 optimizer states, 2 gradients too, 3 parameters too are whole in use only")
       ->check(CLI::Range(1, 3))

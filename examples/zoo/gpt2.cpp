@@ -2,6 +2,7 @@
 #include "gpt2.hpp"
 
 #include <dtensor/nn/attention.hpp>
+#include <dtensor/nn/position_rows.hpp>
 #include <dtensor/parallel/marks.hpp>
 #include <dtensor/parallel/overlap.hpp>
 
@@ -80,7 +81,7 @@ void Gpt2BlockImpl::set_dropout(double dropout) { dropout_ = attn_->dropout = dr
 torch::Tensor Gpt2Impl::embed(const torch::Tensor& ids) {
   const auto t = ids.size(1);
   TORCH_CHECK(t <= wpe->weight.size(0), "gpt2: a sequence of ", t, " is longer than the ", wpe->weight.size(0), " positions");
-  return at::dropout(dtensor::lay_out_like(wte(ids), ids) + wpe->weight.slice(0, 0, t), dropout_, is_training());
+  return at::dropout(dtensor::lay_out_like(wte(ids), ids) + dtensor::nn::position_rows(wpe->weight, t), dropout_, is_training());
 }
 
 torch::Tensor Gpt2Impl::forward(const torch::Tensor& ids) {

@@ -1,6 +1,8 @@
 // Scaled dot-product attention (Vaswani et al., "Attention Is All You Need", 2017).
 #pragma once
 
+#include <dtensor/parallel/context/context_parallel.hpp>
+
 #include <ATen/core/Tensor.h>
 #if __has_include(<ATen/ops/scaled_dot_product_attention.h>)
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -24,7 +26,8 @@ struct AttentionOptions {
 };
 
 // softmax(q k^T / sqrt(dim)) v, for each head by itself: q, k and v [batch, heads, length, dim] -> [batch, heads, length, dim]. Calls
-// libtorch's kernel where there is one. Communicates nothing when batch and heads are sharded.
+// libtorch's kernel where there is one. Communicates nothing when batch and heads are sharded. In a dt::ContextParallel, over positions
+// that are cut, its method computes this; k and v may then have fewer heads, which groups share.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options = {});
 
 // Repeats every head `times` times in a row: [batch, length, heads, dim] -> [batch, length, heads * times, dim]. Grouped-query attention
@@ -34,6 +37,7 @@ at::Tensor repeat_heads(const at::Tensor& x, int64_t times);
 // -- How ------------------------------------------------------------------------------------------------------------------
 
 inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
+  if (auto* region = ContextParallel::of(q)) return region->attention(q, k, v, options.causal, options.dropout);
 #if __has_include(<ATen/ops/scaled_dot_product_attention.h>)
   return at::scaled_dot_product_attention(q, k, v, {}, options.dropout, options.causal);
 #else

@@ -1,6 +1,8 @@
 // Rotary position embeddings (Su et al., "RoFormer", 2021), with the scaling of frequencies that came with Llama 3.1.
 #pragma once
 
+#include <dtensor/parallel/context/context_parallel.hpp>
+
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/promote_types.h>
@@ -38,7 +40,8 @@ struct RotaryTable {
   at::Tensor cos, sin;  // [length, dim / 2]
 };
 
-// The table for positions 0 to length - 1 and heads of `dim` elements, on the device of `like`. It is float64 when `like` is, else float32.
+// The table for positions 0 to length - 1, in the order of a dt::ContextParallel if there is one, and heads of `dim` elements, on the
+// device of `like`. It is float64 when `like` is, else float32.
 RotaryTable rotary_table(int64_t length, int64_t dim, const RotaryOptions& options, const at::Tensor& like);
 
 // Turns each pair of neighbours (x[2i], x[2i + 1]) at position p by p * frequency[i], as Meta's checkpoints expect: [batch, length, heads,
@@ -60,7 +63,7 @@ inline at::Tensor rotary_frequencies(int64_t dim, const RotaryOptions& options, 
 
 inline RotaryTable rotary_table(int64_t length, int64_t dim, const RotaryOptions& options, const at::Tensor& like) {
   const auto device = at::TensorOptions().device(like.device());
-  const auto positions = at::arange(length, device.dtype(at::kDouble));
+  const auto positions = sequence_positions(length, device).to(at::kDouble);
   const auto angles = positions.unsqueeze(1).mul(rotary_frequencies(dim, options, device));
   const auto dtype = at::promote_types(like.scalar_type(), at::kFloat);
   return {angles.cos().to(dtype), angles.sin().to(dtype)};

@@ -23,6 +23,9 @@ std::vector<Positions> striped_order(int64_t length, int ranks, int64_t block = 
 // positions as in contiguous_order, to a block. For any mask.
 std::vector<Positions> balanced_order(const AttentionMask& mask, const PackedSequence& sequence, int ranks, int64_t block = 128);
 
+// One of these by name: contiguous, zigzag, stripes or balanced. Throws for another one.
+std::vector<Positions> rows_by_name(const std::string& order, const AttentionMask& mask, const PackedSequence& sequence, int ranks);
+
 // -- How ------------------------------------------------------------------------------------------------------------------
 
 namespace detail {
@@ -102,6 +105,14 @@ inline std::vector<Positions> balanced_order(const AttentionMask& mask, const Pa
   }
   for (auto& positions : rows) std::ranges::sort(positions);
   return rows;
+}
+
+inline std::vector<Positions> rows_by_name(const std::string& order, const AttentionMask& mask, const PackedSequence& sequence, int ranks) {
+  if (order == "contiguous") return contiguous_order(sequence.length(), ranks);
+  if (order == "zigzag") return zigzag_order(sequence.length(), ranks);
+  if (order == "stripes") return striped_order(sequence.length(), ranks);
+  if (order == "balanced") return balanced_order(mask, sequence, ranks);
+  fail("balanced_order", "there is no order '{}'; expected contiguous, zigzag, stripes or balanced", order);
 }
 
 }  // namespace dtensor::context

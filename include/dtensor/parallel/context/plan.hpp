@@ -12,6 +12,7 @@
 
 namespace dtensor {
 
+// Cheap to copy.
 class ContextPlan {
  public:
   using Positions = context::Positions;
@@ -48,15 +49,21 @@ class ContextPlan {
   };
 
   AttentionMask mask_;
-  std::vector<PackedSequence> sequences_;
-  std::vector<Positions> rows_;
+  std::shared_ptr<const std::vector<PackedSequence>> all_sequences_;
+  std::shared_ptr<const std::vector<Positions>> all_rows_;
+  const std::vector<PackedSequence>& sequences_;
+  const std::vector<Positions>& rows_;
   std::shared_ptr<Kept> kept_ = std::make_shared<Kept>();
 };
 
 // -- How ------------------------------------------------------------------------------------------------------------------
 
 inline ContextPlan::ContextPlan(AttentionMask mask, std::vector<PackedSequence> sequences, std::vector<Positions> rows)
-    : mask_(std::move(mask)), sequences_(std::move(sequences)), rows_(std::move(rows)) {
+    : mask_(std::move(mask)),
+      all_sequences_(std::make_shared<const std::vector<PackedSequence>>(std::move(sequences))),
+      all_rows_(std::make_shared<const std::vector<Positions>>(std::move(rows))),
+      sequences_(*all_sequences_),
+      rows_(*all_rows_) {
   require(!sequences_.empty() && !rows_.empty(), "ContextPlan", "got {} sequences and rows of {} ranks; expected one or more of each",
           sequences_.size(), rows_.size());
   for (const auto& sequence : sequences_) {

@@ -1,0 +1,260 @@
+// Context parallelism in a model: inside the region, attention of dtensor/nn over positions that a mesh dimension cuts is computed by a
+// method for cut sequences. The model does not change.
+//
+//   auto mesh = dt::init_device_mesh(torch::kCPU, {2, 4}, {"dp", "cp"});
+//   dt::ContextParallel context(mesh, "cp", {.method = "ring", .order = "zigzag"});
+//   ids = dt::distribute_tensor(context.order(ids), mesh, {dt::shard(0), dt::shard(1)});          // [batch, length]
+//   targets = dt::distribute_tensor(context.order(targets), mesh, {dt::shard(0), dt::shard(1)});
+//   auto loss = cross_entropy(model->forward(ids), targets);
+#pragma once
+
+#include <dtensor/mesh/world.hpp>
+#include <dtensor/parallel/context/attention.hpp>
+#include <dtensor/tensor/custom_op.hpp>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/index_select.h>
+
+#pragma GCC visibility push(default)
+
+namespace dtensor {
+
+struct ContextParallelOptions {
+  std::string method = "ring";     // of context_attention
+  std::string order = "zigzag";    // contiguous, zigzag, stripes, or balanced: by the mask's work
+  std::optional<AttentionMask> mask = std::nullopt;  // unset: what the model asks for, causal or full
+  int neighbours = 2;              // of usp: how many trade heads
+};
+
+// While it lives, on this rank. Regions nest, and end in the reverse order. Not copyable.
+class ContextParallel {
+ public:
+  // `dim`: the dimension of `mesh` that cuts positions. Throws for a method or order that there is not, a dimension that the mesh does not
+  // have, and neighbours that do not divide its ranks.
+  ContextParallel(const DeviceMesh& mesh, const std::string& dim, ContextParallelOptions options = {});
+  ~ContextParallel();
+  ContextParallel(const ContextParallel&) = delete;
+  ContextParallel& operator=(const ContextParallel&) = delete;
+
+  // The innermost region of this rank that takes attention over such queries: [batch, heads, length, dim], cut along the length by its
+  // dimensions of the mesh. Or null.
+  static ContextParallel* of(const at::Tensor& q);
+  // The innermost region of this rank inside Spmd, or null.
+  static ContextParallel* current() { return Spmd::current() ? active(Spmd::current()->world()) : nullptr; }
+
+  // The documents of the next batches: one list for all rows of the batch, or one for each. Without a call, one document.
+  void pack(std::vector<PackedSequence> sequences);
+
+  // A plain tensor with its positions, along `dim`, in the order in which ranks have them: to be sharded along `dim` afterwards. For ids,
+  // targets and all else that goes by position. Throws for a tensor that is in this order already.
+  at::Tensor order(const at::Tensor& x, int64_t dim = 1);
+  // Back again: of a whole plain tensor.
+  at::Tensor restore(const at::Tensor& x, int64_t dim = 1) const;
+  // Which position each row has: plain, int64 [length].
+  at::Tensor positions(int64_t length) const;
+
+  // Whether the group of heads that shares a key head lies on one rank, so that keys and values need not be repeated.
+  bool may_share_heads(const at::Tensor& q, int64_t key_heads) const;
+  // See nn::attention; q [batch, heads, length, dim], k and v [batch, key heads, length, dim].
+  at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal, double dropout);
+
+ private:
+  struct Active {
+    ContextParallel* region = nullptr;
+  };
+  static ContextParallel*& active(World& world) { return world.local<Active>().region; }
+  bool takes(const Layout& layout) const;
+
+  struct Ordered {  // rows of ranks, and what follows
+    std::vector<context::Positions> rows;
+    at::Tensor order, restored;  // plain, int64 [length]
+    bool used = false;           // something was put in this order
+    std::map<std::string, std::shared_ptr<const ContextPlan>> plans{};
+  };
+  Ordered& ordered(int64_t length) const;
+  std::vector<context::Positions> rows_of(int64_t length) const;
+  AttentionMask mask_of(bool causal) const {
+    return options_.mask ? *options_.mask : causal ? AttentionMask::causal() : AttentionMask::full();
+  }
+  std::vector<PackedSequence> sequences_of(const Layout& layout, int64_t length) const;
+  const ContextPlan& plan_of(const Layout& layout, bool causal);
+  bool in_order(const at::Tensor& x) const;
+
+  const std::string dim_;
+  const DeviceMesh mesh_;  // its ranks
+  const ContextParallelOptions options_;
+  std::vector<PackedSequence> sequences_;
+  ContextParallel* outer_;
+  mutable std::map<int64_t, Ordered> by_length_;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> results_;  // of order()
+};
+
+// The positions of a sequence's rows, int64 [length], plain: 0, 1, ..., or the order of the region that this rank is in. Rotary tables and
+// position embeddings go by these.
+at::Tensor sequence_positions(int64_t length, const at::TensorOptions& device = {});
+
+// -- How ------------------------------------------------------------------------------------------------------------------
+
+namespace context::detail {
+
+// The ranks of a mesh of one dimension as `neighbours` in a row; other methods than usp take it as it is.
+inline DeviceMesh mesh_for(const DeviceMesh& mesh, const ContextParallelOptions& options) {
+  method_of(options.method);
+  rows_by_name(options.order, AttentionMask::full(), PackedSequence(1), 1);
+  if (options.method != "usp") return mesh;
+  require(options.neighbours >= 1 && mesh.size() % options.neighbours == 0, "ContextParallel",
+          "usp got {} neighbours of {} ranks; expected a divisor", options.neighbours, mesh.size());
+  return {mesh.device_type(), mesh.ranks(), {mesh.size() / options.neighbours, options.neighbours}, {"ring", "heads"}};
+}
+
+}  // namespace context::detail
+
+inline ContextParallel::ContextParallel(const DeviceMesh& mesh, const std::string& dim, ContextParallelOptions options)
+    : dim_(dim), mesh_(context::detail::mesh_for(mesh[dim], options)), options_(std::move(options)), outer_(active(mesh.world())) {
+  active(mesh_.world()) = this;
+}
+
+inline ContextParallel::~ContextParallel() { active(mesh_.world()) = outer_; }
+
+inline ContextParallel* ContextParallel::of(const at::Tensor& q) {
+  const auto* layout = find_layout(q);
+  if (!layout || q.dim() != 4) return nullptr;
+  auto* region = active(layout->mesh().world());
+  while (region && !region->takes(*layout)) region = region->outer_;
+  return region;
+}
+
+inline void ContextParallel::pack(std::vector<PackedSequence> sequences) {
+  sequences_ = std::move(sequences);
+  by_length_.clear();
+}
+
+// Each rank's share is as long as Shard makes it.
+inline std::vector<context::Positions> ContextParallel::rows_of(int64_t length) const {
+  const auto sequence = sequences_.empty() ? PackedSequence(length) : sequences_[0];
+  require(sequence.length() == length, "ContextParallel", "got a sequence of {} positions, and documents of {} together", length,
+          sequence.length());
+  const int ranks = static_cast<int>(mesh_.size());
+  context::Positions all;
+  for (const auto& own : context::rows_by_name(options_.order, mask_of(true), sequence, ranks)) {
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  std::vector<context::Positions> rows;
+  for (int64_t begin = 0, r = 0; r < ranks; ++r) {
+    const auto share = cut_length(length, shard(0), ranks, r);
+    rows.emplace_back(all.begin() + begin, all.begin() + begin + share);
+    std::ranges::sort(rows.back());
+    begin += share;
+  }
+  return rows;
+}
+
+inline ContextParallel::Ordered& ContextParallel::ordered(int64_t length) const {
+  const auto [found, is_new] = by_length_.try_emplace(length);
+  auto& known = found->second;
+  if (is_new) {
+    const NoSpmd plain;
+    known.rows = rows_of(length);
+    context::Positions all;
+    for (const auto& own : known.rows) all.insert(all.end(), own.begin(), own.end());
+    known.order = at::tensor(all, at::kLong);
+    known.restored = known.order.argsort();
+  }
+  return known;
+}
+
+inline bool ContextParallel::in_order(const at::Tensor& x) const {
+  return std::ranges::any_of(results_, [&](const auto& weak) { return weak.lock().get() == x.unsafeGetTensorImpl(); });
+}
+
+inline at::Tensor ContextParallel::order(const at::Tensor& x, int64_t dim) {
+  detail::check_plain("ContextParallel", x, "what is to be ordered");
+  require(-x.dim() <= dim && dim < x.dim(), "ContextParallel", "got dim {} of a tensor of {} dims", dim, x.dim());
+  std::erase_if(results_, [](const auto& weak) { return weak.expired(); });
+  require(!in_order(x), "ContextParallel", "the tensor is in this region's order already; hint: order() each batch once");
+  const NoSpmd plain;
+  auto& known = ordered(x.size(dim));
+  known.used = true;
+  auto result = x.index_select(dim, known.order.to(x.device()));
+  results_.emplace_back(result.getIntrusivePtr());
+  return result;
+}
+
+inline at::Tensor ContextParallel::restore(const at::Tensor& x, int64_t dim) const {
+  detail::check_plain("ContextParallel", x, "what is to be restored");
+  const NoSpmd plain;
+  return x.index_select(dim, ordered(x.size(dim)).restored.to(x.device()));
+}
+
+inline at::Tensor ContextParallel::positions(int64_t length) const { return ordered(length).order; }
+
+inline bool ContextParallel::takes(const Layout& layout) const {
+  const auto& names = layout.mesh().names();
+  const auto at = std::ranges::find(names, dim_);
+  return at != names.end() && layout.placements()[at - names.begin()] == shard(2);
+}
+
+inline bool ContextParallel::may_share_heads(const at::Tensor& q, int64_t key_heads) const {
+  const auto& layout = *find_layout(q);
+  for (int64_t d = 0, ranks = 1; d < layout.mesh().ndim(); ++d) {
+    if (layout.placements()[d] != shard(1)) continue;
+    ranks *= layout.mesh().size(d);
+    if (key_heads % ranks != 0) return false;
+  }
+  return true;
+}
+
+// Those of the rows of the batch that this rank has.
+inline std::vector<PackedSequence> ContextParallel::sequences_of(const Layout& layout, int64_t length) const {
+  if (sequences_.empty()) return {PackedSequence(length)};
+  if (sequences_.size() == 1) return sequences_;
+  const auto batch = layout.sizes()[0];
+  require(static_cast<int64_t>(sequences_.size()) == batch, "ContextParallel", "got documents of {} rows of a batch of {}",
+          sequences_.size(), batch);
+  int64_t begin = 0, count = batch;
+  for (int64_t d = 0; d < layout.mesh().ndim(); ++d) {
+    if (layout.placements()[d] != shard(0)) continue;
+    const auto own = cut(count, shard(0), layout.mesh().size(d), layout.mesh().coordinate(d));
+    begin += own.empty() ? 0 : own[0].begin;
+    count = own.empty() ? 0 : own[0].length();
+  }
+  if (count == 0) return {sequences_[0]};
+  return {sequences_.begin() + begin, sequences_.begin() + begin + count};
+}
+
+inline const ContextPlan& ContextParallel::plan_of(const Layout& layout, bool causal) {
+  const auto length = layout.sizes()[2];
+  auto& known = ordered(length);
+  const auto mask = mask_of(causal);
+  auto& plan = known.plans[fmt::format("{} {} {}", mask.name(), layout.sizes()[0], str(layout.placements()))];
+  if (!plan) plan = std::make_shared<const ContextPlan>(mask, sequences_of(layout, length), known.rows);
+  return *plan;
+}
+
+inline at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal, double dropout) {
+  require(dropout == 0, "ContextParallel", "got a dropout of {} of attention weights; expected 0 over cut sequences", dropout);
+  const auto& layout = *find_layout(q);
+  const bool moved = options_.order != "contiguous" && mesh_.size() > 1;
+  require(!moved || ordered(q.size(2)).used, "ContextParallel",
+          "positions are to be in {} order, and no batch of {} positions was ordered; hint: give ids and targets to order() before they "
+          "are distributed",
+          options_.order, q.size(2));
+  const auto placements = without_partial(layout.placements());
+  const auto& plan = plan_of(layout, causal);
+  LocalMapOptions options;
+  options.out_sizes = {layout.sizes().vec()};
+  const auto run = [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+    return context_attention(a, b, c, plan, mesh_, {.method = options_.method});
+  };
+  const Placements all(placements.begin(), placements.end());
+  return local_map(run, layout.mesh(), {all, all, all}, {all}, options)(q, k, v);
+}
+
+inline at::Tensor sequence_positions(int64_t length, const at::TensorOptions& device) {
+  if (const auto* region = ContextParallel::current()) return region->positions(length).to(device.device());
+  return at::arange(length, device.dtype(at::kLong));
+}
+
+}  // namespace dtensor
+
+#pragma GCC visibility pop
