@@ -155,5 +155,9 @@ TEST_CASE("attention mask: what does not fit is refused", "[context][errors]") {
                                return true;
                              }),
                              four, context::contiguous_order(4, 2));
-  CHECK_THROWS_WITH(throwing.masks(1, 0), says("out of cheese"));
+  for (int again = 0; again < 2; ++again) {
+    CHECK_THROWS_WITH(throwing.masks(1, 0), says("out of cheese"));
+    CHECK_THROWS_WITH(throwing.meet(1, 0), says("out of cheese"));
+  }
+  CHECK(throwing.meet(0, 1));
 }

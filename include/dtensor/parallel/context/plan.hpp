@@ -22,12 +22,12 @@ class ContextPlan {
   // not in order, for sequences of other lengths, and for a mask that does not fit them.
   ContextPlan(AttentionMask mask, std::vector<PackedSequence> sequences, std::vector<Positions> rows);
 
-  const AttentionMask& mask() const { return mask_; }
-  int ranks() const { return static_cast<int>(rows_.size()); }
-  int64_t length() const { return sequences_[0].length(); }
-  int64_t batch() const { return static_cast<int64_t>(sequences_.size()); }  // 1: any
-  const Positions& rows(int rank) const { return rows_[rank]; }
-  int64_t length(int rank) const { return static_cast<int64_t>(rows_[rank].size()); }
+  const AttentionMask& mask() const { return state_->mask; }
+  int ranks() const { return static_cast<int>(state_->rows.size()); }
+  int64_t length() const { return state_->sequences[0].length(); }
+  int64_t batch() const { return static_cast<int64_t>(state_->sequences.size()); }  // 1: any
+  const Positions& rows(int rank) const { return state_->rows[rank]; }
+  int64_t length(int rank) const { return static_cast<int64_t>(state_->rows[rank].size()); }
 
   // Between the queries of one rank and the keys of another, for each row of the batch. Made at the first call, then kept.
   std::vector<const context::BlockMask*> masks(int query_rank, int key_rank) const;
@@ -41,41 +41,37 @@ class ContextPlan {
   int64_t cells(int query_rank) const;
 
  private:
-  struct Kept {
+  struct State {
+    State(AttentionMask m, std::vector<PackedSequence> s, std::vector<Positions> r)
+        : mask(std::move(m)), sequences(std::move(s)), rows(std::move(r)) {}
+    const AttentionMask mask;
+    const std::vector<PackedSequence> sequences;
+    const std::vector<Positions> rows;
+    // What was made so far:
     std::mutex mutex;
     std::map<std::tuple<int, int>, bool> meet;
     std::map<std::tuple<int, int>, std::vector<std::unique_ptr<const context::BlockMask>>> masks;
     std::map<int, std::unique_ptr<const ContextPlan>> groups;
   };
-
-  AttentionMask mask_;
-  std::shared_ptr<const std::vector<PackedSequence>> all_sequences_;
-  std::shared_ptr<const std::vector<Positions>> all_rows_;
-  const std::vector<PackedSequence>& sequences_;
-  const std::vector<Positions>& rows_;
-  std::shared_ptr<Kept> kept_ = std::make_shared<Kept>();
+  std::shared_ptr<State> state_;
 };
 
 // -- How ------------------------------------------------------------------------------------------------------------------
 
 inline ContextPlan::ContextPlan(AttentionMask mask, std::vector<PackedSequence> sequences, std::vector<Positions> rows)
-    : mask_(std::move(mask)),
-      all_sequences_(std::make_shared<const std::vector<PackedSequence>>(std::move(sequences))),
-      all_rows_(std::make_shared<const std::vector<Positions>>(std::move(rows))),
-      sequences_(*all_sequences_),
-      rows_(*all_rows_) {
-  require(!sequences_.empty() && !rows_.empty(), "ContextPlan", "got {} sequences and rows of {} ranks; expected one or more of each",
-          sequences_.size(), rows_.size());
-  for (const auto& sequence : sequences_) {
+    : state_(std::make_shared<State>(std::move(mask), std::move(sequences), std::move(rows))) {
+  require(!state_->sequences.empty() && !state_->rows.empty(), "ContextPlan",
+          "got {} sequences and rows of {} ranks; expected one or more of each", state_->sequences.size(), state_->rows.size());
+  for (const auto& sequence : state_->sequences) {
     require(sequence.length() == length(), "ContextPlan", "got sequences of {} and {} positions; expected one length", length(),
             sequence.length());
-    mask_.check(sequence);
+    state_->mask.check(sequence);
   }
   std::vector<int> owner(length(), -1);
   int64_t owned = 0;
   for (int r = 0; r < ranks(); ++r) {
     int64_t before = -1;
-    for (const auto position : rows_[r]) {
+    for (const auto position : state_->rows[r]) {
       require(0 <= position && position < length(), "ContextPlan", "rank {} has position {} of a sequence of {}", r, position, length());
       require(position > before, "ContextPlan", "rank {} has position {} after {}; expected ascending positions", r, position, before);
       require(owner[position] < 0, "ContextPlan", "ranks {} and {} both have position {}; expected a permutation", owner[position], r,
@@ -90,12 +86,14 @@ inline ContextPlan::ContextPlan(AttentionMask mask, std::vector<PackedSequence> 
 }
 
 inline std::vector<const context::BlockMask*> ContextPlan::masks(int query_rank, int key_rank) const {
-  std::lock_guard lock(kept_->mutex);
-  auto& own = kept_->masks[{query_rank, key_rank}];
+  std::lock_guard lock(state_->mutex);
+  auto& own = state_->masks[{query_rank, key_rank}];
   if (own.empty()) {
-    for (const auto& sequence : sequences_) {
-      own.push_back(std::make_unique<context::BlockMask>(mask_, sequence, rows_[query_rank], rows_[key_rank]));
+    std::vector<std::unique_ptr<const context::BlockMask>> made;
+    for (const auto& sequence : state_->sequences) {
+      made.push_back(std::make_unique<context::BlockMask>(state_->mask, sequence, state_->rows[query_rank], state_->rows[key_rank]));
     }
+    own = std::move(made);
   }
   std::vector<const context::BlockMask*> result;
   for (const auto& mask : own) result.push_back(mask.get());
@@ -105,13 +103,13 @@ inline std::vector<const context::BlockMask*> ContextPlan::masks(int query_rank,
 inline const ContextPlan& ContextPlan::of_groups(int size) const {
   if (size == 1) return *this;
   require(size >= 1 && ranks() % size == 0, "ContextPlan", "got groups of {} of {} ranks; expected a divisor", size, ranks());
-  std::lock_guard lock(kept_->mutex);
-  auto& known = kept_->groups[size];
+  std::lock_guard lock(state_->mutex);
+  auto& known = state_->groups[size];
   if (!known) {
     std::vector<Positions> rows(ranks() / size);
-    for (int r = 0; r < ranks(); ++r) rows[r / size].insert(rows[r / size].end(), rows_[r].begin(), rows_[r].end());
+    for (int r = 0; r < ranks(); ++r) rows[r / size].insert(rows[r / size].end(), state_->rows[r].begin(), state_->rows[r].end());
     for (auto& own : rows) std::ranges::sort(own);
-    known = std::make_unique<const ContextPlan>(mask_, sequences_, std::move(rows));
+    known = std::make_unique<const ContextPlan>(state_->mask, state_->sequences, std::move(rows));
   }
   return *known;
 }
@@ -119,19 +117,18 @@ inline const ContextPlan& ContextPlan::of_groups(int size) const {
 inline ContextPlan::Positions ContextPlan::places_in_group(int rank, int size) const {
   const auto& all = of_groups(size).rows(rank / size);
   Positions places;
-  for (const auto position : rows_[rank]) places.push_back(std::ranges::lower_bound(all, position) - all.begin());
+  for (const auto position : state_->rows[rank]) places.push_back(std::ranges::lower_bound(all, position) - all.begin());
   return places;
 }
 
 inline bool ContextPlan::meet(int query_rank, int key_rank) const {
-  std::lock_guard lock(kept_->mutex);
-  const auto [known, is_new] = kept_->meet.try_emplace({query_rank, key_rank}, false);
-  if (is_new) {
-    known->second = std::ranges::any_of(sequences_, [&](const PackedSequence& sequence) {
-      return context::any_meet(mask_, sequence, rows_[query_rank], rows_[key_rank]);
-    });
-  }
-  return known->second;
+  std::lock_guard lock(state_->mutex);
+  const auto known = state_->meet.find({query_rank, key_rank});
+  if (known != state_->meet.end()) return known->second;
+  const bool any = std::ranges::any_of(state_->sequences, [&](const PackedSequence& sequence) {
+    return context::any_meet(state_->mask, sequence, state_->rows[query_rank], state_->rows[key_rank]);
+  });
+  return state_->meet[{query_rank, key_rank}] = any;
 }
 
 inline int64_t ContextPlan::cells(int query_rank) const {
