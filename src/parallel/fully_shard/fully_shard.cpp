@@ -289,7 +289,9 @@ FullyShard fully_shard(const std::vector<Module*>& unit, const DeviceMesh& mesh,
 }
 
 void unshard(const std::vector<at::Tensor>& parameters) {
-  for (auto* unit : units_of(parameters)) unit->keep_whole();
+  const auto units = units_of(parameters);
+  for (auto* unit : units) unit->keep();
+  for (auto* unit : units) unit->gather_kept();
 }
 
 void reshard(const std::vector<at::Tensor>& parameters) {

@@ -169,8 +169,7 @@ void Unit::free_whole() {
   whole_.reset();
 }
 
-void Unit::keep_whole() {
-  ++keeps_;
+void Unit::gather_kept() {
   schedule_->free_others();
   if (!is_whole() && mesh_.contains_this_rank()) start_gather();
 }

@@ -58,8 +58,9 @@ class Unit final : public FlatGroup {
   void free_unless_kept() {
     if (!is_kept()) free_whole();
   }
-  void keep_whole();  // once more
-  void let_go();      // of one keep_whole()
+  void keep() { ++keeps_; }  // whole, once more
+  void gather_kept();        // frees what is not kept
+  void let_go();             // of one keep()
   bool is_kept() const { return keeps_ > 0; }
   bool stays_whole() const { return !options_.reshard_after_forward; }
   void end_backward();      // reduces what landed

@@ -171,6 +171,12 @@ TEST_CASE("context parallel: a batch in another order is refused", "[context][er
     require(ordered.equal(at::tensor({0, 1, 6, 7, 2, 3, 4, 5}, at::kLong).view({1, 8})), "test", "another order");
     require(context.restore(ordered).equal(ids), "test", "not restored");
     refused("is in this region's order already", [&] { context.order(ordered); });
+    const auto whole = distribute_tensor(torch::ones({1, 1, 8, 2}), mesh, {replicate()});
+    refused("whose positions 'cp' does not cut", [&] { nn::attention(whole, whole, whole); });
+    {
+      const Spmd spmd(mesh);
+      require(context.order(torch::arange(8).view({1, 8})).equal(ordered), "test", "what Spmd made has another order");
+    }
     refused("a dropout of 0.5", [&] { nn::attention(x, x, x, {.dropout = 0.5}); });
     context.pack({PackedSequence({3, 4})});
     refused("a sequence of 8 positions, and documents of 7", [&] { context.order(ids); });

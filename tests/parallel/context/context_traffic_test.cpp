@@ -150,6 +150,32 @@ TEST_CASE("context attention: methods and transports give the same values; ranks
   }
 }
 
+TEST_CASE("context attention: it keeps float32 under autocast, and its gradient has none", "[context]") {
+  REQUIRE_NOTHROW(on_ranks(2, [&](World&) {
+    const NoSpmd plain;
+    const auto mesh = init_device_mesh(c10::kCPU, {2}, {"cp"});
+    const ContextPlan plan(AttentionMask::causal(), {PackedSequence(8)}, context::contiguous_order(8, 2));
+    for (const std::string method : {"ring", "allgather", "ulysses", "tokenring"}) {
+      const auto run = [&] {
+        torch::manual_seed(1);
+        const auto x = torch::randn({1, 2, 4, 3}).requires_grad_();
+        const auto y = context_attention(x, x * 2, x, plan, mesh, {.method = method});
+        return torch::autograd::grad({y.sum()}, {x})[0];
+      };
+      const auto expected = run();
+      const c10::impl::IncludeDispatchKeyGuard autocast(c10::DispatchKey::AutocastCPU);
+      require(run().equal(expected), "test", "{}: another gradient", method);
+    }
+    const auto x = torch::ones({1, 2, 4, 3}).requires_grad_();
+    try {
+      torch::autograd::grad({context_attention(x, x, x, plan, mesh).sum()}, {x}, {}, true, /*create_graph=*/true);
+    } catch (const c10::Error& error) {
+      return require(says("its gradient has none").match(error.what()), "test", "it says: {}", error.what());
+    }
+    fail("test", "a gradient of a gradient was taken");
+  }));
+}
+
 TEST_CASE("context attention: what does not fit is refused on every rank", "[context][errors]") {
   const auto refused = [](const std::string& text, const std::function<void(const ContextPlan&, const DeviceMesh&)>& call) {
     CAPTURE(text);

@@ -98,7 +98,14 @@ inline BlockGradients AllGather::backward(const Context& context, const Inputs& 
   detail::GatheredHeads gathered(ranks, in);
   const auto delta = detail::delta_of(attended.out, grad);
   const auto own = detail::zeros_like(in);
-  std::vector<comm::Async> reductions;
+  std::optional<comm::Async> reduction;  // of the head before
+  const auto finish = [&](int64_t h) {
+    if (h < 0) return;
+    if (reduction->work) reduction->work->wait();
+    const auto [dk, dv] = detail::unpacked(reduction->tensor, in.k.narrow(1, h, 1), in.k.size(2));
+    own.dk.narrow(1, h, 1).copy_(dk);
+    own.dv.narrow(1, h, 1).copy_(dv);
+  };
   for (int64_t h = 0; h < in.k.size(1); ++h) {
     const auto flat = gathered.next(h);
     const auto like = in.k.narrow(1, h, 1);
@@ -110,14 +117,10 @@ inline BlockGradients AllGather::backward(const Context& context, const Inputs& 
                           gradients.narrow(0, begin + elements, elements).view(v.sizes())};
       add_block_gradients(into, of_head(in.q), k, v, of_head(grad), of_head(attended.lse), of_head(delta), ranks.call(ranks.rank(), r));
     });
-    reductions.push_back(ranks.group->reduce_scatter(gradients, gathered.counts(), ReduceOp::sum));
+    finish(h - 1);
+    reduction = ranks.group->reduce_scatter(gradients, gathered.counts(), ReduceOp::sum);
   }
-  for (int64_t h = 0; h < in.k.size(1); ++h) {
-    if (reductions[h].work) reductions[h].work->wait();
-    const auto [dk, dv] = detail::unpacked(reductions[h].tensor, in.k.narrow(1, h, 1), in.k.size(2));
-    own.dk.narrow(1, h, 1).copy_(dk);
-    own.dv.narrow(1, h, 1).copy_(dv);
-  }
+  finish(in.k.size(1) - 1);
   return own;
 }
 

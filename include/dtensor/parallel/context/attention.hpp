@@ -28,8 +28,8 @@ struct ContextAttentionOptions {
 // heads are a multiple of key heads, which groups of them share. Result: like q. Sums are float32, or float64 of float64. A query that
 // sees no key has zeros, and gives none a gradient.
 //
-// Differentiable. Every rank of the mesh calls it; what it communicates stands at each method. Throws for tensors that do not fit the plan
-// or each other, and for a method that there is not.
+// Differentiable, once. Every rank of the mesh calls it; what it communicates stands at each method. Throws for tensors that do not fit
+// the plan or each other, and for a method that there is not.
 at::Tensor context_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ContextPlan& plan,
                              const DeviceMesh& mesh, const ContextAttentionOptions& options = {});
 
@@ -91,8 +91,8 @@ struct Attention : torch::autograd::Function<Attention> {
     return out;
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* saves, const torch::autograd::variable_list& grads) {
+    require(!c10::GradMode::is_enabled(), "context_attention", "its gradient has none; hint: leave create_graph out");
     const NoSpmd plain;
-    const at::NoGradGuard no_grad;
     const auto capsule = saves->saved_data["given"].toCapsule();
     const auto& given = static_cast<const Given&>(*capsule);
     const auto all = saves->get_saved_variables();
@@ -111,9 +111,9 @@ inline at::Tensor context_attention(const at::Tensor& q, const at::Tensor& k, co
                                     const DeviceMesh& mesh, const ContextAttentionOptions& options) {
   const NoSpmd plain;
   const auto& method = context::method_of(options.method);
-  const double scale = options.scale != 0 ? options.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
-  context::Context context{plan, mesh, scale};
+  context::Context context{plan, mesh, options.scale};
   context::detail::check({q, k, v}, plan, context.group());
+  if (context.scale == 0) context.scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
   method.check(context, {q, k, v});
   using context::detail::Attention;
   return Attention::apply(c10::make_intrusive<Attention::Given>(std::move(context), method), q, k, v);

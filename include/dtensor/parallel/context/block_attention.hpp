@@ -13,6 +13,7 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <limits>
 #include <memory>
@@ -58,6 +59,13 @@ inline at::ScalarType sums_of(const at::Tensor& x) { return x.scalar_type() == a
 // -- How ------------------------------------------------------------------------------------------------------------------
 
 namespace detail {
+
+// No gradients, no distributed tensors, and the dtypes that are given.
+struct Plain {
+  const NoSpmd plain{};
+  const at::NoGradGuard no_grad{};
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+};
 
 constexpr int64_t kQueries = 128, kKeys = 512;  // of a tile: its scores stay in the second level of cache
 
@@ -162,8 +170,7 @@ class RunningSoftmax {
 }  // namespace detail
 
 inline Attended block_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call) {
-  const NoSpmd plain;
-  const at::NoGradGuard no_grad;
+  const detail::Plain plain;
   detail::Tiles tiles(q, k, call);
   auto result = detail::nothing_seen(q);
   detail::for_each_key_head(k, [&](int64_t b, int64_t h) {
@@ -191,8 +198,7 @@ inline Attended block_attention(const at::Tensor& q, const at::Tensor& k, const 
 }
 
 inline void merge(Attended& all, const Attended& more) {
-  const NoSpmd plain;
-  const at::NoGradGuard no_grad;
+  const detail::Plain plain;
   const auto largest = at::maximum(all.lse, more.lse);
   const auto finite = largest.masked_fill(largest.eq(detail::kNothing), 0);
   const auto first = all.lse.sub(finite).exp(), second = more.lse.sub(finite).exp(), sum = first.add(second);
@@ -203,8 +209,7 @@ inline void merge(Attended& all, const Attended& more) {
 
 inline void add_block_gradients(BlockGradients& into, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 const at::Tensor& grad, const at::Tensor& lse, const at::Tensor& delta, const AttentionCall& call) {
-  const NoSpmd plain;
-  const at::NoGradGuard no_grad;
+  const detail::Plain plain;
   detail::Tiles tiles(q, k, call);
   const auto no_weights = lse.masked_fill(lse.eq(detail::kNothing), -detail::kNothing);  // of queries that saw nothing
   detail::for_each_key_head(k, [&](int64_t b, int64_t h) {

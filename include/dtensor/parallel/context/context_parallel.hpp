@@ -42,11 +42,12 @@ class ContextParallel {
   // The innermost region of this rank inside Spmd, or null.
   static ContextParallel* current() { return Spmd::current() ? active(Spmd::current()->world()) : nullptr; }
 
-  // The documents of the next batches: one list for all rows of the batch, or one for each. Without a call, one document.
+  // The documents of the next batches, before these are ordered: one list for all rows of the batch, or one for each. Without a call, one
+  // document.
   void pack(std::vector<PackedSequence> sequences);
 
-  // A plain tensor with its positions, along `dim`, in the order in which ranks have them: to be sharded along `dim` afterwards. For ids,
-  // targets and all else that goes by position. Throws for a tensor that is in this order already.
+  // A tensor with its positions, along `dim`, in the order in which ranks have them: plain, to be sharded along `dim` afterwards. For ids,
+  // targets and all else that goes by position. Throws for a tensor that order() gave.
   at::Tensor order(const at::Tensor& x, int64_t dim = 1);
   // Back again: of a whole plain tensor.
   at::Tensor restore(const at::Tensor& x, int64_t dim = 1) const;
@@ -64,6 +65,8 @@ class ContextParallel {
   };
   static ContextParallel*& active(World& world) { return world.local<Active>().region; }
   bool takes(const Layout& layout) const;
+  void check_apart(const Layout& layout) const;
+  bool moves() const { return options_.order != "contiguous" && mesh_.size() > 1; }
 
   struct Ordered {  // rows of ranks, and what follows
     std::vector<context::Positions> rows;
@@ -121,6 +124,7 @@ inline ContextParallel* ContextParallel::of(const at::Tensor& q) {
   if (!layout || q.dim() != 4) return nullptr;
   auto* region = active(layout->mesh().world());
   while (region && !region->takes(*layout)) region = region->outer_;
+  if (const auto* innermost = active(layout->mesh().world()); !region && innermost && innermost->moves()) innermost->check_apart(*layout);
   return region;
 }
 
@@ -150,17 +154,15 @@ inline std::vector<context::Positions> ContextParallel::rows_of(int64_t length) 
 }
 
 inline ContextParallel::Ordered& ContextParallel::ordered(int64_t length) const {
-  const auto [found, is_new] = by_length_.try_emplace(length);
-  auto& known = found->second;
-  if (is_new) {
-    const NoSpmd plain;
-    known.rows = rows_of(length);
-    context::Positions all;
-    for (const auto& own : known.rows) all.insert(all.end(), own.begin(), own.end());
-    known.order = at::tensor(all, at::kLong);
-    known.restored = known.order.argsort();
-  }
-  return known;
+  const auto found = by_length_.find(length);
+  if (found != by_length_.end()) return found->second;
+  const NoSpmd plain;
+  Ordered made{rows_of(length), {}, {}};
+  context::Positions all;
+  for (const auto& own : made.rows) all.insert(all.end(), own.begin(), own.end());
+  made.order = at::tensor(all, at::kLong);
+  made.restored = made.order.argsort();
+  return by_length_[length] = std::move(made);
 }
 
 inline bool ContextParallel::in_order(const at::Tensor& x) const {
@@ -168,14 +170,13 @@ inline bool ContextParallel::in_order(const at::Tensor& x) const {
 }
 
 inline at::Tensor ContextParallel::order(const at::Tensor& x, int64_t dim) {
-  detail::check_plain("ContextParallel", x, "what is to be ordered");
   require(-x.dim() <= dim && dim < x.dim(), "ContextParallel", "got dim {} of a tensor of {} dims", dim, x.dim());
   std::erase_if(results_, [](const auto& weak) { return weak.expired(); });
   require(!in_order(x), "ContextParallel", "the tensor is in this region's order already; hint: order() each batch once");
   const NoSpmd plain;
   auto& known = ordered(x.size(dim));
   known.used = true;
-  auto result = x.index_select(dim, known.order.to(x.device()));
+  auto result = (is_dtensor(x) ? full_tensor(x) : x).index_select(dim, known.order.to(x.device()));
   results_.emplace_back(result.getIntrusivePtr());
   return result;
 }
@@ -192,6 +193,15 @@ inline bool ContextParallel::takes(const Layout& layout) const {
   const auto& names = layout.mesh().names();
   const auto at = std::ranges::find(names, dim_);
   return at != names.end() && layout.placements()[at - names.begin()] == shard(2);
+}
+
+// Rows in another order than positions have no place in attention that goes by rows.
+inline void ContextParallel::check_apart(const Layout& layout) const {
+  if (std::ranges::find(layout.mesh().names(), dim_) == layout.mesh().names().end()) return;
+  fail("ContextParallel",
+       "attention got {}, whose positions '{}' does not cut, where positions are to be in {} order; hint: shard ids along the positions, or "
+       "take the contiguous order",
+       layout.str(), dim_, options_.order);
 }
 
 inline bool ContextParallel::may_share_heads(const at::Tensor& q, int64_t key_heads) const {
@@ -234,8 +244,7 @@ inline const ContextPlan& ContextParallel::plan_of(const Layout& layout, bool ca
 inline at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal, double dropout) {
   require(dropout == 0, "ContextParallel", "got a dropout of {} of attention weights; expected 0 over cut sequences", dropout);
   const auto& layout = *find_layout(q);
-  const bool moved = options_.order != "contiguous" && mesh_.size() > 1;
-  require(!moved || ordered(q.size(2)).used, "ContextParallel",
+  require(!moves() || ordered(q.size(2)).used, "ContextParallel",
           "positions are to be in {} order, and no batch of {} positions was ordered; hint: give ids and targets to order() before they "
           "are distributed",
           options_.order, q.size(2));

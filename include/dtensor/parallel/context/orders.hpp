@@ -31,7 +31,7 @@ std::vector<Positions> rows_by_name(const std::string& order, const AttentionMas
 namespace detail {
 
 inline void check_order(int64_t length, int ranks, int64_t block) {
-  require(length >= 0 && ranks >= 1 && block >= 1, "balanced_order", "got {} positions, {} ranks and blocks of {}", length, ranks, block);
+  require(length >= 0 && ranks >= 1 && block >= 1, "ContextPlan", "got {} positions, {} ranks and blocks of {}", length, ranks, block);
 }
 
 // `chunks` pieces of the positions, of lengths that differ by one at most.
@@ -78,6 +78,7 @@ inline std::vector<Positions> striped_order(int64_t length, int ranks, int64_t b
 inline std::vector<Positions> balanced_order(const AttentionMask& mask, const PackedSequence& sequence, int ranks, int64_t block) {
   const auto length = sequence.length();
   detail::check_order(length, ranks, block);
+  mask.check(sequence);
   Positions all(length);
   std::iota(all.begin(), all.end(), int64_t{0});
   struct Piece {
@@ -112,7 +113,7 @@ inline std::vector<Positions> rows_by_name(const std::string& order, const Atten
   if (order == "zigzag") return zigzag_order(sequence.length(), ranks);
   if (order == "stripes") return striped_order(sequence.length(), ranks);
   if (order == "balanced") return balanced_order(mask, sequence, ranks);
-  fail("balanced_order", "there is no order '{}'; expected contiguous, zigzag, stripes or balanced", order);
+  fail("ContextParallel", "there is no order '{}'; expected contiguous, zigzag, stripes or balanced", order);
 }
 
 }  // namespace dtensor::context

@@ -44,12 +44,11 @@ class Rotation {
   void begin(int step) {
     if (step >= ranks_.size()) return;
     const int to = ranks_.after(step), from = ranks_.before(step);
-    if (ranks_.plan.meet(to, ranks_.rank())) sending_ = ranks_.group->send(own_, to, kTag).work;
+    if (ranks_.plan.meet(to, ranks_.rank())) sending_ = ranks_.group->send(own_, to).work;
     if (!ranks_.plan.meet(ranks_.rank(), from)) return;
-    coming_ = ranks_.group->recv(at::empty({2 * elements_of(in_.k, ranks_.plan.length(from))}, in_.k.options()), from, kTag);
+    coming_ = ranks_.group->recv(at::empty({2 * elements_of(in_.k, ranks_.plan.length(from))}, in_.k.options()), from);
   }
 
-  static constexpr int kTag = 101;
   const Ranks& ranks_;
   const Inputs& in_;
   const at::Tensor own_;
@@ -57,14 +56,12 @@ class Rotation {
   std::optional<comm::Async> coming_;
 };
 
-constexpr int kReturns = 102;  // tag
-
 // Sends gradients of keys and values to the rank that has these, and adds what comes from the rank that worked on this rank's.
 inline void return_gradients(const Ranks& ranks, int to, const std::optional<BlockGradients>& gradients, int from, BlockGradients& into) {
   comm::WorkPtr sending;
-  if (gradients) sending = ranks.group->send(packed(gradients->dk, gradients->dv), to, kReturns).work;
+  if (gradients) sending = ranks.group->send(packed(gradients->dk, gradients->dv), to).work;
   if (ranks.plan.meet(from, ranks.rank())) {
-    auto coming = ranks.group->recv(at::empty({into.dk.numel() + into.dv.numel()}, into.dk.options()), from, kReturns);
+    auto coming = ranks.group->recv(at::empty({into.dk.numel() + into.dv.numel()}, into.dk.options()), from);
     if (coming.work) coming.work->wait();
     const auto [dk, dv] = unpacked(coming.tensor, into.dk, into.dk.size(2));
     into.dk.add_(dk);

@@ -28,8 +28,6 @@ namespace detail {
 // Tensors [batch, heads, rows, ...] of queries, which visit other ranks, and what is sent back for them.
 class Visits {
  public:
-  static constexpr int kThere = 103, kBack = 104;  // tags
-
   Visits(const Ranks& ranks, std::vector<at::Tensor> own) : ranks_(ranks), own_(std::move(own)) { begin(1); }
 
   // Those of the rank `step` before this one, whose queries see some of this rank's keys; else nothing. To be called for 1, 2, ... in
@@ -47,10 +45,10 @@ class Visits {
   std::optional<std::vector<at::Tensor>> return_results(int step, const std::vector<at::Tensor>& results,
                                                         const std::vector<at::Tensor>& like) const {
     std::vector<comm::WorkPtr> sending;
-    for (const auto& x : results) add(sending, ranks_.group->send(x.contiguous(), ranks_.before(step), kBack));
+    for (const auto& x : results) add(sending, ranks_.group->send(x.contiguous(), ranks_.before(step)));
     std::vector<comm::Async> coming;
     if (ranks_.plan.meet(ranks_.rank(), ranks_.after(step))) {
-      for (const auto& x : like) coming.push_back(ranks_.group->recv(at::empty(x.sizes(), x.options()), ranks_.after(step), kBack));
+      for (const auto& x : like) coming.push_back(ranks_.group->recv(at::empty(x.sizes(), x.options()), ranks_.after(step)));
     }
     const auto received = waited(coming);
     for (auto& work : sending) work->wait();
@@ -75,13 +73,13 @@ class Visits {
     if (step >= ranks_.size()) return;
     const int to = ranks_.after(step), from = ranks_.before(step);
     if (ranks_.plan.meet(ranks_.rank(), to)) {
-      for (const auto& x : own_) add(sending_, ranks_.group->send(x, to, kThere));
+      for (const auto& x : own_) add(sending_, ranks_.group->send(x, to));
     }
     if (!ranks_.plan.meet(from, ranks_.rank())) return;
     for (const auto& x : own_) {
       auto sizes = x.sizes().vec();
       sizes[2] = ranks_.plan.length(from);
-      coming_.push_back(ranks_.group->recv(at::empty(sizes, x.options()), from, kThere));
+      coming_.push_back(ranks_.group->recv(at::empty(sizes, x.options()), from));
     }
   }
 
