@@ -199,8 +199,8 @@ inline bool ContextParallel::takes(const Layout& layout) const {
 inline void ContextParallel::check_apart(const Layout& layout) const {
   if (std::ranges::find(layout.mesh().names(), dim_) == layout.mesh().names().end()) return;
   fail("ContextParallel",
-       "attention got {}, whose positions '{}' does not cut, where positions are to be in {} order; hint: shard ids along the positions, or "
-       "take the contiguous order",
+       "attention got {}, whose positions '{}' does not cut, where positions are to be in {} order; hint: shard ids along the positions, "
+       "or take the contiguous order",
        layout.str(), dim_, options_.order);
 }
 
