@@ -150,7 +150,7 @@ TEST_CASE("context attention: methods and transports give the same values; ranks
   }
 }
 
-TEST_CASE("context attention: it keeps float32 under autocast, and its gradient has none", "[context]") {
+TEST_CASE("context attention: it keeps float32 under autocast and its gradient has none", "[context]") {
   REQUIRE_NOTHROW(on_ranks(2, [&](World&) {
     const NoSpmd plain;
     const auto mesh = init_device_mesh(c10::kCPU, {2}, {"cp"});
