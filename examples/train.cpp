@@ -224,8 +224,10 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
 
 // Refuses options that the run would do nothing with.
 void check_use(const CLI::App& app, const ZooOptions& o) {
-  const auto has_tp = [](const MeshOption& mesh) { return std::ranges::find(mesh.names, "tp") != mesh.names.end(); };
-  const bool tp = std::ranges::any_of(o.meshes, has_tp);
+  const auto some_mesh_has = [&o](const char* name) {
+    return std::ranges::any_of(o.meshes, [name](const MeshOption& mesh) { return std::ranges::count(mesh.names, name) > 0; });
+  };
+  const bool tp = some_mesh_has("tp"), pp = some_mesh_has("pp"), cp = some_mesh_has("cp");
   const auto unused = [&](const std::string& option, bool used, const std::string& why) {
     if (app.count(option) > 0 && !used) throw CLI::ValidationError(option, why);
   };
@@ -234,14 +236,12 @@ void check_use(const CLI::App& app, const ZooOptions& o) {
   unused("--overlap", tp, add_tp);
   unused("--overlap", o.model.rfind("resnest", 0) != 0, o.model + " has no linear layers that tp cuts");
   unused("--trace", o.meshes.size() < 2, "a file has the trace of one mesh");
-  const bool pp = std::ranges::any_of(o.meshes, [](const MeshOption& mesh) { return std::ranges::count(mesh.names, "pp") > 0; });
   const std::string add_pp = "no mesh has a dimension pp: add one, as in --mesh pp=2,dp=2";
   unused("--schedule", pp, add_pp);
   unused("--chunks", pp, add_pp);
   for (const auto* option : {"--save", "--resume"}) unused(option, !pp, "does not go with a pipeline yet");
   if (o.batch < microbatches(o))
     throw CLI::ValidationError("--microbatches", fmt::format("{} are more than the {} of --batch", microbatches(o), o.batch));
-  const bool cp = std::ranges::any_of(o.meshes, [](const MeshOption& mesh) { return std::ranges::count(mesh.names, "cp") > 0; });
   unused("--attention", cp, "no mesh has a dimension cp: add one, as in --mesh cp=4");
   if (cp && !zoo::find(o.model).is_text())
     throw CLI::ValidationError("--mesh", "cp cuts positions of text, and " + o.model + " takes images");

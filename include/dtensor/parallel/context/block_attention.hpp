@@ -6,7 +6,6 @@
 
 #include <ATen/OpMathType.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/maximum.h>
@@ -28,13 +27,9 @@ struct Attended {
   at::Tensor out, lse;
 };
 
-// For the elements (query, key) of a head: 0 where the weight is dropped, else 1 / (1 - p). [queries, keys], in the dtype of Attended.
-using KeptWeights = std::function<at::Tensor(int64_t batch, int64_t head, const Interval& queries, const Interval& keys)>;
-
 struct AttentionCall {
   std::vector<const BlockMask*> masks;  // of each row of the batch, or one for all
   double scale = 1;                     // of the scores
-  KeptWeights kept = {};                // empty: nothing is dropped
 };
 
 // q [batch, heads, queries, dim], k and v [batch, key heads, keys, dim], plain and of one dtype; a group of heads shares a key head. Tiles
@@ -107,7 +102,7 @@ class Tiles {
   int64_t queries() const { return queries_; }
   const at::TensorOptions& options() const { return options_; }
 
-  // Writes `value` where the mask hides a key. False: it hides all of them, and the tile is to be left out.
+  // Whether the mask hides all of a tile, which is then to be left out. Otherwise hide() writes `value` where it hides a key.
   bool hides(int64_t batch, const Interval& q, const Interval& k) {
     const auto& mask = *call_.masks[call_.masks.size() == 1 ? 0 : batch];
     cover_ = mask.cover(q, k);
@@ -119,14 +114,6 @@ class Tiles {
     if (cover_ != Cover::some) return;
     const auto hidden = hidden_.narrow(0, 0, q.length() * k.length()).view({q.length(), k.length()}).to(scores.device());
     scores.view({group_, q.length(), k.length()}).masked_fill_(hidden, value);
-  }
-
-  // What the weights of a group of heads are multiplied by: [group * queries, keys], or undefined.
-  at::Tensor kept(int64_t batch, int64_t head, const Interval& q, const Interval& k) const {
-    if (!call_.kept) return {};
-    std::vector<at::Tensor> heads;
-    for (int64_t g = 0; g < group_; ++g) heads.push_back(call_.kept(batch, head * group_ + g, q, k));
-    return heads.size() == 1 ? heads[0] : at::cat(heads);
   }
 
  private:
@@ -148,14 +135,13 @@ class RunningSoftmax {
   RunningSoftmax(int64_t rows, int64_t dim, const at::TensorOptions& options)
       : largest_(at::full({rows, 1}, kNothing, options)), sum_(at::zeros({rows, 1}, options)), values_(at::zeros({rows, dim}, options)) {}
 
-  // `scores` are used up. `kept`: see KeptWeights; undefined: all are.
-  void add(const at::Tensor& scores, const at::Tensor& values, const at::Tensor& kept) {
+  // `scores` are used up.
+  void add(const at::Tensor& scores, const at::Tensor& values) {
     const auto largest = at::maximum(largest_, scores.amax(1, /*keepdim=*/true));
     const auto finite = largest.masked_fill(largest.eq(kNothing), 0);  // of a query that has seen nothing yet
     const auto weights = scores.sub_(finite).exp_();
     const auto shrunk = largest_.sub_(finite).exp_();
     sum_.mul_(shrunk).add_(weights.sum(1, /*keepdim=*/true));
-    if (kept.defined()) weights.mul_(kept);
     values_.mul_(shrunk).addmm_(weights, values);
     largest_ = largest;
   }
@@ -183,7 +169,7 @@ inline Attended block_attention(const at::Tensor& q, const at::Tensor& k, const 
         if (tiles.hides(b, rows, columns)) return;
         const auto scores = at::mm(queries, detail::tile_of(keys, columns).t());
         tiles.hide(scores, rows, columns, detail::kNothing);
-        softmax.add(scores, detail::tile_of(values, columns), tiles.kept(b, h, rows, columns));
+        softmax.add(scores, detail::tile_of(values, columns));
         any = true;
       });
       if (!any) return;
@@ -225,12 +211,7 @@ inline void add_block_gradients(BlockGradients& into, const at::Tensor& q, const
         const auto weights = at::mm(queries, some_keys.t()).sub_(lses).exp_();
         tiles.hide(weights, rows, columns, 0);
         const auto dweights = at::mm(grads, detail::tile_of(values, columns).t());
-        if (const auto kept = tiles.kept(b, h, rows, columns); kept.defined()) {
-          detail::tile_of(dv, columns).addmm_(weights.mul(kept).t(), grads);
-          dweights.mul_(kept);
-        } else {
-          detail::tile_of(dv, columns).addmm_(weights.t(), grads);
-        }
+        detail::tile_of(dv, columns).addmm_(weights.t(), grads);
         const auto dscores = dweights.sub_(deltas).mul_(weights);
         dq.addmm_(dscores, some_keys);
         detail::tile_of(dk, columns).addmm_(dscores.t(), queries);

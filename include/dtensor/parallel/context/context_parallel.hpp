@@ -207,9 +207,10 @@ inline void ContextParallel::check_apart(const Layout& layout) const {
 inline bool ContextParallel::may_share_heads(const at::Tensor& q, int64_t key_heads) const {
   const auto& layout = *find_layout(q);
   for (int64_t d = 0, ranks = 1; d < layout.mesh().ndim(); ++d) {
-    if (layout.placements()[d] != shard(1)) continue;
+    const auto& placement = layout.placements()[d];
+    if (placement.is_replicate() || placement == shard(0) || placement == shard(2)) continue;
     ranks *= layout.mesh().size(d);
-    if (key_heads % ranks != 0) return false;
+    if (placement != shard(1) || key_heads % ranks != 0) return false;
   }
   return true;
 }

@@ -12,7 +12,6 @@ class HeadShares {
  public:
   HeadShares(int64_t heads, int64_t key_heads, int ranks) : heads_(heads), group_(heads / std::max<int64_t>(key_heads, 1)), ranks_(ranks) {}
 
-  int64_t group() const { return group_; }
   Interval heads(int rank) const { return {heads_ * rank / ranks_, heads_ * (rank + 1) / ranks_}; }
   Interval key_heads(int rank) const {
     const auto own = heads(rank);

@@ -50,8 +50,9 @@ inline void append(Positions& positions, const Interval& piece) {
 inline std::vector<Positions> contiguous_order(int64_t length, int ranks) {
   detail::check_order(length, ranks, 1);
   std::vector<Positions> rows(ranks);
-  const auto most = (length + ranks - 1) / ranks;
-  for (int r = 0; r < ranks; ++r) detail::append(rows[r], {std::min(r * most, length), std::min((r + 1) * most, length)});
+  for (int r = 0; r < ranks; ++r) {
+    for (const auto& piece : cut(length, shard(0), ranks, r)) detail::append(rows[r], piece);
+  }
   return rows;
 }
 

@@ -22,7 +22,6 @@ class ContextPlan {
   // not in order, for sequences of other lengths, and for a mask that does not fit them.
   ContextPlan(AttentionMask mask, std::vector<PackedSequence> sequences, std::vector<Positions> rows);
 
-  const AttentionMask& mask() const { return state_->mask; }
   int ranks() const { return static_cast<int>(state_->rows.size()); }
   int64_t length() const { return state_->sequences[0].length(); }
   int64_t batch() const { return static_cast<int64_t>(state_->sequences.size()); }  // 1: any

@@ -10,9 +10,9 @@
 
 namespace dtensor::context {
 
-// At step t a rank works on the keys of the rank t before it, and those of the next step are on their way: two blocks of keys and values
-// exist at once. Each rank sends, where all see all, forward 2 n h d (ranks - 1) elements of its n rows, h key heads and dim d, and
-// backward the same again and as many gradients, which are float32 or float64.
+// At step t a rank works on the keys of the rank t before it, which sent them straight to it, and those of the next step are on their way:
+// two blocks of keys and values exist at once. Each rank sends, where all see all, forward 2 n h d (ranks - 1) elements of its n rows, h
+// key heads and dim d, and backward the same again and as many gradients, which are float32 or float64.
 class Ring final : public Method {
  public:
   const char* name() const override { return "ring"; }

@@ -1,5 +1,5 @@
-// TokenRing (Wang et al., 2024), with a backward pass: queries go round, while keys and values stay; what they saw comes straight back. It
-// sends less than a ring where there are more key heads than half of the heads.
+// TokenRing (Wang et al., 2024), with a backward pass: queries go round, while keys and values stay; what they saw comes straight back.
+// Both ways together carry more than a ring does. The busier one carries less where there are more key heads than half of the heads.
 #pragma once
 
 #include <dtensor/parallel/context/method.hpp>
