@@ -20,6 +20,7 @@
 #include <cstdio>
 #include <map>
 #include <optional>
+#include <random>
 
 namespace dt = dtensor;
 
@@ -27,7 +28,7 @@ namespace {
 
 struct ZooOptions : RunOptions {
   std::string model = "llama3-debug";
-  bool sp = false, fsdp = false, traffic = false;
+  bool sp = false, fsdp = false, traffic = false, documents = false;
   std::string trace;
   int64_t zero = 3, overlap = 1;
   std::string schedule = "1f1b", attention = "zigzag";
@@ -65,7 +66,31 @@ const std::map<std::string, dt::ContextParallelOptions> kAttention = {{"ring", {
                                                                       {"allgather", {.method = "allgather", .order = "zigzag"}},
                                                                       {"ulysses", {.method = "ulysses", .order = "contiguous"}},
                                                                       {"usp", {.method = "usp", .order = "zigzag"}},
+                                                                      {"doublering", {.method = "doublering", .order = "zigzag"}},
+                                                                      {"automatic", {.method = "automatic", .order = "zigzag"}},
                                                                       {"tokenring", {.method = "tokenring", .order = "zigzag"}}};
+
+// Attention of positions that cp cuts, or of documents on one device; none where there is neither.
+void begin_context(std::optional<dt::ContextParallel>& context, const ZooOptions& o, const std::optional<dt::DeviceMesh>& mesh) {
+  const bool cuts = mesh && has(*mesh, "cp");
+  if (!cuts && !o.documents) return;
+  auto options = kAttention.at(o.attention);
+  if (o.documents) options.mask = dt::AttentionMask::causal_documents();
+  if (o.documents && options.order == "zigzag") options.order = "balanced";
+  const dt::DeviceMesh self(mesh ? mesh->device_type() : c10::Device(o.device).type(), {dt::World::current().rank()}, {1}, {"cp"});
+  if (!cuts) options.method = "ring";
+  context.emplace(cuts ? *mesh : self, "cp", options);
+}
+
+// The documents of a step, of up to half a sequence each.
+dt::PackedSequence documents(const ZooOptions& o, int64_t step) {
+  std::mt19937_64 random(o.seed * 1'000'003 + static_cast<uint64_t>(step));
+  std::vector<int64_t> lengths;
+  for (auto left = o.seq; left > 0; left -= lengths.back()) {
+    lengths.push_back(std::min<int64_t>(left, 1 + static_cast<int64_t>(random() % static_cast<uint64_t>((o.seq + 1) / 2))));
+  }
+  return dt::PackedSequence(lengths);
+}
 
 // Of a mesh's dimensions, dp (and replicas) cut the batch; cp and sp, and with --sp tp too, cut positions of text or rows of images.
 dt::Placements placements(const dt::DeviceMesh& mesh, std::optional<int64_t> along, bool over_tp) {
@@ -182,7 +207,7 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
   std::optional<dt::Spmd> spmd;
   if (mesh) spmd.emplace(*mesh);
   std::optional<dt::ContextParallel> context;
-  if (mesh && has(*mesh, "cp")) context.emplace(*mesh, "cp", kAttention.at(o.attention));
+  begin_context(context, o, mesh);
   auto learner = make(o, entry, whole, mesh);
   if (o.compare) curve.initial = learner.whole_parameters();
 
@@ -200,6 +225,7 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
     const auto start = std::chrono::steady_clock::now();
     const auto [input, target] = batch(step);
     const auto items = static_cast<double>(target.numel());
+    if (o.documents) context->pack({documents(o, step)});
     const Microbatches m(o, entry, input, target, mesh, context ? &*context : nullptr);
 
     optimizer.zero_grad();
@@ -245,6 +271,11 @@ void check_use(const CLI::App& app, const ZooOptions& o) {
   unused("--attention", cp, "no mesh has a dimension cp: add one, as in --mesh cp=4");
   if (cp && !zoo::find(o.model).is_text())
     throw CLI::ValidationError("--mesh", "cp cuts positions of text, and " + o.model + " takes images");
+  unused("--documents", zoo::find(o.model).is_text(), o.model + " takes images");
+  for (const auto& mesh : o.meshes) {
+    const bool cuts = std::ranges::count(mesh.names, "cp") > 0;
+    unused("--documents", cuts, "needs a dimension cp in each mesh: add one, as in --mesh dp=2,cp=2");
+  }
   unused("--seq", zoo::find(o.model).is_text(), o.model + " takes images, of one size");
 }
 
@@ -263,6 +294,7 @@ ZooOptions parse_options(CLI::App& app, int argc, char** argv) {
   for (const auto& [name, options] : kAttention) methods.push_back(name);
   app.add_option("--attention", o.attention, "with a mesh dimension cp, which cuts positions: how attention computes over them")
       ->check(CLI::IsMember(methods));
+  app.add_flag("--documents", o.documents, "each sequence is several documents, of random lengths, which do not see each other");
   auto* fsdp = app.add_flag("--fsdp", o.fsdp, "cut parameters, gradients and optimizer states over dp too");
   app.add_option("--zero", o.zero, "with --fsdp: 1 optimizer states, 2 gradients too, 3 parameters too are whole in use only")
       ->check(CLI::Range(1, 3))

@@ -253,6 +253,32 @@ def pipeline(s: Setting) -> list[Row]:
     return sorted(rows.values(), key=lambda row: row.group)
 
 
+def long_context(s: Setting) -> list[Row]:
+    """Causal attention, forward and backward: on one device beside libtorch's own, and cut over two ranks."""
+    rows: dict = {}
+
+    def milliseconds(case):
+        return benchmark(s.build / "bench/long_context", f"--benchmark_filter=^{case}/iterations")
+
+    def peer(what, length, ranks):
+        return float(re.search(r": ([\d.]+) ms", on_ranks("torch_context.py", ranks, what, str(length)))[1]) if s.torch else None
+
+    for i in range(s.rounds):
+        for length in (2048, 8192):
+            names = [f"one/causal/{length}/1", f"libtorch/causal/{length}/1", f"ring/causal/{length}/2"]
+            one, libtorch, ring = (next(iter(milliseconds(name).values()))["real_time"] for name in names)
+            case = [s.build / "bench/long_context", f"--benchmark_filter=^{names[0]}/iterations", "--benchmark_format=json"]
+            both = [json.loads(text[text.index("{"):])["benchmarks"][0]["real_time"] for text in outputs([command(case)] * 2)]
+            group = "long context"
+            collect(rows, Row(group, f"one device, {length} positions", "ms", [], [], "libtorch in C++"), one, libtorch)
+            row = Row(group, f"ring of two ranks in zigzag order, {length} positions", "ms", [], [], s.peer(), ratio_at_least=1.3)
+            collect(rows, row, ring, peer("ring", length, 2))
+            row = Row(group, f"ring of two ranks, of what two processes at once do, {length} positions", "of the limit", [], here_at_least=0.9)
+            collect(rows, row, sum(both) / len(both) / 2 / ring)
+        s.progress(f"long context: round {i + 1} of {s.rounds}")
+    return list(rows.values())
+
+
 def scale(s: Setting) -> list[Row]:
     """What a rank pays for the size of the world, on the fake transport."""
     rows: dict = {}
@@ -290,5 +316,5 @@ def redistribute(s: Setting) -> list[Row]:
     return list(rows.values())
 
 
-SUITES = {suite.__name__: suite for suite in (dispatch, instructions, mesh_of_one, recurrent, threads, processes, memory_bound, step, pipeline, sharding,
+SUITES = {suite.__name__: suite for suite in (dispatch, instructions, mesh_of_one, recurrent, threads, processes, memory_bound, step, pipeline, long_context, sharding,
                                               redistribute, random, scale)}

@@ -23,7 +23,15 @@ from torch_gpt_step import GPT
 SCHEDULES = {"gpipe": ("GPipe", 1, "loop"), "1f1b": ("1F1B", 1, "loop"), "interleaved": ("Interleaved1F1B", 2, "loop"),
              "looped_bfs": ("LoopedBFS", 2, "loop"), "interleaved_zb": ("InterleavedZeroBubble", 2, "loop"), "zbv": ("ZBVZeroBubble", 2, "v"),
              "dualpipev": ("DualPipeV", 2, "v")}
-NAP = 4e-3
+NAP, AWAKE = 4e-3, 2e-4
+
+
+def nap():
+    """As bench/pipeline.cpp sleeps."""
+    end = time.perf_counter() + NAP
+    time.sleep(NAP - AWAKE)
+    while time.perf_counter() < end:
+        pass
 
 
 class Part(nn.Module):
@@ -53,7 +61,7 @@ class Sleeps(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        time.sleep(NAP)
+        nap()
         return gradient
 
 
@@ -63,7 +71,7 @@ class Sleeper(nn.Module):
         self.weight = nn.Parameter(torch.ones(4, 16))
 
     def forward(self, x):
-        time.sleep(NAP)
+        nap()
         return (Sleeps.apply(x) if x.requires_grad else x) + Sleeps.apply(self.weight)
 
 
@@ -112,7 +120,7 @@ def main():
         text = f"median step {median * 1e3:.1f} ms, {o.batch * o.seq / median:.0f} tok/s, loss {loss:.4f}"
     else:
         rows = 4 * o.microbatches
-        times, _ = steps_of(o, lambda i, n: Sleeper(), lambda y, target: y.sum(), torch.ones(rows, 16), torch.ones(rows, 16))
+        times, _ = steps_of(o, lambda i, n: Sleeper(), lambda y, target: (y * target).sum(), torch.ones(rows, 16), torch.ones(rows, 16))
         text = f"{min(times[1:]) * 1e3:.1f} ms"
     if dist.get_rank() == 0:
         print(f"pp {o.schedule} ranks {dist.get_world_size()} dim {o.dim}: {text}")

@@ -8,7 +8,7 @@ train() {
   echo "$*: $(tail -n 1 "$TMPDIR/out")"
   grep -Fq 'initial parameters: are bit for bit those of one device' "$TMPDIR/out" && return $status
 }
-for method in ring zigzag stripes allgather ulysses usp tokenring; do
+for method in ring zigzag stripes allgather ulysses usp tokenring doublering automatic; do
   train --model llama3-debug --mesh cp=4 --seq 61 --attention $method
 done
 train --model llama3-debug --mesh cp=4 --attention ring --dropout 0.1
@@ -16,6 +16,8 @@ train --model llama3-debug --meshes 'dp=2,cp=2;cp=2,tp=2'
 train --model llama3-debug --mesh cp=2,tp=2 --sp
 train --model llama3-debug --mesh dp=2,cp=2 --fsdp
 train --model llama3-debug --mesh pp=2,cp=2 --schedule zbv --microbatches 4
+train --model llama3-debug --mesh cp=4 --seq 61 --documents
+train --model llama3-debug --mesh dp=2,cp=2 --documents --attention ulysses --fsdp
 train --model gpt2-debug --meshes 'cp=4;dp=2,cp=2' --attention ulysses
 
 refuses() {
@@ -24,4 +26,5 @@ refuses() {
 }
 refuses 'no mesh has a dimension cp' --mesh dp=4 --attention ring
 refuses 'cp cuts positions of text' --model vit-debug --mesh cp=4
+refuses 'needs a dimension cp' --mesh dp=4 --documents
 refuses 'pigeon' --mesh cp=4 --attention pigeon

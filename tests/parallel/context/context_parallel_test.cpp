@@ -102,11 +102,12 @@ const Placements kAlongCp{shard(1)};
 TEST_CASE("context parallel: a model over cut positions has one device's numbers", "[context]") {
   const auto expected = on_one_device();
   const ContextParallelOptions all[] = {{"ring", "contiguous"}, {"ring", "zigzag"},    {"ring", "stripes"},   {"ring", "balanced"},
-                                        {"allgather", "zigzag"}, {"ulysses", "contiguous"}, {"usp", "zigzag"}, {"tokenring", "zigzag"}};
+                                        {"allgather", "zigzag"}, {"ulysses", "contiguous"}, {"usp", "zigzag"}, {"tokenring", "zigzag"},
+                                        {"doublering", "zigzag"}, {"automatic", "zigzag"}};
   for (const std::string transport : {"threads", "shm", "gloo"}) {
     for (const int ranks : {1, 2, 4}) {
       for (const auto& options : all) {
-        if (options.method == "usp" && ranks == 1) continue;
+        if ((options.method == "usp" || options.method == "doublering") && ranks == 1) continue;
         if (transport != "threads" && (ranks != 2 || options.order == "stripes")) continue;
         CAPTURE(transport, ranks, options.method, options.order);
         const auto check = [&](World&) {
@@ -127,7 +128,7 @@ TEST_CASE("context parallel: beside other dimensions of a mesh", "[context]") {
 }
 
 TEST_CASE("context parallel: documents of each row of the batch", "[context]") {
-  REQUIRE_NOTHROW(on_ranks(4, [&](World&) {
+  REQUIRE_NOTHROW(on_ranks(4, [&](World& world) {
     const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"dp", "cp"});
     const std::vector<PackedSequence> packed{PackedSequence({3, 9}), PackedSequence({5, 1, 6}), PackedSequence({12}),
                                              PackedSequence({6, 6})};
@@ -145,6 +146,10 @@ TEST_CASE("context parallel: documents of each row of the batch", "[context]") {
         require(own(y).allclose(nn::attention(own(q), own(k), own(v), {.causal = true}), 1e-10, 1e-12), "test", "document {} of {}", d, b);
       }
     }
+    // On one device, plain tensors.
+    ContextParallel alone(DeviceMesh(c10::kCPU, {world.rank()}, {1}, {"cp"}), "cp", {.mask = AttentionMask::causal_documents()});
+    alone.pack(packed);
+    require(nn::attention(q, k, v, {.causal = true}).allclose(y, 1e-10, 1e-12), "test", "one device differs");
   }));
 }
 

@@ -73,6 +73,13 @@ TEST_CASE("context traffic: ranks send what the formulas say", "[context]") {
             check("allgather", keys * others, 2 * keys * others);
             const double traded = others / ranks * n * kDim * (2 * kHeads + 2 * kKeyHeads);
             check("ulysses", traded, traded);
+            if (ranks > 1) {
+              const auto hosts = init_device_mesh(c10::kCPU, {2, ranks / 2}, {"far", "near"});
+              const double within = 2 * (ranks / 2 - 1), blocks = keys * (1 + within);
+              const auto got = run("doublering", plan, hosts, 8, 4);
+              require(got.forward == blocks && got.backward == 2 * blocks, "test", "doublering sent {} and {}; expected {} and {}",
+                      got.forward, got.backward, blocks, 2 * blocks);
+            }
             check("tokenring", n * kHeads * (2 * kDim + 1) * others, n * kHeads * (3 * kDim + 2) * others);
           },
           transport));
@@ -127,14 +134,15 @@ TEST_CASE("context attention: a ring of two ranks has the bits of one device tha
 
 TEST_CASE("context attention: methods and transports give the same values; ranks may have no rows and no heads", "[context]") {
   for (const std::string transport : {"threads", "shm", "gloo"}) {
-    for (const std::string method : {"ring", "allgather", "ulysses", "tokenring", "usp"}) {
+    for (const std::string method : {"ring", "doublering", "allgather", "ulysses", "tokenring", "usp", "automatic"}) {
       for (const int64_t length : {2, 7, 26}) {
         CAPTURE(transport, method, length);
         REQUIRE_NOTHROW(on_ranks(
             4,
             [&](World& world) {
               const auto flat = init_device_mesh(c10::kCPU, {4}, {"cp"});
-              const auto mesh = method == "usp" ? init_device_mesh(c10::kCPU, {2, 2}, {"ring", "heads"}) : flat;
+              const bool takes_two = method == "usp" || method == "doublering";
+              const auto mesh = takes_two ? init_device_mesh(c10::kCPU, {2, 2}, {"far", "near"}) : flat;
               const auto mask = AttentionMask::causal_sliding_window(5);
               const ContextPlan plan(mask, {PackedSequence(length)}, context::contiguous_order(length, 4));
               const ContextPlan alone(mask, {PackedSequence(length)}, context::contiguous_order(length, 1));
@@ -192,7 +200,7 @@ TEST_CASE("context attention: what does not fit is refused on every rank", "[con
     }));
   };
   const auto x = [](std::vector<int64_t> sizes) { return torch::ones(sizes); };
-  refused("there is no method 'pigeon'; expected one of ring, allgather", [&](const auto& plan, const auto& mesh) {
+  refused("there is no method 'pigeon'; expected one of ring, doublering", [&](const auto& plan, const auto& mesh) {
     context_attention(x({1, 2, 4, 3}), x({1, 2, 4, 3}), x({1, 2, 4, 3}), plan, mesh, {.method = "pigeon"});
   });
   refused("got sizes [1, 2, 5, 3]; expected [batch, heads, rows, dim] with the 4 rows", [&](const auto& plan, const auto& mesh) {
@@ -209,6 +217,9 @@ TEST_CASE("context attention: what does not fit is refused on every rank", "[con
   });
   refused("usp takes a mesh of two dimensions", [&](const auto& plan, const auto& mesh) {
     context_attention(x({1, 2, 4, 3}), x({1, 2, 4, 3}), x({1, 2, 4, 3}), plan, mesh, {.method = "usp"});
+  });
+  refused("doublering takes a mesh of two dimensions", [&](const auto& plan, const auto& mesh) {
+    context_attention(x({1, 2, 4, 3}), x({1, 2, 4, 3}), x({1, 2, 4, 3}), plan, mesh, {.method = "doublering"});
   });
   refused("the plan is of 1 ranks, and the mesh has 2", [&](const auto&, const auto& mesh) {
     const ContextPlan one(AttentionMask::causal(), {PackedSequence(4)}, context::contiguous_order(4, 1));

@@ -15,6 +15,7 @@ namespace dtensor::context {
 class AllGather final : public Method {
  public:
   const char* name() const override { return "allgather"; }
+  double seconds(const AttentionCost& cost) const override;
   Attended forward(const Context& context, const Inputs& in, std::vector<at::Tensor>& saved) const override;
   BlockGradients backward(const Context& context, const Inputs& in, const Attended& attended, const at::Tensor& grad,
                           const std::vector<at::Tensor>& saved) const override;
@@ -34,7 +35,7 @@ inline at::Tensor heads_of(const at::Tensor& x, int64_t h, int64_t key_heads) {
 class GatheredHeads {
  public:
   GatheredHeads(const Ranks& ranks, const Inputs& in) : group_(*ranks.group), in_(in) {
-    for (int r = 0; r < ranks.size(); ++r) counts_.push_back(2 * in.k.size(0) * ranks.plan.length(r) * in.k.size(3));
+    for (int r = 0; r < ranks.size(); ++r) counts_.push_back(2 * in.k.size(0) * ranks.length_of_keys(r) * in.k.size(3));
     begin(0);
   }
 
@@ -64,14 +65,25 @@ template <class F>
 void for_each_met(const Ranks& ranks, const at::Tensor& flat, const at::Tensor& like, const F& f) {
   int64_t begin = 0;
   for (int r = 0; r < ranks.size(); ++r) {
-    const auto elements = 2 * elements_of(like, ranks.plan.length(r));
-    const auto [k, v] = unpacked(flat.narrow(0, begin, elements), like, ranks.plan.length(r));
+    const auto elements = 2 * elements_of(like, ranks.length_of_keys(r));
+    const auto [k, v] = unpacked(flat.narrow(0, begin, elements), like, ranks.length_of_keys(r));
     begin += elements;
-    if (ranks.plan.meet(ranks.rank(), r)) f(r, k, v);
+    if (ranks.meet(ranks.rank(), r)) f(r, k, v);
   }
 }
 
 }  // namespace detail
+
+// The first head's keys, and the last head's gradients, are waited for.
+inline double AllGather::seconds(const AttentionCost& cost) const {
+  const auto heads = static_cast<double>(cost.shape.key_heads), others = static_cast<double>(cost.ranks() - 1);
+  const double elements = others * static_cast<double>(cost.elements(1, 2 * cost.shape.dim));
+  const double keys = cost.messages(others, elements * static_cast<double>(cost.shape.element_size));
+  const double gradients = cost.messages(others, elements * static_cast<double>(cost.shape.sum_size));
+  const double rest = (heads - 1) / heads;
+  return keys + std::max(rest * cost.forward(), (heads - 1) * keys) + cost.forward() / heads + keys +
+         std::max(kBackward * rest * cost.forward(), (heads - 1) * (keys + gradients)) + kBackward * cost.forward() / heads + gradients;
+}
 
 inline Attended AllGather::forward(const Context& context, const Inputs& in, std::vector<at::Tensor>&) const {
   const Ranks ranks(context);
@@ -96,7 +108,7 @@ inline BlockGradients AllGather::backward(const Context& context, const Inputs& 
                                           const std::vector<at::Tensor>&) const {
   const Ranks ranks(context);
   detail::GatheredHeads gathered(ranks, in);
-  const auto delta = detail::delta_of(attended.out, grad);
+  const auto of = detail::output_gradient(in, attended, grad);
   const auto own = detail::zeros_like(in);
   std::optional<comm::Async> reduction;  // of the head before
   const auto finish = [&](int64_t h) {
@@ -115,7 +127,8 @@ inline BlockGradients AllGather::backward(const Context& context, const Inputs& 
       const auto begin = k.storage_offset() - flat.storage_offset(), elements = k.numel();
       BlockGradients into{of_head(own.dq), gradients.narrow(0, begin, elements).view(k.sizes()),
                           gradients.narrow(0, begin + elements, elements).view(v.sizes())};
-      add_block_gradients(into, of_head(in.q), k, v, of_head(grad), of_head(attended.lse), of_head(delta), ranks.call(ranks.rank(), r));
+      const OutputGradient of_queries{of_head(of.grad), of_head(of.lse), of_head(of.delta), of_head(of.out)};
+      add_block_gradients(into, of_head(in.q), k, v, of_queries, ranks.call(ranks.rank(), r));
     });
     finish(h - 1);
     reduction = ranks.group->reduce_scatter(gradients, gathered.counts(), ReduceOp::sum);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <dtensor/parallel/context/all_gather.hpp>
+#include <dtensor/parallel/context/double_ring.hpp>
 #include <dtensor/parallel/context/orders.hpp>
 #include <dtensor/parallel/context/ring.hpp>
 #include <dtensor/parallel/context/token_ring.hpp>
@@ -19,7 +20,7 @@
 namespace dtensor {
 
 struct ContextAttentionOptions {
-  std::string method = "ring";  // ring, allgather, ulysses, usp or tokenring
+  std::string method = "ring";  // ring, doublering, allgather, ulysses, usp, tokenring or automatic
   double scale = 0;             // of the scores; 0: 1 / sqrt(dim)
 };
 
@@ -27,6 +28,9 @@ struct ContextAttentionOptions {
 // `mesh` as the plan says. This rank's rows, in the plan's order: q [batch, heads, rows, dim], k and v [batch, key heads, rows, dim];
 // heads are a multiple of key heads, which groups of them share. Result: like q. Sums are float32, or float64 of float64. A query that
 // sees no key has zeros, and gives none a gradient.
+//
+// "automatic" takes the method of which AttentionCost says that it is the fastest, the same on every rank, of those that the mesh allows:
+// usp and doublering need two dimensions.
 //
 // Differentiable, once. Every rank of the mesh calls it; what it communicates stands at each method. Throws for tensors that do not fit
 // the plan or each other, and for a method that there is not.
@@ -37,19 +41,47 @@ at::Tensor context_attention(const at::Tensor& q, const at::Tensor& k, const at:
 
 namespace context {
 
-// All that there are, by name. Throws for another one.
-inline const Method& method_of(const std::string& name) {
+inline const std::vector<const Method*>& all_methods() {
   static const Ring ring;
+  static const DoubleRing double_ring;
   static const AllGather all_gather;
   static const Ulysses ulysses, usp(/*with_ring=*/true);
   static const TokenRing token_ring;
-  static const Method* const all[] = {&ring, &all_gather, &ulysses, &usp, &token_ring};
+  static const std::vector<const Method*> all{&ring, &double_ring, &all_gather, &ulysses, &usp, &token_ring};
+  return all;
+}
+
+// Throws for a name that none has.
+inline void check_method(const std::string& name) {
   std::vector<std::string> names;
-  for (const auto* method : all) {
-    if (method->name() == name) return *method;
-    names.emplace_back(method->name());
+  for (const auto* method : all_methods()) names.emplace_back(method->name());
+  names.emplace_back("automatic");
+  require(std::ranges::find(names, name) != names.end(), "context_attention", "there is no method '{}'; expected one of {}", name,
+          fmt::join(names, ", "));
+}
+
+// What a rank computes in a second, for AttentionCost: products of float32 by one core, and of half types by a GPU, roughly.
+inline double flops_of(c10::DeviceType device) { return device == c10::kCPU ? 3e10 : 2e14; }
+
+inline AttentionCost cost_of(const Context& context, const Inputs& in) {
+  const AttentionShape shape{in.q.size(0), in.q.size(1), in.k.size(1), in.q.size(3), static_cast<int64_t>(in.q.element_size()),
+                             static_cast<int64_t>(c10::elementSize(sums_of(in.q)))};
+  std::vector<int64_t> sizes;
+  std::vector<CommCost> links;
+  for (int64_t d = 0; d < context.mesh.ndim(); ++d) {
+    sizes.push_back(context.mesh.size(d));
+    links.push_back(comm_cost(context.mesh, d));
   }
-  fail("context_attention", "there is no method '{}'; expected one of {}", name, fmt::join(names, ", "));
+  return {context.plan, shape, std::move(sizes), std::move(links), flops_of(context.mesh.device_type())};
+}
+
+// The method of that name, or the one that takes the least time.
+inline const Method& method_of(const std::string& name, const Context& context, const Inputs& in) {
+  check_method(name);
+  const auto& all = all_methods();
+  if (name != "automatic") return **std::ranges::find(all, name, [](const Method* method) { return std::string(method->name()); });
+  const auto cost = cost_of(context, in);
+  return **std::ranges::min_element(all, {}, [&](const Method* method) { return method->seconds(cost); });
 }
 
 namespace detail {
@@ -110,9 +142,9 @@ struct Attention : torch::autograd::Function<Attention> {
 inline at::Tensor context_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ContextPlan& plan,
                                     const DeviceMesh& mesh, const ContextAttentionOptions& options) {
   const NoSpmd plain;
-  const auto& method = context::method_of(options.method);
   context::Context context{plan, mesh, options.scale};
   context::detail::check({q, k, v}, plan, context.group());
+  const auto& method = context::method_of(options.method, context, {q, k, v});
   if (context.scale == 0) context.scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
   method.check(context, {q, k, v});
   using context::detail::Attention;

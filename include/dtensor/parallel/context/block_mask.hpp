@@ -20,6 +20,7 @@ class BlockMask {
   // that each query sees, in runs.
   BlockMask(const AttentionMask& mask, const PackedSequence& sequence, std::span<const int64_t> queries, std::span<const int64_t> keys);
 
+  int64_t queries() const { return static_cast<int64_t>(first_.size()) - 1; }
   int64_t cells() const { return cells_; }  // pairs that meet: what the block costs
 
   // Of rows `q` and `k`.

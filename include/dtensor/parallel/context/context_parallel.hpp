@@ -23,7 +23,7 @@ struct ContextParallelOptions {
   std::string method = "ring";     // of context_attention
   std::string order = "zigzag";    // contiguous, zigzag, stripes, or balanced: by the mask's work
   std::optional<AttentionMask> mask = std::nullopt;  // unset: what the model asks for, causal or full
-  int neighbours = 2;              // of usp: how many trade heads
+  int neighbours = 2;              // of usp, how many trade heads; of doublering, how many are close to each other
 };
 
 // While it lives, on this rank. Regions nest, and end in the reverse order. Not copyable.
@@ -37,7 +37,7 @@ class ContextParallel {
   ContextParallel& operator=(const ContextParallel&) = delete;
 
   // The innermost region of this rank that takes attention over such queries: [batch, heads, length, dim], cut along the length by its
-  // dimensions of the mesh. Or null.
+  // dimension of the mesh; plain ones, where that has one rank. Or null.
   static ContextParallel* of(const at::Tensor& q);
   // The innermost region of this rank inside Spmd, or null.
   static ContextParallel* current() { return Spmd::current() ? active(Spmd::current()->world()) : nullptr; }
@@ -79,8 +79,8 @@ class ContextParallel {
   AttentionMask mask_of(bool causal) const {
     return options_.mask ? *options_.mask : causal ? AttentionMask::causal() : AttentionMask::full();
   }
-  std::vector<PackedSequence> sequences_of(const Layout& layout, int64_t length) const;
-  const ContextPlan& plan_of(const Layout& layout, bool causal);
+  std::vector<PackedSequence> sequences_of(const at::Tensor& q) const;
+  const ContextPlan& plan_of(const at::Tensor& q, bool causal);
   bool in_order(const at::Tensor& x) const;
 
   const std::string dim_;
@@ -100,14 +100,17 @@ at::Tensor sequence_positions(int64_t length, const at::TensorOptions& device = 
 
 namespace context::detail {
 
-// The ranks of a mesh of one dimension as `neighbours` in a row; other methods than usp take it as it is.
+// The ranks of a mesh of one dimension, for a method that takes two, as `neighbours` in a row.
 inline DeviceMesh mesh_for(const DeviceMesh& mesh, const ContextParallelOptions& options) {
-  method_of(options.method);
+  check_method(options.method);
   rows_by_name(options.order, AttentionMask::full(), PackedSequence(1), 1);
-  if (options.method != "usp") return mesh;
-  require(options.neighbours >= 1 && mesh.size() % options.neighbours == 0, "ContextParallel",
-          "usp got {} neighbours of {} ranks; expected a divisor", options.neighbours, mesh.size());
-  return {mesh.device_type(), mesh.ranks(), {mesh.size() / options.neighbours, options.neighbours}, {"ring", "heads"}};
+  const bool needs_two = options.method == "usp" || options.method == "doublering";
+  const bool divides = options.neighbours >= 1 && mesh.size() % options.neighbours == 0;
+  require(divides || !needs_two, "ContextParallel", "{} got {} neighbours of {} ranks; expected a divisor", options.method,
+          options.neighbours, mesh.size());
+  const bool takes_two = needs_two || (options.method == "automatic" && divides && mesh.size() > options.neighbours);
+  if (!takes_two) return mesh;
+  return {mesh.device_type(), mesh.ranks(), {mesh.size() / options.neighbours, options.neighbours}, {mesh.names()[0], "neighbours"}};
 }
 
 }  // namespace context::detail
@@ -121,7 +124,11 @@ inline ContextParallel::~ContextParallel() { active(mesh_.world()) = outer_; }
 
 inline ContextParallel* ContextParallel::of(const at::Tensor& q) {
   const auto* layout = find_layout(q);
-  if (!layout || q.dim() != 4) return nullptr;
+  if (q.dim() != 4) return nullptr;
+  if (!layout) {
+    auto* innermost = active(World::current());
+    return innermost && innermost->mesh_.size() == 1 ? innermost : nullptr;
+  }
   auto* region = active(layout->mesh().world());
   while (region && !region->takes(*layout)) region = region->outer_;
   if (const auto* innermost = active(layout->mesh().world()); !region && innermost && innermost->moves()) innermost->check_apart(*layout);
@@ -205,6 +212,7 @@ inline void ContextParallel::check_apart(const Layout& layout) const {
 }
 
 inline bool ContextParallel::may_share_heads(const at::Tensor& q, int64_t key_heads) const {
+  if (!is_dtensor(q)) return true;
   const auto& layout = *find_layout(q);
   for (int64_t d = 0, ranks = 1; d < layout.mesh().ndim(); ++d) {
     const auto& placement = layout.placements()[d];
@@ -216,16 +224,17 @@ inline bool ContextParallel::may_share_heads(const at::Tensor& q, int64_t key_he
 }
 
 // Those of the rows of the batch that this rank has.
-inline std::vector<PackedSequence> ContextParallel::sequences_of(const Layout& layout, int64_t length) const {
-  if (sequences_.empty()) return {PackedSequence(length)};
+inline std::vector<PackedSequence> ContextParallel::sequences_of(const at::Tensor& q) const {
+  if (sequences_.empty()) return {PackedSequence(q.size(2))};
   if (sequences_.size() == 1) return sequences_;
-  const auto batch = layout.sizes()[0];
-  require(static_cast<int64_t>(sequences_.size()) == batch, "ContextParallel", "got documents of {} rows of a batch of {}",
-          sequences_.size(), batch);
-  int64_t begin = 0, count = batch;
-  for (int64_t d = 0; d < layout.mesh().ndim(); ++d) {
-    if (layout.placements()[d] != shard(0)) continue;
-    const auto own = cut(count, shard(0), layout.mesh().size(d), layout.mesh().coordinate(d));
+  require(static_cast<int64_t>(sequences_.size()) == q.size(0), "ContextParallel", "got documents of {} rows of a batch of {}",
+          sequences_.size(), q.size(0));
+  const auto* layout = find_layout(q);
+  if (!layout) return sequences_;
+  int64_t begin = 0, count = q.size(0);
+  for (int64_t d = 0; d < layout->mesh().ndim(); ++d) {
+    if (layout->placements()[d] != shard(0)) continue;
+    const auto own = cut(count, shard(0), layout->mesh().size(d), layout->mesh().coordinate(d));
     begin += own.empty() ? 0 : own[0].begin;
     count = own.empty() ? 0 : own[0].length();
   }
@@ -233,29 +242,30 @@ inline std::vector<PackedSequence> ContextParallel::sequences_of(const Layout& l
   return {sequences_.begin() + begin, sequences_.begin() + begin + count};
 }
 
-inline const ContextPlan& ContextParallel::plan_of(const Layout& layout, bool causal) {
-  const auto length = layout.sizes()[2];
-  auto& known = ordered(length);
+inline const ContextPlan& ContextParallel::plan_of(const at::Tensor& q, bool causal) {
+  auto& known = ordered(q.size(2));
   const auto mask = mask_of(causal);
-  auto& plan = known.plans[fmt::format("{} {} {}", mask.name(), layout.sizes()[0], str(layout.placements()))];
-  if (!plan) plan = std::make_shared<const ContextPlan>(mask, sequences_of(layout, length), known.rows);
+  const auto* layout = find_layout(q);
+  auto& plan = known.plans[fmt::format("{} {} {}", mask.name(), q.size(0), layout ? str(layout->placements()) : "")];
+  if (!plan) plan = std::make_shared<const ContextPlan>(mask, sequences_of(q), known.rows);
   return *plan;
 }
 
 inline at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal, double dropout) {
   require(dropout == 0, "ContextParallel", "got a dropout of {} of attention weights; expected 0 over cut sequences", dropout);
-  const auto& layout = *find_layout(q);
   require(!moves() || ordered(q.size(2)).used, "ContextParallel",
           "positions are to be in {} order, and no batch of {} positions was ordered; hint: give ids and targets to order() before they "
           "are distributed",
           options_.order, q.size(2));
-  const auto placements = without_partial(layout.placements());
-  const auto& plan = plan_of(layout, causal);
-  LocalMapOptions options;
-  options.out_sizes = {layout.sizes().vec()};
+  const auto& plan = plan_of(q, causal);
   const auto run = [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
     return context_attention(a, b, c, plan, mesh_, {.method = options_.method});
   };
+  if (!is_dtensor(q)) return run(q, k, v);
+  const auto& layout = *find_layout(q);
+  const auto placements = without_partial(layout.placements());
+  LocalMapOptions options;
+  options.out_sizes = {layout.sizes().vec()};
   const Placements all(placements.begin(), placements.end());
   return local_map(run, layout.mesh(), {all, all, all}, {all}, options)(q, k, v);
 }

@@ -3,7 +3,7 @@
 
 #include <dtensor/collectives.hpp>
 #include <dtensor/parallel/context/block_attention.hpp>
-#include <dtensor/parallel/context/plan.hpp>
+#include <dtensor/parallel/context/cost.hpp>
 
 #include <string>
 #include <vector>
@@ -21,22 +21,41 @@ struct Context {
   comm::Communicator& group() const { return dtensor::detail::group_of(mesh); }
 };
 
-// A part of it: the ranks of a group, under a plan of their own.
+// Which ranks of a plan a member of a group stands for: first + member * step, and the each - 1 after it.
+struct Members {
+  int first = 0, step = 1, each = 1;
+};
+
+// A group of ranks between which keys go: those of one member to the queries of another.
 struct Ranks {
   const ContextPlan& plan;
   comm::Communicator* group;  // null: this rank alone
   double scale;
+  Members queries{}, keys{};  // keys of one rank each
 
   explicit Ranks(const Context& context) : Ranks(context.plan, &context.group(), context.scale) {}
-  Ranks(const ContextPlan& p, comm::Communicator* g, double s) : plan(p), group(g), scale(s) {}
+  Ranks(const ContextPlan& p, comm::Communicator* g, double s, Members q = {}, Members k = {})
+      : plan(p), group(g), scale(s), queries(q), keys(k) {}
 
   int rank() const { return group ? group->rank() : 0; }
   int size() const { return group ? group->size() : 1; }
   int before(int steps) const { return (rank() - steps + size()) % size(); }
   int after(int steps) const { return (rank() + steps) % size(); }
 
-  // The call between the queries of one rank and the keys of another.
-  AttentionCall call(int query_rank, int key_rank) const { return {plan.masks(query_rank, key_rank), scale}; }
+  int rank_of_keys(int member) const { return keys.first + member * keys.step; }
+  int64_t length_of_keys(int member) const { return plan.length(rank_of_keys(member)); }
+  // Whether any query of one member sees any key of the other.
+  bool meet(int query_member, int key_member) const {
+    for (int i = 0; i < queries.each; ++i) {
+      if (plan.meet(queries.first + query_member * queries.step + i, rank_of_keys(key_member))) return true;
+    }
+    return false;
+  }
+
+  // The call between the queries of one member, which are of one rank, and the keys of another.
+  AttentionCall call(int query_member, int key_member) const {
+    return {plan.masks(queries.first + query_member * queries.step, rank_of_keys(key_member)), scale};
+  }
 };
 
 // This rank's rows: q [batch, heads, rows, dim], k and v [batch, key heads, rows, dim], plain, of one dtype.
@@ -48,6 +67,9 @@ class Method {
  public:
   virtual ~Method() = default;
   virtual const char* name() const = 0;
+
+  // Seconds of a forward and a backward pass, roughly.
+  virtual double seconds(const AttentionCost& cost) const = 0;
 
   // Throws what the method cannot do with these; on every rank alike, before it communicates.
   virtual void check(const Context&, const Inputs&) const {}
@@ -69,10 +91,9 @@ inline BlockGradients zeros_like(const Inputs& in) {
   return {at::zeros(in.q.sizes(), options), at::zeros(in.k.sizes(), options), at::zeros(in.v.sizes(), options)};
 }
 
-// The sums over dim of an output and its gradient.
-inline at::Tensor delta_of(const at::Tensor& out, const at::Tensor& grad) {
-  const auto dtype = sums_of(out);
-  return out.to(dtype).mul(grad.to(dtype)).sum(-1);
+inline OutputGradient output_gradient(const Inputs& in, const Attended& attended, const at::Tensor& grad) {
+  const auto dtype = sums_of(in.q);
+  return {grad, attended.lse, attended.out.to(dtype).mul(grad.to(dtype)).sum(-1), attended.out.to(in.q.scalar_type())};
 }
 
 inline at::Tensor packed(const at::Tensor& k, const at::Tensor& v) { return at::cat({k.reshape({-1}), v.reshape({-1})}); }

@@ -6,6 +6,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
+#include <optional>
 #include <tuple>
 
 #pragma GCC visibility push(default)
@@ -36,6 +38,8 @@ class ContextPlan {
   const ContextPlan& of_groups(int size) const;
   // Where the rank's rows are among those of its group of `size` neighbours.
   Positions places_in_group(int rank, int size) const;
+  // Of the other ranks, how many have keys that a rank's queries see; of the rank with the most.
+  int64_t most_met() const;
   // Pairs of a query of this rank and a key that it sees, in all rows of the batch.
   int64_t cells(int query_rank) const;
 
@@ -49,6 +53,8 @@ class ContextPlan {
     // What was made so far:
     std::mutex mutex;
     std::map<std::tuple<int, int>, bool> meet;
+    std::map<int, int64_t> cells;
+    std::optional<int64_t> most_met;
     std::map<std::tuple<int, int>, std::vector<std::unique_ptr<const context::BlockMask>>> masks;
     std::map<int, std::unique_ptr<const ContextPlan>> groups;
   };
@@ -130,12 +136,31 @@ inline bool ContextPlan::meet(int query_rank, int key_rank) const {
   return state_->meet[{query_rank, key_rank}] = any;
 }
 
-inline int64_t ContextPlan::cells(int query_rank) const {
-  int64_t cells = 0;
-  for (int r = 0; r < ranks(); ++r) {
-    for (const auto* mask : masks(query_rank, r)) cells += mask->cells();
+inline int64_t ContextPlan::most_met() const {
+  {
+    std::lock_guard lock(state_->mutex);
+    if (state_->most_met) return *state_->most_met;
   }
-  return cells;
+  int64_t most = 0;
+  for (int r = 0; r < ranks(); ++r) {
+    int64_t met = 0;
+    for (int other = 0; other < ranks(); ++other) met += other != r && meet(r, other);
+    most = std::max(most, met);
+  }
+  std::lock_guard lock(state_->mutex);
+  state_->most_met = most;
+  return most;
+}
+
+inline int64_t ContextPlan::cells(int query_rank) const {
+  std::lock_guard lock(state_->mutex);
+  const auto known = state_->cells.find(query_rank);
+  if (known != state_->cells.end()) return known->second;
+  Positions all(length());
+  std::iota(all.begin(), all.end(), int64_t{0});
+  int64_t cells = 0;
+  for (const auto& sequence : state_->sequences) cells += context::BlockMask(state_->mask, sequence, rows(query_rank), all).cells();
+  return state_->cells[query_rank] = cells;
 }
 
 }  // namespace dtensor

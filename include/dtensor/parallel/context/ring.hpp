@@ -16,6 +16,7 @@ namespace dtensor::context {
 class Ring final : public Method {
  public:
   const char* name() const override { return "ring"; }
+  double seconds(const AttentionCost& cost) const override;
   Attended forward(const Context& context, const Inputs& in, std::vector<at::Tensor>& saved) const override;
   BlockGradients backward(const Context& context, const Inputs& in, const Attended& attended, const at::Tensor& grad,
                           const std::vector<at::Tensor>& saved) const override;
@@ -37,16 +38,16 @@ class Rotation {
     begin(step + 1);
     if (!coming) return {};
     if (coming->work) coming->work->wait();
-    return unpacked(coming->tensor, in_.k, ranks_.plan.length(ranks_.before(step)));
+    return unpacked(coming->tensor, in_.k, ranks_.length_of_keys(ranks_.before(step)));
   }
 
  private:
   void begin(int step) {
     if (step >= ranks_.size()) return;
     const int to = ranks_.after(step), from = ranks_.before(step);
-    if (ranks_.plan.meet(to, ranks_.rank())) sending_ = ranks_.group->send(own_, to).work;
-    if (!ranks_.plan.meet(ranks_.rank(), from)) return;
-    coming_ = ranks_.group->recv(at::empty({2 * elements_of(in_.k, ranks_.plan.length(from))}, in_.k.options()), from);
+    if (ranks_.meet(to, ranks_.rank())) sending_ = ranks_.group->send(own_, to).work;
+    if (!ranks_.meet(ranks_.rank(), from)) return;
+    coming_ = ranks_.group->recv(at::empty({2 * elements_of(in_.k, ranks_.length_of_keys(from))}, in_.k.options()), from);
   }
 
   const Ranks& ranks_;
@@ -60,7 +61,7 @@ class Rotation {
 inline void return_gradients(const Ranks& ranks, int to, const std::optional<BlockGradients>& gradients, int from, BlockGradients& into) {
   comm::WorkPtr sending;
   if (gradients) sending = ranks.group->send(packed(gradients->dk, gradients->dv), to).work;
-  if (ranks.plan.meet(from, ranks.rank())) {
+  if (ranks.meet(from, ranks.rank())) {
     auto coming = ranks.group->recv(at::empty({into.dk.numel() + into.dv.numel()}, into.dk.options()), from);
     if (coming.work) coming.work->wait();
     const auto [dk, dv] = unpacked(coming.tensor, into.dk, into.dk.size(2));
@@ -83,16 +84,16 @@ inline Attended ring_forward(const Ranks& ranks, const Inputs& in) {
 
 inline BlockGradients ring_backward(const Ranks& ranks, const Inputs& in, const Attended& attended, const at::Tensor& grad) {
   Rotation rotation(ranks, in);
-  const auto delta = delta_of(attended.out, grad);
+  const auto of = output_gradient(in, attended, grad);
   auto own = zeros_like(in);
-  add_block_gradients(own, in.q, in.k, in.v, grad, attended.lse, delta, ranks.call(ranks.rank(), ranks.rank()));
+  add_block_gradients(own, in.q, in.k, in.v, of, ranks.call(ranks.rank(), ranks.rank()));
   for (int step = 1; step < ranks.size(); ++step) {
     std::optional<BlockGradients> theirs;
     if (const auto came = rotation.next(step)) {
       theirs = zeros_like({in.q, came->first, came->second});
       theirs->dq = own.dq;
       const auto call = ranks.call(ranks.rank(), ranks.before(step));
-      add_block_gradients(*theirs, in.q, came->first, came->second, grad, attended.lse, delta, call);
+      add_block_gradients(*theirs, in.q, came->first, came->second, of, call);
     }
     return_gradients(ranks, ranks.before(step), theirs, ranks.after(step), own);
   }
@@ -100,6 +101,15 @@ inline BlockGradients ring_backward(const Ranks& ranks, const Inputs& in, const 
 }
 
 }  // namespace detail
+
+// Keys come while others are worked on; the gradients of a step are waited for.
+inline double Ring::seconds(const AttentionCost& cost) const {
+  const auto met = static_cast<double>(cost.met());
+  const double elements = met * static_cast<double>(cost.elements(cost.shape.key_heads, 2 * cost.shape.dim));
+  const double keys = cost.messages(met, elements * static_cast<double>(cost.shape.element_size));
+  const double gradients = cost.messages(met, elements * static_cast<double>(cost.shape.sum_size));
+  return std::max(cost.forward(), keys) + std::max(kBackward * cost.forward(), keys) + gradients;
+}
 
 inline Attended Ring::forward(const Context& context, const Inputs& in, std::vector<at::Tensor>&) const {
   return detail::ring_forward(Ranks(context), in);

@@ -16,6 +16,7 @@ namespace dtensor::context {
 class TokenRing final : public Method {
  public:
   const char* name() const override { return "tokenring"; }
+  double seconds(const AttentionCost& cost) const override;
   Attended forward(const Context& context, const Inputs& in, std::vector<at::Tensor>& saved) const override;
   BlockGradients backward(const Context& context, const Inputs& in, const Attended& attended, const at::Tensor& grad,
                           const std::vector<at::Tensor>& saved) const override;
@@ -47,7 +48,7 @@ class Visits {
     std::vector<comm::WorkPtr> sending;
     for (const auto& x : results) add(sending, ranks_.group->send(x.contiguous(), ranks_.before(step)));
     std::vector<comm::Async> coming;
-    if (ranks_.plan.meet(ranks_.rank(), ranks_.after(step))) {
+    if (ranks_.meet(ranks_.rank(), ranks_.after(step))) {
       for (const auto& x : like) coming.push_back(ranks_.group->recv(at::empty(x.sizes(), x.options()), ranks_.after(step)));
     }
     const auto received = waited(coming);
@@ -72,13 +73,13 @@ class Visits {
   void begin(int step) {
     if (step >= ranks_.size()) return;
     const int to = ranks_.after(step), from = ranks_.before(step);
-    if (ranks_.plan.meet(ranks_.rank(), to)) {
+    if (ranks_.meet(ranks_.rank(), to)) {
       for (const auto& x : own_) add(sending_, ranks_.group->send(x, to));
     }
-    if (!ranks_.plan.meet(from, ranks_.rank())) return;
+    if (!ranks_.meet(from, ranks_.rank())) return;
     for (const auto& x : own_) {
       auto sizes = x.sizes().vec();
-      sizes[2] = ranks_.plan.length(from);
+      sizes[2] = ranks_.length_of_keys(from);
       coming_.push_back(ranks_.group->recv(at::empty(sizes, x.options()), from));
     }
   }
@@ -90,6 +91,18 @@ class Visits {
 };
 
 }  // namespace detail
+
+// Queries come while others are worked on; results are waited for.
+inline double TokenRing::seconds(const AttentionCost& cost) const {
+  const auto met = static_cast<double>(cost.met());
+  const auto bytes = [&](int64_t inputs, int64_t sums) {
+    return met * static_cast<double>(cost.elements(cost.shape.heads, inputs) * cost.shape.element_size +
+                                     cost.elements(cost.shape.heads, sums) * cost.shape.sum_size);
+  };
+  const auto dim = cost.shape.dim;
+  return std::max(cost.forward(), cost.messages(met, bytes(dim, 0))) + cost.messages(2 * met, bytes(0, dim + 1)) +
+         std::max(kBackward * cost.forward(), cost.messages(4 * met, bytes(2 * dim, 2))) + cost.messages(met, bytes(0, dim));
+}
 
 inline Attended TokenRing::forward(const Context& context, const Inputs& in, std::vector<at::Tensor>&) const {
   const Ranks ranks(context);
@@ -109,16 +122,17 @@ inline Attended TokenRing::forward(const Context& context, const Inputs& in, std
 inline BlockGradients TokenRing::backward(const Context& context, const Inputs& in, const Attended& attended, const at::Tensor& grad,
                                           const std::vector<at::Tensor>&) const {
   const Ranks ranks(context);
-  const auto delta = detail::delta_of(attended.out, grad);
-  detail::Visits visits(ranks, {in.q.contiguous(), grad, attended.lse, delta});
+  const auto of = detail::output_gradient(in, attended, grad);
+  detail::Visits visits(ranks, {in.q.contiguous(), of.grad, of.lse, of.delta});
   auto own = detail::zeros_like(in);
-  add_block_gradients(own, in.q, in.k, in.v, grad, attended.lse, delta, ranks.call(ranks.rank(), ranks.rank()));
+  add_block_gradients(own, in.q, in.k, in.v, of, ranks.call(ranks.rank(), ranks.rank()));
   for (int step = 1; step < ranks.size(); ++step) {
     std::vector<at::Tensor> results;
     if (const auto came = visits.next(step)) {
       const auto& theirs = *came;
       BlockGradients into{at::zeros(theirs[0].sizes(), own.dq.options()), own.dk, own.dv};
-      add_block_gradients(into, theirs[0], in.k, in.v, theirs[1], theirs[2], theirs[3], ranks.call(ranks.before(step), ranks.rank()));
+      const OutputGradient theirs_of{theirs[1], theirs[2], theirs[3], {}};
+      add_block_gradients(into, theirs[0], in.k, in.v, theirs_of, ranks.call(ranks.before(step), ranks.rank()));
       results = {into.dq};
     }
     if (const auto dq = visits.return_results(step, results, {own.dq})) own.dq.add_((*dq)[0]);

@@ -18,6 +18,7 @@ class Ulysses final : public Method {
  public:
   explicit Ulysses(bool with_ring = false) : with_ring_(with_ring) {}
   const char* name() const override { return with_ring_ ? "usp" : "ulysses"; }
+  double seconds(const AttentionCost& cost) const override;
   void check(const Context& context, const Inputs& in) const override;
   Attended forward(const Context& context, const Inputs& in, std::vector<at::Tensor>& saved) const override;
   BlockGradients backward(const Context& context, const Inputs& in, const Attended& attended, const at::Tensor& grad,
@@ -60,6 +61,26 @@ struct HeadsAndRing {
 };
 
 }  // namespace detail
+
+// Trading is waited for. A rank has the rows of all that it trades with, and of their work the share of its heads.
+inline double Ulysses::seconds(const AttentionCost& cost) const {
+  if (with_ring_ && cost.links.size() != 2) return std::numeric_limits<double>::infinity();
+  const auto& shape = cost.shape;
+  const auto traders = with_ring_ ? cost.inner() : cost.ranks(), others = cost.ranks() / traders - 1;
+  const auto heads = (shape.heads + traders - 1) / traders, key_heads = (shape.key_heads + traders - 1) / traders;
+  const double forward = cost.forward_of_heads(heads) / static_cast<double>(cost.ranks() / traders);
+  const auto traded = static_cast<double>(cost.elements(2 * shape.heads + 2 * shape.key_heads, shape.dim) * (traders - 1) / traders);
+  const auto trade = [&](int64_t size) {
+    const double bytes = traded * static_cast<double>(size), calls = 2 * static_cast<double>(traders - 1);
+    return with_ring_ ? cost.messages_along(1, calls, bytes) : cost.messages(calls, bytes);
+  };
+  const auto block = static_cast<double>(others * traders * cost.elements(key_heads, 2 * shape.dim));
+  const auto ring = [&](int64_t size) {
+    return others == 0 ? 0 : cost.messages_along(0, static_cast<double>(others), block * static_cast<double>(size));
+  };
+  return trade(shape.element_size) + std::max(forward, ring(shape.element_size)) + trade(shape.sum_size) +
+         std::max(kBackward * forward, ring(shape.element_size)) + ring(shape.sum_size);
+}
 
 inline void Ulysses::check(const Context& context, const Inputs&) const {
   require(!with_ring_ || context.mesh.ndim() == 2, "context_attention",

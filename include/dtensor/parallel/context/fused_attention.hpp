@@ -1,0 +1,118 @@
+// Block attention by libtorch's fused kernel for CPUs, which libtorch 2.2 and later have: it knows all keys or causal ones, so a mask is
+// taken apart into rectangles and triangles.
+#pragma once
+
+#include <dtensor/parallel/context/attention_call.hpp>
+#include <dtensor/parallel/context/mask_pieces.hpp>
+
+#if __has_include(<ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>)
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#define DTENSOR_FUSED_CPU_ATTENTION 1
+#endif
+
+#include <optional>
+
+#pragma GCC visibility push(default)
+
+namespace dtensor::context::detail {
+
+// The pieces of each mask of a call, where the kernel suits them all: on CPUs, where pieces are few.
+using PiecesOfMasks = std::vector<std::vector<MaskPiece>>;
+inline std::optional<PiecesOfMasks> pieces_for_fused(const at::Tensor& q, const at::Tensor& k, const AttentionCall& call) {
+#ifdef DTENSOR_FUSED_CPU_ATTENTION
+  if (!q.is_cpu() || q.numel() == 0 || k.numel() == 0) return {};
+  PiecesOfMasks all;
+  for (const auto* mask : call.masks) {
+    auto pieces = pieces_of(*mask, /*most=*/8 + q.size(2) / 128);
+    if (!pieces) return {};
+    all.push_back(std::move(*pieces));
+  }
+  return all;
+#else
+  (void)q, (void)k, (void)call;
+  return {};
+#endif
+}
+
+#ifdef DTENSOR_FUSED_CPU_ATTENTION
+
+// Tensors [batch, heads, rows, ...] of queries and of keys where a piece lies: of the batch rows that have it, and of one query head for
+// each key head. The kernel wants as many of either, and so heads that share key heads go one after the other.
+class PieceView {
+ public:
+  PieceView(const MaskPiece& piece, Interval batch, int64_t member, int64_t group)
+      : piece_(piece), batch_(batch), member_(member), group_(group) {}
+
+  at::Tensor queries(const at::Tensor& x) const {
+    const auto own = x.narrow(0, batch_.begin, batch_.length()).narrow(2, piece_.queries.begin, piece_.queries.length());
+    return group_ == 1 ? own : own.slice(1, member_, x.size(1), group_);
+  }
+  at::Tensor keys(const at::Tensor& x) const {
+    return x.narrow(0, batch_.begin, batch_.length()).narrow(2, piece_.keys.begin, piece_.keys.length());
+  }
+  bool causal() const { return piece_.causal; }
+
+ private:
+  const MaskPiece& piece_;
+  const Interval batch_;
+  const int64_t member_, group_;
+};
+
+template <class F>
+void for_each_piece(const PiecesOfMasks& pieces, const at::Tensor& q, const at::Tensor& k, const F& f) {
+  const auto group = q.size(1) / k.size(1);
+  const auto masks = static_cast<int64_t>(pieces.size());
+  for (int64_t m = 0; m < masks; ++m) {
+    for (const auto& piece : pieces[m]) {
+      for (int64_t member = 0; member < group; ++member) {
+        f(PieceView(piece, masks == 1 ? Interval{0, q.size(0)} : Interval{m, m + 1}, member, group));
+      }
+    }
+  }
+}
+
+inline at::Tensor with_dense_rows(const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); }
+
+inline Attended fused_attention(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, double scale,
+                                const PiecesOfMasks& pieces) {
+  const auto q = with_dense_rows(q_in), k = with_dense_rows(k_in), v = with_dense_rows(v_in);
+  const auto dtype = sums_of(q);
+  const auto call = [&](const PieceView& view) {
+    auto [out, lse] =
+        at::_scaled_dot_product_flash_attention_for_cpu(view.queries(q), view.keys(k), view.keys(v), 0, view.causal(), {}, scale);
+    return Attended{out.to(dtype), lse.to(dtype).contiguous()};
+  };
+  if (pieces.size() == 1 && pieces[0].size() == 1 && pieces[0][0].queries.length() == q.size(2) && q.size(1) == k.size(1)) {
+    return call(PieceView(pieces[0][0], {0, q.size(0)}, 0, 1));
+  }
+  const auto all = nothing_seen(q);
+  for_each_piece(pieces, q, k, [&](const PieceView& view) { merge({view.queries(all.out), view.queries(all.lse)}, call(view)); });
+  return all;
+}
+
+inline void add_fused_gradients(const BlockGradients& into, const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
+                                const OutputGradient& of, double scale, const PiecesOfMasks& pieces) {
+  const auto q = with_dense_rows(q_in), k = with_dense_rows(k_in), v = with_dense_rows(v_in);
+  const auto grad = with_dense_rows(of.grad), out = with_dense_rows(of.out);
+  for_each_piece(pieces, q, k, [&](const PieceView& view) {
+    const auto [dq, dk, dv] =
+        at::_scaled_dot_product_flash_attention_for_cpu_backward(view.queries(grad), view.queries(q), view.keys(k), view.keys(v),
+                                                                 view.queries(out), view.queries(of.lse), 0, view.causal(), {}, scale);
+    view.queries(into.dq).add_(dq);
+    view.keys(into.dk).add_(dk);
+    view.keys(into.dv).add_(dv);
+  });
+}
+
+#else
+
+inline Attended fused_attention(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, const PiecesOfMasks&) { return {}; }
+inline void add_fused_gradients(const BlockGradients&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const OutputGradient&,
+                                double, const PiecesOfMasks&) {}
+
+#endif
+
+}  // namespace dtensor::context::detail
+
+#pragma GCC visibility pop
