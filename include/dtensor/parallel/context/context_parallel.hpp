@@ -37,7 +37,7 @@ class ContextParallel {
   ContextParallel& operator=(const ContextParallel&) = delete;
 
   // The innermost region of this rank that takes attention over such queries: [batch, heads, length, dim], cut along the length by its
-  // dimension of the mesh; plain ones, where that has one rank. Or null.
+  // dimension of the mesh; all, plain ones too, where that has one rank. Or null.
   static ContextParallel* of(const at::Tensor& q);
   // The innermost region of this rank inside Spmd, or null.
   static ContextParallel* current() { return Spmd::current() ? active(Spmd::current()->world()) : nullptr; }
@@ -199,7 +199,7 @@ inline at::Tensor ContextParallel::positions(int64_t length) const { return orde
 inline bool ContextParallel::takes(const Layout& layout) const {
   const auto& names = layout.mesh().names();
   const auto at = std::ranges::find(names, dim_);
-  return at != names.end() && layout.placements()[at - names.begin()] == shard(2);
+  return at != names.end() && (mesh_.size() == 1 || layout.placements()[at - names.begin()] == shard(2));
 }
 
 // Rows in another order than positions have no place in attention that goes by rows.
