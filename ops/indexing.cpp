@@ -88,7 +88,7 @@ Lowering write_own(const Call& call, const Resolution& resolution) {
     local.call();
     auto result = local.arg(0).toTensor();
     for (const auto& own : owns) result = result.narrow(own.dim, 0, self.size(own.dim));
-    local.replace({in_place ? self.copy_(result) : result.contiguous()});
+    local.replace({in_place ? self.copy_(result) : result.clone(at::MemoryFormat::Contiguous)});  // no stride of the spare row stays
   };
 }
 

@@ -28,7 +28,7 @@ at::Tensor part(const at::Tensor& whole, ReduceOp op, int64_t index, int64_t cou
     case ReduceOp::max:
     case ReduceOp::min: {  // each element's extreme is with one rank
       const auto turn = at::arange(whole.numel(), at::kLong).add(seed).remainder(count).eq(index).view(whole.sizes());
-      if (infinite) return whole.masked_fill(turn.logical_not(), op == ReduceOp::max ? -INFINITY : INFINITY);
+      if (infinite && whole.is_floating_point()) return whole.masked_fill(turn.logical_not(), op == ReduceOp::max ? -INFINITY : INFINITY);
       return at::where(turn, whole, op == ReduceOp::max ? whole - mine - 1 : whole + mine + 1);
     }
     case ReduceOp::product: return last ? whole * std::pow(0.5, count - 1) : at::full_like(whole, 2);
