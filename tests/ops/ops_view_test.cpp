@@ -388,17 +388,3 @@ TEST_CASE("ops: views of empty shards that a pointwise operator ordered", "[ops]
     dt::require(dt::full_tensor(product).equal(torch::einsum("bij,bkj->bik", {a, b}) * 0.5), "test", "the product differs");
   }));
 }
-
-TEST_CASE("ops: a row that was written to where a dim is cut lies as a row of its own", "[ops][view]") {
-  for (const int64_t ranks : {1, 2}) {
-    REQUIRE_NOTHROW(on_each_rank(static_cast<int>(ranks), [ranks] {
-      const auto mesh = dt::init_device_mesh(c10::kCPU, {ranks, 1}, {"dp", "tp"});
-      const auto x = torch::arange(2.0 * static_cast<double>(ranks), torch::kDouble).view({ranks, 2});
-      const auto index = torch::tensor({1, 0}).expand({ranks, 2});
-      const auto on_mesh = dt::distribute_tensor(x, mesh, {dt::shard(0), dt::shard(1)}).tensor();
-      const auto written = on_mesh.scatter(1, dt::distribute_tensor(index, mesh, {dt::shard(0), dt::replicate()}), on_mesh);
-      const auto pairs = torch::view_as_complex(written);
-      dt::require(dt::full_tensor(pairs).equal(torch::view_as_complex(x.scatter(1, index, x))), "test", "other numbers");
-    }));
-  }
-}

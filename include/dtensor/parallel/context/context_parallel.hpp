@@ -45,6 +45,11 @@ class ContextParallel {
   // The documents of the next batches, before these are ordered: one list for all rows of the batch, or one for each. Without a call, one
   // document.
   void pack(std::vector<PackedSequence> sequences);
+  // One list for all rows of the batch, and which positions each rank has, instead of the region's order: any number of them, none too. For
+  // the rounds of a SequencePlan.
+  void pack(PackedSequence sequence, std::vector<context::Positions> rows);
+  // How a tensor that order() gave lies along the region's dimension: cut along `dim`, as many positions to each rank as its rows say.
+  Placement placement(int64_t dim, int64_t length) const;
 
   // A tensor with its positions, along `dim`, in the order in which ranks have them: plain, to be sharded along `dim` afterwards. For ids,
   // targets and all else that goes by position. Throws for a tensor that order() gave.
@@ -66,7 +71,8 @@ class ContextParallel {
   static ContextParallel*& active(World& world) { return world.local<Active>().region; }
   bool takes(const Layout& layout) const;
   void check_apart(const Layout& layout) const;
-  bool moves() const { return options_.order != "contiguous" && mesh_.size() > 1; }
+  bool moves() const { return (options_.order != "contiguous" || !rows_.empty()) && mesh_.size() > 1; }
+  bool cuts_positions(const Placement& placement, int64_t length) const;
 
   struct Ordered {  // rows of ranks, and what follows
     std::vector<context::Positions> rows;
@@ -87,6 +93,7 @@ class ContextParallel {
   const DeviceMesh mesh_;  // its ranks
   const ContextParallelOptions options_;
   std::vector<PackedSequence> sequences_;
+  std::vector<context::Positions> rows_;  // where these were given
   ContextParallel* outer_;
   mutable std::map<int64_t, Ordered> by_length_;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> results_;  // of order()
@@ -137,7 +144,34 @@ inline ContextParallel* ContextParallel::of(const at::Tensor& q) {
 
 inline void ContextParallel::pack(std::vector<PackedSequence> sequences) {
   sequences_ = std::move(sequences);
+  rows_.clear();
   by_length_.clear();
+}
+
+inline void ContextParallel::pack(PackedSequence sequence, std::vector<context::Positions> rows) {
+  require(static_cast<int64_t>(rows.size()) == mesh_.size(), "ContextParallel", "got rows of {} ranks; expected those of {}", rows.size(),
+          mesh_.size());
+  ContextPlan(AttentionMask::full(), {sequence}, rows);  // that they are a permutation
+  pack(std::vector{std::move(sequence)});
+  rows_ = std::move(rows);
+}
+
+inline Placement ContextParallel::placement(int64_t dim, int64_t length) const {
+  if (rows_.empty()) return shard(dim);
+  std::vector<int64_t> counts;
+  for (const auto& own : ordered(length).rows) counts.push_back(static_cast<int64_t>(own.size()));
+  return ragged_shard(dim, counts);
+}
+
+// Views may write the same cut with other shares.
+inline bool ContextParallel::cuts_positions(const Placement& placement, int64_t length) const {
+  if (rows_.empty()) return placement == shard(2);
+  if (!placement.is_shard(2)) return false;
+  const auto& rows = ordered(length).rows;
+  for (int64_t r = 0; r < mesh_.size(); ++r) {
+    if (cut_length(length, placement, mesh_.size(), r) != static_cast<int64_t>(rows[r].size())) return false;
+  }
+  return true;
 }
 
 // Each rank's share is as long as Shard makes it.
@@ -145,6 +179,7 @@ inline std::vector<context::Positions> ContextParallel::rows_of(int64_t length) 
   const auto sequence = sequences_.empty() ? PackedSequence(length) : sequences_[0];
   require(sequence.length() == length, "ContextParallel", "got a sequence of {} positions, and documents of {} together", length,
           sequence.length());
+  if (!rows_.empty()) return rows_;
   const int ranks = static_cast<int>(mesh_.size());
   context::Positions all;
   for (const auto& own : context::rows_by_name(options_.order, mask_of(true), sequence, ranks)) {
@@ -199,7 +234,7 @@ inline at::Tensor ContextParallel::positions(int64_t length) const { return orde
 inline bool ContextParallel::takes(const Layout& layout) const {
   const auto& names = layout.mesh().names();
   const auto at = std::ranges::find(names, dim_);
-  return at != names.end() && (mesh_.size() == 1 || layout.placements()[at - names.begin()] == shard(2));
+  return at != names.end() && (mesh_.size() == 1 || cuts_positions(layout.placements()[at - names.begin()], layout.sizes()[2]));
 }
 
 // Rows in another order than positions have no place in attention that goes by rows.
@@ -216,7 +251,7 @@ inline bool ContextParallel::may_share_heads(const at::Tensor& q, int64_t key_he
   const auto& layout = *find_layout(q);
   for (int64_t d = 0, ranks = 1; d < layout.mesh().ndim(); ++d) {
     const auto& placement = layout.placements()[d];
-    if (placement.is_replicate() || placement == shard(0) || placement == shard(2)) continue;
+    if (placement.is_replicate() || placement == shard(0) || cuts_positions(placement, layout.sizes()[2])) continue;
     ranks *= layout.mesh().size(d);
     if (placement != shard(1) || key_heads % ranks != 0) return false;
   }
