@@ -7,6 +7,8 @@
 
 #include <dtensor/base/tensors_in.hpp>
 #include <dtensor/comm/event.hpp>
+#include <dtensor/mesh/world.hpp>
+#include <dtensor/tensor/attention_hook.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -132,6 +134,30 @@ void attention_by_math(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   c10::Dispatcher::singleton().findSchemaOrThrow("aten::_scaled_dot_product_attention_math", "").callBoxed(stack);
 }
 
+// The rank's hook, or libtorch's own.
+void attention_by_hook(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
+  const auto& hook = World::current().local<AttentionHook>();
+  if (!hook.compute) return op.redispatchBoxed(below(keys), stack);
+  const auto& schema = op.schema();
+  const auto begin = stack->size() - schema.arguments().size();
+  const auto argument = [&](const char* name) {
+    const auto index = schema.argumentIndexWithName(name);
+    return index ? (*stack)[begin + *index] : c10::IValue();
+  };
+  AttentionArguments arguments{argument("query").toTensor(), argument("key").toTensor(), argument("value").toTensor()};
+  if (const auto mask = argument("attn_mask"); mask.isTensor()) arguments.mask = mask.toTensor();
+  if (const auto scale = argument("scale"); scale.isDouble()) arguments.scale = scale.toDouble();
+  if (const auto weights = argument("need_attn_weights"); weights.isBool()) arguments.asks_for_weights = weights.toBool();
+  arguments.dropout = argument("dropout_p").toDouble();
+  arguments.causal = argument("is_causal").toBool();
+  const auto result = hook.compute(arguments);
+  if (!result) return op.redispatchBoxed(below(keys), stack);
+  stack->resize(begin);
+  stack->emplace_back(*result);
+  if (schema.returns().size() > 1) stack->emplace_back(at::Tensor());  // the weights
+}
+
+constexpr const char* kAttention[] = {"scaled_dot_product_attention", "_scaled_dot_product_attention"};
 constexpr const char* kByMath[] = {"_scaled_dot_product_attention_forward"};
 constexpr const char* kOnWholeOperands[] = {"_grid_sampler_2d_cpu_fallback_backward",
                                             "_saturate_weight_to_fp16",
@@ -165,6 +191,7 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, library) {
   library.impl("fill_diagonal_", TORCH_FN(fill_diagonal_));
   library.impl("ctc_loss.IntList", TORCH_FN(ctc_loss));
   library.impl("ctc_loss.Tensor", TORCH_FN(ctc_loss_of_lengths));
+  register_boxed(library, kAttention, [] { return torch::CppFunction::makeFromBoxedFunction<&attention_by_hook>(); });
   register_boxed(library, kByMath, [] { return torch::CppFunction::makeFromBoxedFunction<&attention_by_math>(); });
   register_boxed(library, kOnWholeOperands, [] { return torch::CppFunction::makeFromBoxedFunction<&on_whole_operands>(); });
   register_boxed(library, kOutForms, [] { return torch::CppFunction::makeFromBoxedFunction<&out_form>(); });

@@ -101,8 +101,8 @@ const Placements kAlongCp{shard(1)};
 
 TEST_CASE("context parallel: a model over cut positions has one device's numbers", "[context]") {
   const auto expected = on_one_device();
-  const ContextParallelOptions all[] = {{"ring", "contiguous"}, {"ring", "zigzag"},    {"ring", "stripes"},   {"ring", "balanced"},
-                                        {"allgather", "zigzag"}, {"ulysses", "contiguous"}, {"usp", "zigzag"}, {"tokenring", "zigzag"},
+  const ContextParallelOptions all[] = {{"ring", "contiguous"},   {"ring", "zigzag"},        {"ring", "stripes"}, {"ring", "balanced"},
+                                        {"allgather", "zigzag"},  {"ulysses", "contiguous"}, {"usp", "zigzag"},   {"tokenring", "zigzag"},
                                         {"doublering", "zigzag"}, {"automatic", "zigzag"}};
   for (const std::string transport : {"threads", "shm", "gloo"}) {
     for (const int ranks : {1, 2, 4}) {
@@ -150,7 +150,52 @@ TEST_CASE("context parallel: documents of each row of the batch", "[context]") {
     ContextParallel alone(DeviceMesh(c10::kCPU, {world.rank()}, {1}, {"cp"}), "cp", {.mask = AttentionMask::causal_documents()});
     alone.pack(packed);
     require(nn::attention(q, k, v, {.causal = true}).allclose(y, 1e-10, 1e-12), "test", "one device differs");
+    const auto by_dp = [&](const at::Tensor& x) { return distribute_tensor(x, mesh["dp"], {shard(0)}).tensor(); };
+    const auto z = full_tensor(nn::attention(by_dp(q), by_dp(k), by_dp(v), {.causal = true}));
+    require(z.allclose(y, 1e-10, 1e-12), "test", "a batch that is cut differs");
   }));
+}
+
+// Of libtorch 1.13 it is a private one, with two results.
+at::Tensor libtorchs(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                     const c10::optional<at::Tensor>& mask = {}) {
+#if __has_include(<ATen/ops/scaled_dot_product_attention.h>)
+  return at::scaled_dot_product_attention(q, k, v, mask, 0, causal);
+#else
+  return std::get<0>(at::_scaled_dot_product_attention(q, k, v, mask, 0, false, causal));
+#endif
+}
+
+TEST_CASE("context parallel: libtorch's scaled_dot_product_attention takes part", "[context]") {
+  for (const std::string transport : {"threads", "shm"}) {
+    REQUIRE_NOTHROW(on_ranks(
+        2,
+        [&](World&) {
+          const auto mesh = init_device_mesh(c10::kCPU, {2}, {"cp"});
+          torch::manual_seed(9);
+          const auto leaf = [] { return torch::randn({2, 2, 12, 3}, at::kDouble).requires_grad_(); };
+          const auto q = leaf(), k = leaf(), v = leaf();
+          const auto y = libtorchs(q, k, v, /*causal=*/true);
+          const auto expected = torch::autograd::grad({y.square().sum()}, {q, k, v});
+          ContextParallel context(mesh, "cp");
+          const auto on_mesh = [&](const at::Tensor& x) {
+            return distribute_tensor(context.order(x.detach(), 2), mesh, {shard(2)}).tensor().detach().requires_grad_();
+          };
+          const auto a = on_mesh(q), b = on_mesh(k), c = on_mesh(v);
+          const auto z = libtorchs(a, b, c, /*causal=*/true);
+          const auto got = torch::autograd::grad({z.square().sum()}, {a, b, c});
+          const auto whole = [&](const at::Tensor& x) { return context.restore(full_tensor(x).detach(), 2); };
+          require(whole(z).allclose(y, 1e-10, 1e-12), "test", "another output");
+          for (int i = 0; i < 3; ++i) require(whole(got[i]).allclose(expected[i], 1e-10, 1e-12), "test", "gradient {} differs", i);
+          try {
+            libtorchs(a, b, c, false, torch::ones({12, 12}, at::kBool));
+          } catch (const c10::Error& error) {
+            return require(says("scaled_dot_product_attention got a mask").match(error.what()), "test", "it says: {}", error.what());
+          }
+          fail("test", "a mask by rows was taken");
+        },
+        transport));
+  }
 }
 
 TEST_CASE("context parallel: a batch in another order is refused", "[context][errors]") {
@@ -168,8 +213,14 @@ TEST_CASE("context parallel: a batch in another order is refused", "[context][er
     refused("there is no order 'pigeon'", [&] { ContextParallel context(mesh, "cp", {.order = "pigeon"}); });
     refused("3 neighbours of 2 ranks", [&] { ContextParallel context(mesh, "cp", {.method = "usp", .neighbours = 3}); });
     refused("pigeon", [&] { ContextParallel context(mesh, "pigeon"); });
-    ContextParallel context(mesh, "cp");
     const auto x = distribute_tensor(torch::ones({1, 1, 8, 2}), mesh, {shard(2)});
+    {
+      ContextParallel given(mesh, "cp", {.mask = AttentionMask::causal_documents()});
+      given.pack(PackedSequence({5, 3}), {{0, 1, 2, 3, 4}, {5, 6, 7}});
+      given.order(torch::arange(8).view({1, 8}));
+      refused("hint: distribute ids by context.placement", [&] { nn::attention(x, x, x); });
+    }
+    ContextParallel context(mesh, "cp");
     refused("no batch of 8 positions was ordered; hint: give ids and targets to order()", [&] { nn::attention(x, x, x); });
     const auto ids = torch::arange(8).view({1, 8});
     const auto ordered = context.order(ids);
@@ -178,6 +229,22 @@ TEST_CASE("context parallel: a batch in another order is refused", "[context][er
     refused("is in this region's order already", [&] { context.order(ordered); });
     const auto whole = distribute_tensor(torch::ones({1, 1, 8, 2}), mesh, {replicate()});
     refused("whose positions 'cp' does not cut", [&] { nn::attention(whole, whole, whole); });
+    refused("expected those of one sequence", [&] {
+      const auto shorter = distribute_tensor(torch::ones({1, 1, 6, 2}), mesh, {shard(2)});
+      context.order(ids);
+      nn::attention(x, shorter, shorter);
+    });
+    {
+      ContextParallel masked(mesh, "cp", {.order = "contiguous", .mask = AttentionMask::causal_documents()});
+      refused("whose positions 'cp' does not cut", [&] { nn::attention(whole, whole, whole); });
+    }
+    {
+      const auto thrower = AttentionMask::from([](int64_t, int64_t, int64_t, int64_t) -> bool { throw std::runtime_error("no table"); });
+      ContextParallel given(mesh, "cp", {.order = "contiguous", .mask = thrower});
+      refused("'predicate' threw for query", [&] { nn::attention(x, x, x); });
+    }
+    const auto table = distribute_tensor(torch::ones({8, 2}), mesh, {replicate()}).tensor();
+    refused("hint: work inside a dt::Spmd", [&] { nn::position_rows(table, 8); });
     {
       const Spmd spmd(mesh);
       require(context.order(torch::arange(8).view({1, 8})).equal(ordered), "test", "what Spmd made has another order");

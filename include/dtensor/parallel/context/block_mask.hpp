@@ -52,6 +52,14 @@ inline Interval overlap(const Interval& a, const Interval& b) {
   return both.begin < both.end ? both : Interval{b.begin, b.begin};
 }
 
+// Of a predicate.
+inline bool answer(const AttentionMask& mask, int64_t query, int64_t key, int64_t query_document, int64_t key_document) try {
+  return (*mask.predicate())(query, key, query_document, key_document);
+} catch (const std::exception& error) {
+  fail("AttentionMask", "'{}' threw for query {} and key {}: {}; hint: it must answer for every pair", mask.name(), query, key,
+       error.what());
+}
+
 }  // namespace detail
 
 inline BlockMask::BlockMask(const AttentionMask& mask, const PackedSequence& sequence, std::span<const int64_t> queries,
@@ -77,7 +85,7 @@ inline void BlockMask::add_by_predicate(const AttentionMask& mask, const PackedS
                                         std::span<const int64_t> keys) {
   const auto document = sequence.document_of(query);
   for (int64_t k = 0; k < keys_; ++k) {
-    if (!(*mask.predicate())(query, keys[k], document, sequence.document_of(keys[k]))) continue;
+    if (!detail::answer(mask, query, keys[k], document, sequence.document_of(keys[k]))) continue;
     if (runs_.size() > first_.back() && runs_.back().end == k) ++runs_.back().end;
     else runs_.push_back({k, k + 1});
   }
@@ -106,7 +114,14 @@ inline void BlockMask::write_hidden(const Interval& q, const Interval& k, bool* 
 
 inline bool any_meet(const AttentionMask& mask, const PackedSequence& sequence, std::span<const int64_t> queries,
                      std::span<const int64_t> keys) {
-  return std::ranges::any_of(queries, [&](int64_t query) { return BlockMask(mask, sequence, {&query, 1}, keys).cells() > 0; });
+  if (keys.empty()) return false;
+  return std::ranges::any_of(queries, [&](int64_t query) {
+    if (mask.predicate()) return BlockMask(mask, sequence, {&query, 1}, keys).cells() > 0;
+    return std::ranges::any_of(mask.seen_by(query, sequence), [&](const Interval& span) {
+      const auto first = std::ranges::lower_bound(keys, span.begin);
+      return first != keys.end() && *first < span.end;
+    });
+  });
 }
 
 }  // namespace dtensor::context

@@ -10,20 +10,24 @@
 
 #include <dtensor/mesh/world.hpp>
 #include <dtensor/parallel/context/attention.hpp>
+#include <dtensor/tensor/attention_hook.hpp>
 #include <dtensor/tensor/custom_op.hpp>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/index_select.h>
+#include <ATen/ops/repeat_interleave.h>
 
 #pragma GCC visibility push(default)
 
 namespace dtensor {
 
 struct ContextParallelOptions {
-  std::string method = "ring";     // of context_attention
-  std::string order = "zigzag";    // contiguous, zigzag, stripes, or balanced: by the mask's work
+  std::string method = "ring";                       // of context_attention
+  std::string order = "zigzag";                      // contiguous, zigzag, stripes, or balanced: by the mask's work
   std::optional<AttentionMask> mask = std::nullopt;  // unset: what the model asks for, causal or full
-  int neighbours = 2;              // of usp, how many trade heads; of doublering, how many are close to each other
+  // Of usp, how many ranks trade heads; of doublering, how many are close to each other. Messages among them have the price of the mesh
+  // dimension "cp.neighbours", for a region along "cp".
+  int neighbours = 2;
 };
 
 // While it lives, on this rank. Regions nest, and end in the reverse order. Not copyable.
@@ -37,9 +41,12 @@ class ContextParallel {
   ContextParallel& operator=(const ContextParallel&) = delete;
 
   // The innermost region of this rank that takes attention over such queries: [batch, heads, length, dim], cut along the length by its
-  // dimension of the mesh; all, plain ones too, where that has one rank. Or null.
+  // dimension of the mesh; where that has one rank, whole along the length, plain ones too. Or null. Throws for queries that it should take
+  // and that lie in another way.
   static ContextParallel* of(const at::Tensor& q);
   // The innermost region of this rank inside Spmd, or null.
+  // Outside, distributed tensors are refused where positions are in another order.
+  static void check_in_place(const at::Tensor& positions);
   static ContextParallel* current() { return Spmd::current() ? active(Spmd::current()->world()) : nullptr; }
 
   // The documents of the next batches, before these are ordered: one list for all rows of the batch, or one for each. Without a call, one
@@ -62,14 +69,17 @@ class ContextParallel {
   // Whether the group of heads that shares a key head lies on one rank, so that keys and values need not be repeated.
   bool may_share_heads(const at::Tensor& q, int64_t key_heads) const;
   // See nn::attention; q [batch, heads, length, dim], k and v [batch, key heads, length, dim].
-  at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal, double dropout);
+  at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal, double dropout, double scale = 0);
 
  private:
   struct Active {
     ContextParallel* region = nullptr;
   };
   static ContextParallel*& active(World& world) { return world.local<Active>().region; }
-  bool takes(const Layout& layout) const;
+  static c10::optional<at::Tensor> of_libtorchs(const AttentionArguments& arguments);
+  void make_active(ContextParallel* region);
+  bool takes(const Layout* layout) const;
+  void check_cuts(const Layout& layout) const;
   void check_apart(const Layout& layout) const;
   bool moves() const { return (options_.order != "contiguous" || !rows_.empty()) && mesh_.size() > 1; }
   bool cuts_positions(const Placement& placement, int64_t length) const;
@@ -117,29 +127,55 @@ inline DeviceMesh mesh_for(const DeviceMesh& mesh, const ContextParallelOptions&
           options.neighbours, mesh.size());
   const bool takes_two = needs_two || (options.method == "automatic" && divides && mesh.size() > options.neighbours);
   if (!takes_two) return mesh;
-  return {mesh.device_type(), mesh.ranks(), {mesh.size() / options.neighbours, options.neighbours}, {mesh.names()[0], "neighbours"}};
+  return {mesh.device_type(),
+          mesh.ranks(),
+          {mesh.size() / options.neighbours, options.neighbours},
+          {mesh.names()[0], mesh.names()[0] + ".neighbours"}};
 }
 
 }  // namespace context::detail
 
 inline ContextParallel::ContextParallel(const DeviceMesh& mesh, const std::string& dim, ContextParallelOptions options)
     : dim_(dim), mesh_(context::detail::mesh_for(mesh[dim], options)), options_(std::move(options)), outer_(active(mesh.world())) {
-  active(mesh_.world()) = this;
+  make_active(this);
 }
 
-inline ContextParallel::~ContextParallel() { active(mesh_.world()) = outer_; }
+inline ContextParallel::~ContextParallel() { make_active(outer_); }
+
+inline void ContextParallel::make_active(ContextParallel* region) {
+  active(mesh_.world()) = region;
+  mesh_.world().local<AttentionHook>().compute = region ? &ContextParallel::of_libtorchs : nullptr;
+}
+
+// A call of scaled_dot_product_attention. What the region cannot do, libtorch's own does on gathered keys, where that goes by the same
+// positions and mask.
+inline c10::optional<at::Tensor> ContextParallel::of_libtorchs(const AttentionArguments& arguments) {
+  auto* region = of(arguments.q);
+  if (!region) return {};
+  const bool plain = !arguments.mask.defined() && !arguments.asks_for_weights && arguments.k.size(2) == arguments.q.size(2);
+  if (!region->moves() && !region->options_.mask && !(plain && arguments.dropout == 0)) return {};
+  require(
+      plain, "ContextParallel",
+      "scaled_dot_product_attention got a mask, or keys of another length, or is to give weights, where positions are cut; hint: give the "
+      "region a .mask, or the contiguous order");
+  return region->attention(arguments.q, arguments.k, arguments.v, arguments.causal, arguments.dropout, arguments.scale);
+}
 
 inline ContextParallel* ContextParallel::of(const at::Tensor& q) {
-  const auto* layout = find_layout(q);
   if (q.dim() != 4) return nullptr;
-  if (!layout) {
-    auto* innermost = active(World::current());
-    return innermost && innermost->mesh_.size() == 1 ? innermost : nullptr;
-  }
-  auto* region = active(layout->mesh().world());
-  while (region && !region->takes(*layout)) region = region->outer_;
-  if (const auto* innermost = active(layout->mesh().world()); !region && innermost && innermost->moves()) innermost->check_apart(*layout);
+  const auto* layout = find_layout(q);
+  auto* const innermost = active(layout ? layout->mesh().world() : World::current());
+  auto* region = innermost;
+  while (region && !region->takes(layout)) region = region->outer_;
+  if (!region && layout && innermost && (innermost->moves() || innermost->options_.mask)) innermost->check_apart(*layout);
   return region;
+}
+
+inline void ContextParallel::check_in_place(const at::Tensor& positions) {
+  const auto* layout = find_layout(positions);
+  const auto* region = layout ? active(layout->mesh().world()) : nullptr;
+  require(!region || !region->moves(), "ContextParallel", "positions of {} are to be in {} order; hint: work inside a dt::Spmd",
+          layout ? layout->str() : "", region ? region->options_.order : "");
 }
 
 inline void ContextParallel::pack(std::vector<PackedSequence> sequences) {
@@ -231,19 +267,38 @@ inline at::Tensor ContextParallel::restore(const at::Tensor& x, int64_t dim) con
 
 inline at::Tensor ContextParallel::positions(int64_t length) const { return ordered(length).order; }
 
-inline bool ContextParallel::takes(const Layout& layout) const {
-  const auto& names = layout.mesh().names();
-  const auto at = std::ranges::find(names, dim_);
-  return at != names.end() && (mesh_.size() == 1 || cuts_positions(layout.placements()[at - names.begin()], layout.sizes()[2]));
+inline bool ContextParallel::takes(const Layout* layout) const {
+  if (mesh_.size() == 1) {
+    for (int64_t d = 0; layout && d < layout->mesh().ndim(); ++d) {
+      const auto& placement = layout->placements()[d];
+      if (layout->mesh().size(d) > 1 && (placement.is_flat() || placement.is_shard(2) || placement.is_shard(3))) return false;
+    }
+    return true;
+  }
+  if (!layout) return false;
+  const auto& names = layout->mesh().names();
+  const auto at = std::ranges::find(names, dim_) - names.begin();
+  if (at == static_cast<int64_t>(names.size()) || layout->mesh().size(at) != mesh_.size()) return false;
+  return cuts_positions(layout->placements()[at], layout->sizes()[2]);
 }
 
-// Rows in another order than positions have no place in attention that goes by rows.
+// That each rank has whole heads of the positions that the region gives it.
+inline void ContextParallel::check_cuts(const Layout& layout) const {
+  for (int64_t d = 0; d < layout.mesh().ndim(); ++d) {
+    const auto& placement = layout.placements()[d];
+    const bool fits = placement.is_replicate() || placement.is_partial() || placement.is_shard(0) || placement.is_shard(1) ||
+                      cuts_positions(placement, layout.sizes()[2]);
+    require(fits || layout.mesh().size(d) == 1, "ContextParallel",
+            "attention got {}; expected it cut along batch, heads and positions; hint: redistribute it", layout.str());
+  }
+}
+
+// Rows in another order than positions have no place in attention that goes by rows, nor has a mask by positions.
 inline void ContextParallel::check_apart(const Layout& layout) const {
   if (std::ranges::find(layout.mesh().names(), dim_) == layout.mesh().names().end()) return;
-  fail("ContextParallel",
-       "attention got {}, whose positions '{}' does not cut, where positions are to be in {} order; hint: shard ids along the positions, "
-       "or take the contiguous order",
-       layout.str(), dim_, options_.order);
+  const auto hint = rows_.empty() ? "shard ids along the positions" : "distribute ids by context.placement(dim, length)";
+  fail("ContextParallel", "attention got {}, whose positions '{}' does not cut as the region does ({} order); hint: {}", layout.str(), dim_,
+       rows_.empty() ? options_.order : "its own", hint);
 }
 
 inline bool ContextParallel::may_share_heads(const at::Tensor& q, int64_t key_heads) const {
@@ -251,7 +306,7 @@ inline bool ContextParallel::may_share_heads(const at::Tensor& q, int64_t key_he
   const auto& layout = *find_layout(q);
   for (int64_t d = 0, ranks = 1; d < layout.mesh().ndim(); ++d) {
     const auto& placement = layout.placements()[d];
-    if (placement.is_replicate() || placement == shard(0) || cuts_positions(placement, layout.sizes()[2])) continue;
+    if (placement.is_replicate() || placement.is_shard(0) || cuts_positions(placement, layout.sizes()[2])) continue;
     ranks *= layout.mesh().size(d);
     if (placement != shard(1) || key_heads % ranks != 0) return false;
   }
@@ -268,8 +323,8 @@ inline std::vector<PackedSequence> ContextParallel::sequences_of(const at::Tenso
   if (!layout) return sequences_;
   int64_t begin = 0, count = q.size(0);
   for (int64_t d = 0; d < layout->mesh().ndim(); ++d) {
-    if (layout->placements()[d] != shard(0)) continue;
-    const auto own = cut(count, shard(0), layout->mesh().size(d), layout->mesh().coordinate(d));
+    if (!layout->placements()[d].is_shard(0)) continue;
+    const auto own = cut(count, layout->placements()[d], layout->mesh().size(d), layout->mesh().coordinate(d));
     begin += own.empty() ? 0 : own[0].begin;
     count = own.empty() ? 0 : own[0].length();
   }
@@ -286,18 +341,29 @@ inline const ContextPlan& ContextParallel::plan_of(const at::Tensor& q, bool cau
   return *plan;
 }
 
-inline at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal, double dropout) {
+inline at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal, double dropout,
+                                             double scale) {
   require(dropout == 0, "ContextParallel", "got a dropout of {} of attention weights; expected 0 over cut sequences", dropout);
   require(!moves() || ordered(q.size(2)).used, "ContextParallel",
           "positions are to be in {} order, and no batch of {} positions was ordered; hint: give ids and targets to order() before they "
           "are distributed",
           options_.order, q.size(2));
+  require(q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && k.size(2) == q.size(2) && v.size(2) == q.size(2), "ContextParallel",
+          "attention got {} queries and {} keys; expected those of one sequence", q.size(2), k.dim() > 2 ? k.size(2) : 0);
+  const auto heads = q.size(1), key_heads = k.size(1);
+  require(key_heads > 0 && heads % key_heads == 0, "ContextParallel", "got {} heads and {} key heads; expected a multiple of these", heads,
+          key_heads);
+  if (key_heads < heads && !may_share_heads(q, key_heads)) {
+    const auto repeated = [&](const at::Tensor& x) { return x.repeat_interleave(heads / key_heads, 1); };
+    return attention(q, repeated(k), repeated(v), causal, dropout, scale);
+  }
   const auto& plan = plan_of(q, causal);
   const auto run = [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
-    return context_attention(a, b, c, plan, mesh_, {.method = options_.method});
+    return context_attention(a, b, c, plan, mesh_, {.method = options_.method, .scale = scale});
   };
   if (!is_dtensor(q)) return run(q, k, v);
   const auto& layout = *find_layout(q);
+  check_cuts(layout);
   const auto placements = without_partial(layout.placements());
   LocalMapOptions options;
   options.out_sizes = {layout.sizes().vec()};

@@ -17,11 +17,12 @@
 
 namespace dtensor::context::detail {
 
-// The pieces of each mask of a call, where the kernel suits them all: on CPUs, where pieces are few.
+// The pieces of each mask of a call, where the kernel suits them all: on CPUs, where pieces are few. Not of half types, whose sums it
+// rounds.
 using PiecesOfMasks = std::vector<std::vector<MaskPiece>>;
 inline std::optional<PiecesOfMasks> pieces_for_fused(const at::Tensor& q, const at::Tensor& k, const AttentionCall& call) {
 #ifdef DTENSOR_FUSED_CPU_ATTENTION
-  if (!q.is_cpu() || q.numel() == 0 || k.numel() == 0) return {};
+  if (!q.is_cpu() || (q.scalar_type() != at::kFloat && q.scalar_type() != at::kDouble) || q.numel() == 0 || k.numel() == 0) return {};
   PiecesOfMasks all;
   for (const auto* mask : call.masks) {
     auto pieces = pieces_of(*mask, /*most=*/8 + q.size(2) / 128);

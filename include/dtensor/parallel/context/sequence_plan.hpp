@@ -42,7 +42,7 @@ struct SequenceGroup {
 };
 
 struct SequencePlanOptions {
-  int64_t tokens_per_rank = 0;  // the most that a rank holds at once; 0: any
+  int64_t tokens_per_rank = 0;  // the most that a rank holds at once, to one for each sequence that it shares; 0: any
   SequenceCost cost{};
   // search: the best that is found, exact for few sequences. greedy: as many ranks as a length needs. static: all sequences are cut over as
   // many ranks as the longest one needs, the same groups in all microbatches.
@@ -66,8 +66,8 @@ struct SequencePlan {
   std::vector<SequenceRound> rounds() const;
 };
 
-// Every rank makes it alike, from the same lengths. Throws for a sequence that does not fit on all ranks together, and for options that say
-// nothing.
+// Every rank makes it alike, from the same lengths. Groups have 1, 2, 4, ... ranks. Throws for a sequence that does not fit on the largest
+// group, and for options that say nothing.
 SequencePlan plan_sequences(const std::vector<int64_t>& lengths, int ranks, const SequencePlanOptions& options = {});
 
 // -- How ------------------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ SequencePlan plan_sequences(const std::vector<int64_t>& lengths, int ranks, cons
 namespace context::detail {
 
 // Groups are aligned: of d ranks, a power of two, at a multiple of d. The larger ones work first. So all ranks of a group have done the
-// same before it, and none waits.
+// same before it, and none waits, but for what else ranks do together in a round, such as gathering parameters.
 class SequencePlanner {
  public:
   SequencePlanner(const std::vector<int64_t>& lengths, int ranks, const SequencePlanOptions& options)
@@ -95,6 +95,7 @@ class SequencePlanner {
   // Starts where every sequence takes at most some time, for several times, and then widens or narrows the groups of neighbouring lengths
   // as long as that helps.
   SequencePlan search() const {
+    if (ranks_ == 1) return greedy();
     if (std::pow(2 * ranks_ - 1, lengths_.size()) <= kExact) return exact();
     auto degrees = least_;
     auto best = assigned(degrees);
@@ -106,9 +107,10 @@ class SequencePlanner {
       }
       keep_better(best, degrees, std::move(other));
     }
+    const auto all = buckets();
     for (bool better = true; better;) {
       better = false;
-      for (const auto& bucket : buckets()) {
+      for (const auto& bucket : all) {
         for (int degree = 1; degree <= ranks_; degree *= 2) {
           auto other = degrees;
           for (const int i : bucket) other[i] = std::max(least_[i], degree);
@@ -128,8 +130,8 @@ class SequencePlanner {
     int ranks = 1;
     while (ranks * options_.tokens_per_rank < length) ranks *= 2;
     require(ranks <= ranks_, "plan_sequences",
-            "a sequence of {} positions does not fit on {} ranks of {}; hint: more ranks, or more of them", length, ranks_,
-            options_.tokens_per_rank);
+            "a sequence of {} positions does not fit on {} ranks of {}, in groups of 1, 2, 4, ...; hint: more ranks, or more tokens each",
+            length, ranks_, options_.tokens_per_rank);
     return ranks;
   }
 

@@ -69,7 +69,8 @@ inline double Ulysses::seconds(const AttentionCost& cost) const {
   const auto traders = with_ring_ ? cost.inner() : cost.ranks(), others = cost.ranks() / traders - 1;
   const auto heads = (shape.heads + traders - 1) / traders, key_heads = (shape.key_heads + traders - 1) / traders;
   const double forward = cost.forward_of_heads(heads) / static_cast<double>(cost.ranks() / traders);
-  const auto traded = static_cast<double>(cost.elements(2 * shape.heads + 2 * shape.key_heads, shape.dim) * (traders - 1) / traders);
+  const auto sent_keys = std::max(shape.key_heads, std::min(shape.heads, traders));  // a key head goes to all that need it
+  const auto traded = static_cast<double>(cost.elements(2 * shape.heads + 2 * sent_keys, shape.dim) * (traders - 1) / traders);
   const auto trade = [&](int64_t size) {
     const double bytes = traded * static_cast<double>(size), calls = 2 * static_cast<double>(traders - 1);
     return with_ring_ ? cost.messages_along(1, calls, bytes) : cost.messages(calls, bytes);
