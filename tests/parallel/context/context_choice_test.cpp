@@ -38,7 +38,7 @@ std::string pieces(const AttentionMask& mask, const PackedSequence& sequence, co
 
 }  // namespace
 
-TEST_CASE("context choice: heads, links and masks decide on the method", "[context]") {
+TEST_CASE("context choice: heads and links and masks decide on the method", "[context]") {
   Setting s;
   const CommCost slow{20e-6, 1e8, 1e10};
   s.links = {slow};
