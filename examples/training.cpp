@@ -7,10 +7,22 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <limits>
 
 namespace dt = dtensor;
+
+namespace {
+
+// OpenBLAS may have threads of its own, which libtorch does not control.
+void compute_with_one_thread() {
+  at::set_num_threads(1);
+  if (void* set = dlsym(RTLD_DEFAULT, "openblas_set_num_threads")) reinterpret_cast<void (*)(int)>(set)(1);
+}
+
+}  // namespace
 
 dt::lr::Schedule learning_rate(int64_t steps) {
   const auto warmup = std::max<int64_t>(1, steps / 10);
@@ -137,7 +149,7 @@ int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::funct
 
   // One device, last: the other ranks have nothing left to wait for. It computes with one thread, as each of several ranks does: two would
   // add up in another order.
-  if (o.compare && ranks > 1) at::set_num_threads(1);
+  if (o.compare && ranks > 1) compute_with_one_thread();
   if (o.compare && o.device == "cpu") curves.push_back(load()(std::nullopt, "one device", &*log));
   const int parity = o.compare ? report_parity(o, curves) : 0;
   if (!o.svg.empty()) write_loss_plot(o.svg, curves, o.compare ? &curves.back() : nullptr, units.loss);

@@ -169,9 +169,9 @@ struct OpenBuckets {
 
 }  // namespace
 
-bool fits_bucket(const at::Tensor& part) {
+bool fits_bucket(const at::Tensor& part, const Layout& target) {
   const auto bytes = part.numel() * static_cast<int64_t>(part.element_size());
-  return bytes > 0 && bytes <= kSmallBytes && detail::in_row_major_order(part);
+  return bytes > 0 && bytes <= kSmallBytes && detail::in_row_major_order(target);
 }
 
 at::Tensor reduce_in_bucket(const at::Tensor& part, const LayoutPtr& target, comm::Communicator& group, ReduceOp op) {

@@ -8,8 +8,9 @@
 
 namespace dtensor {
 
-// Whether a gradient of this part is one of those: small, and row-major. Says the same on every rank that has the sum.
-bool fits_bucket(const at::Tensor& part);
+// Whether a gradient of this part, whose sum is to be `target`, is one of those: small, and row-major as a whole. Says the same on every
+// rank that has the sum: parts may lie in memory in another order on each.
+bool fits_bucket(const at::Tensor& part, const Layout& target);
 
 // The sum over `group` of what every rank has, as a distributed tensor of `target`, still under way: `part` is copied to a bucket, which is
 // reduced when it is full, when the backward pass ends, or when somebody waits for one of its gradients before. All ranks of the group call

@@ -55,7 +55,7 @@ at::Tensor in_layout(const at::Tensor& gradient, const LayoutPtr& like, LastMove
   const auto& part = as_dtensor(gradient)->local();
   const bool alone = like->mesh().size() == 1 && part.sizes() == last.to->local_sizes();
   if (alone && is_only_ours(gradient)) return wrap(part, last.to);
-  if (last.sums && last.sums->size() > 1 && fits_bucket(part)) return reduce_in_bucket(part, last.to, *last.sums, last.op);
+  if (last.sums && last.sums->size() > 1 && fits_bucket(part, *last.to)) return reduce_in_bucket(part, last.to, *last.sums, last.op);
   return move_tensor(gradient, last.to);
 }
 

@@ -146,3 +146,19 @@ TEST_CASE("gradient buckets: memory that somebody else sees is added to at once"
     dt::require(memory == std::vector<float>(9, 5.0f), "test", "the memory has {}", memory[0]);
   }));
 }
+
+TEST_CASE("gradient buckets: parts may lie in memory in another order on each rank", "[gradients]") {
+  const char* transport = GENERATE("threads", "gloo");
+  REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+    const auto mesh = line(world);
+    const auto leaf = [&] {
+      return dt::distribute_tensor(torch::zeros({1, 2}), mesh, {dt::replicate()}).tensor().detach().requires_grad_();
+    };
+    const auto a = leaf(), b = leaf();
+    auto part = torch::ones({1, 2});
+    if (world.rank() == 0) part = part.as_strided({1, 2}, {1, 1});
+    const auto gradient = dt::DTensor::from_local(part, mesh, {dt::partial()}).tensor();
+    torch::autograd::backward({a, b}, {gradient, gradient});
+    for (const auto& x : {a, b}) dt::require(dt::full_tensor(x.grad()).equal(torch::full({1, 2}, 2.0)), "test", "another gradient");
+  }, transport));
+}

@@ -200,6 +200,7 @@ TEST_CASE("nccl stand-in: a late rank", "[comm][nccl]") {
     const auto x = on_gpu(at::ones({16}));
     all->all_reduce(x, ReduceOp::sum).get();
     for (int i = 0; world.rank() == 1 && !may_go && i < 1000; ++i) std::this_thread::sleep_for(Milliseconds(10));
+    if (world.rank() == 1) std::this_thread::sleep_for(Milliseconds(500));  // until rank 0 has said that it failed
     auto sum = all->all_reduce(x, ReduceOp::sum);
     while (!sum.work->done()) std::this_thread::yield();
     may_go = true;
