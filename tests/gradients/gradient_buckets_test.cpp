@@ -157,7 +157,7 @@ TEST_CASE("gradient buckets: parts may lie in memory in another order on each ra
     const auto a = leaf(), b = leaf();
     auto part = torch::ones({1, 2});
     if (world.rank() == 0) part = part.as_strided({1, 2}, {1, 1});
-    const auto gradient = dt::DTensor::from_local(part, mesh, {dt::partial()}).tensor();
+    const auto gradient = dt::from_local(part, mesh, {dt::partial()}).tensor();
     torch::autograd::backward({a, b}, {gradient, gradient});
     for (const auto& x : {a, b}) dt::require(dt::full_tensor(x.grad()).equal(torch::full({1, 2}, 2.0)), "test", "another gradient");
   }, transport));
