@@ -149,16 +149,23 @@ TEST_CASE("gradient buckets: memory that somebody else sees is added to at once"
 
 TEST_CASE("gradient buckets: parts may lie in memory in another order on each rank", "[gradients]") {
   const char* transport = GENERATE("threads", "gloo");
-  REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+  const auto run = [](const at::Tensor& row, const at::Tensor& pair) {
+    const auto gate = at::glu(pair).unfold(0, 1, 2);  // whose gradient, the last one, is gathered
+    const auto column = row.t();
+    const auto grid = at::meshgrid({column.flatten().slice(0, 0, 4), column.flatten().slice(0, 0, 3)}, "ij")[0];
+    (grid.sum() + row.flatten().sum() + gate.sum()).backward();
+  };
+  REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) {
     const auto mesh = line(world);
-    const auto leaf = [&] {
-      return dt::distribute_tensor(torch::zeros({1, 2}), mesh, {dt::replicate()}).tensor().detach().requires_grad_();
+    const auto row = torch::arange(2, torch::kDouble).view({1, 2}), pair = torch::arange(2, torch::kFloat);
+    const auto leaf = [&](const at::Tensor& x, const dt::Placement& lies) {
+      return dt::distribute_tensor(x, mesh, {lies}).tensor().detach().requires_grad_();
     };
-    const auto a = leaf(), b = leaf();
-    auto part = torch::ones({1, 2});
-    if (world.rank() == 0) part = part.as_strided({1, 2}, {1, 1});
-    const auto gradient = dt::from_local(part, mesh, {dt::partial()}).tensor();
-    torch::autograd::backward({a, b}, {gradient, gradient});
-    for (const auto& x : {a, b}) dt::require(dt::full_tensor(x.grad()).equal(torch::full({1, 2}, 2.0)), "test", "another gradient");
+    const auto on_mesh = leaf(row, dt::replicate()), pair_on_mesh = leaf(pair, dt::shard(0));
+    run(on_mesh, pair_on_mesh);
+    const auto expected = row.clone().requires_grad_(), expected_pair = pair.clone().requires_grad_();
+    run(expected, expected_pair);
+    same(dt::full_tensor(on_mesh.grad()), expected.grad(), "the row's gradient");
+    same(dt::full_tensor(pair_on_mesh.grad()), expected_pair.grad(), "the pair's gradient");
   }, transport));
 }
