@@ -10,6 +10,7 @@
 #include "main.hpp"
 #include "ranks.hpp"
 
+#include <dtensor/base/compat.hpp>
 #include <dtensor/nn/attention.hpp>
 #include <dtensor/observe/comm_debug.hpp>
 #include <dtensor/parallel/context/attention.hpp>
@@ -44,7 +45,7 @@ class CountingAllocator final : public c10::Allocator {
   double peak_mib(int64_t before) const { return static_cast<double>(peak_ - before) / (1 << 20); }
   int64_t live() const { return live_; }
 
-#if __has_include(<ATen/ops/scaled_dot_product_attention.h>)
+#if DTENSOR_TORCH_AT_LEAST(2, 2)
   c10::DataPtr allocate(size_t bytes) override { return counted(bytes); }
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 #else

@@ -150,6 +150,15 @@ TEST_CASE("context parallel: documents of each row of the batch", "[context]") {
     ContextParallel alone(DeviceMesh(c10::kCPU, {world.rank()}, {1}, {"cp"}), "cp", {.mask = AttentionMask::causal_documents()});
     alone.pack(packed);
     require(nn::attention(q, k, v, {.causal = true}).allclose(y, 1e-10, 1e-12), "test", "one device differs");
+    {  // without a mask, dropout is libtorch's
+      const auto dropped = [&] {
+        torch::manual_seed(1);
+        return nn::attention(q, k, v, {.dropout = 0.5});
+      };
+      const ContextParallel bare(DeviceMesh(c10::kCPU, {world.rank()}, {1}, {"cp"}), "cp");
+      const auto inside = dropped();
+      require(inside.ne(nn::attention(q, k, v)).any().item<bool>(), "test", "nothing was dropped");
+    }
     const auto by_dp = [&](const at::Tensor& x) { return distribute_tensor(x, mesh["dp"], {shard(0)}).tensor(); };
     const auto z = full_tensor(nn::attention(by_dp(q), by_dp(k), by_dp(v), {.causal = true}));
     require(z.allclose(y, 1e-10, 1e-12), "test", "a batch that is cut differs");
@@ -229,7 +238,7 @@ TEST_CASE("context parallel: a batch in another order is refused", "[context][er
     refused("is in this region's order already", [&] { context.order(ordered); });
     const auto whole = distribute_tensor(torch::ones({1, 1, 8, 2}), mesh, {replicate()});
     refused("whose positions 'cp' does not cut", [&] { nn::attention(whole, whole, whole); });
-    refused("expected those of one sequence", [&] {
+    refused("those of one sequence", [&] {
       const auto shorter = distribute_tensor(torch::ones({1, 1, 6, 2}), mesh, {shard(2)});
       context.order(ids);
       nn::attention(x, shorter, shorter);

@@ -41,12 +41,12 @@ class ContextParallel {
   ContextParallel& operator=(const ContextParallel&) = delete;
 
   // The innermost region of this rank that takes attention over such queries: [batch, heads, length, dim], cut along the length by its
-  // dimension of the mesh; where that has one rank, whole along the length, plain ones too. Or null. Throws for queries that it should take
-  // and that lie in another way.
-  static ContextParallel* of(const at::Tensor& q);
+  // dimension of the mesh; where that has one rank, whole along the length, plain ones too. Or null, as where there is a dropout that
+  // libtorch's own attention does as well: on one rank, without a mask. Throws for queries that it should take and that lie in another way.
+  static ContextParallel* of(const at::Tensor& q, double dropout = 0);
+  // Throws for a distributed table of positions that is used outside of Spmd, where the region has these in another order.
+  static void check_in_place(const at::Tensor& table);
   // The innermost region of this rank inside Spmd, or null.
-  // Outside, distributed tensors are refused where positions are in another order.
-  static void check_in_place(const at::Tensor& positions);
   static ContextParallel* current() { return Spmd::current() ? active(Spmd::current()->world()) : nullptr; }
 
   // The documents of the next batches, before these are ordered: one list for all rows of the batch, or one for each. Without a call, one
@@ -150,7 +150,7 @@ inline void ContextParallel::make_active(ContextParallel* region) {
 // A call of scaled_dot_product_attention. What the region cannot do, libtorch's own does on gathered keys, where that goes by the same
 // positions and mask.
 inline c10::optional<at::Tensor> ContextParallel::of_libtorchs(const AttentionArguments& arguments) {
-  auto* region = of(arguments.q);
+  auto* region = of(arguments.q, arguments.dropout);
   if (!region) return {};
   const bool plain = !arguments.mask.defined() && !arguments.asks_for_weights && arguments.k.size(2) == arguments.q.size(2);
   if (!region->moves() && !region->options_.mask && !(plain && arguments.dropout == 0)) return {};
@@ -161,18 +161,19 @@ inline c10::optional<at::Tensor> ContextParallel::of_libtorchs(const AttentionAr
   return region->attention(arguments.q, arguments.k, arguments.v, arguments.causal, arguments.dropout, arguments.scale);
 }
 
-inline ContextParallel* ContextParallel::of(const at::Tensor& q) {
+inline ContextParallel* ContextParallel::of(const at::Tensor& q, double dropout) {
   if (q.dim() != 4) return nullptr;
   const auto* layout = find_layout(q);
   auto* const innermost = active(layout ? layout->mesh().world() : World::current());
   auto* region = innermost;
   while (region && !region->takes(layout)) region = region->outer_;
   if (!region && layout && innermost && (innermost->moves() || innermost->options_.mask)) innermost->check_apart(*layout);
+  if (region && dropout > 0 && region->mesh_.size() == 1 && !region->options_.mask) return nullptr;
   return region;
 }
 
-inline void ContextParallel::check_in_place(const at::Tensor& positions) {
-  const auto* layout = find_layout(positions);
+inline void ContextParallel::check_in_place(const at::Tensor& table) {
+  const auto* layout = find_layout(table);
   const auto* region = layout ? active(layout->mesh().world()) : nullptr;
   require(!region || !region->moves(), "ContextParallel", "positions of {} are to be in {} order; hint: work inside a dt::Spmd",
           layout ? layout->str() : "", region ? region->options_.order : "");
@@ -343,13 +344,14 @@ inline const ContextPlan& ContextParallel::plan_of(const at::Tensor& q, bool cau
 
 inline at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal, double dropout,
                                              double scale) {
+  require(q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && k.size(2) == q.size(2) && v.size(2) == q.size(2), "ContextParallel",
+          "attention got q {}, k {} and v {}; expected [batch, heads, length, dim] of one length: those of one sequence",
+          detail::str_of(q.sizes()), detail::str_of(k.sizes()), detail::str_of(v.sizes()));
   require(dropout == 0, "ContextParallel", "got a dropout of {} of attention weights; expected 0 over cut sequences", dropout);
   require(!moves() || ordered(q.size(2)).used, "ContextParallel",
           "positions are to be in {} order, and no batch of {} positions was ordered; hint: give ids and targets to order() before they "
           "are distributed",
           options_.order, q.size(2));
-  require(q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && k.size(2) == q.size(2) && v.size(2) == q.size(2), "ContextParallel",
-          "attention got {} queries and {} keys; expected those of one sequence", q.size(2), k.dim() > 2 ? k.size(2) : 0);
   const auto heads = q.size(1), key_heads = k.size(1);
   require(key_heads > 0 && heads % key_heads == 0, "ContextParallel", "got {} heads and {} key heads; expected a multiple of these", heads,
           key_heads);
