@@ -27,6 +27,8 @@ namespace {
 
 // After a failure the other ranks notice by themselves and say so; this is how long they get.
 constexpr std::chrono::milliseconds kReportTime{1500};
+// The rank that was the first to say that it failed ends by itself, also where the machine is slow: its status is the job's.
+constexpr std::chrono::seconds kTimeToEnd{10};
 // After a rank has failed the others write their stacks, or notice and fail too, before it is said which of them is behind.
 constexpr std::chrono::milliseconds kTimeToNotice{700}, kTimeForStacks{150};
 
@@ -166,9 +168,9 @@ void Group::serve() {
     for (size_t i = 2; i < entries.size(); ++i) {
       if (entries[i].revents != 0) read_output(local[i], false);
     }
-    read_reports();
     read_signals();
     reap();
+    read_reports();  // after it: what the ended ones said is then known
     if (!told_ && Clock::now() >= report_at_) print_report();
     if (Clock::now() >= next_stage_) escalate();
   }
@@ -202,7 +204,9 @@ void Group::read_reports() {
   int rank = 0;
   ssize_t n = 0;
   while ((n = read(reports_[0], &rank, sizeof rank)) == sizeof rank) {
-    reported_.push_back(rank - job_.node * job_.ranks);
+    const int local = rank - job_.node * job_.ranks;
+    if (local < 0 || local >= job_.ranks) continue;  // not a rank's own writing
+    reported_.push_back(local);
     expect_report();
   }
   if (n == 0 && reports_[0] >= 0) {
@@ -225,6 +229,7 @@ void Group::reap() {
     if (stage_ != Stage::running) continue;
     stage_ = Stage::failing;
     next_stage_ = Clock::now() + kReportTime;
+    failing_until_ = Clock::now() + kTimeToEnd;
   }
 }
 
@@ -258,6 +263,10 @@ void Group::print_report() {
 void Group::escalate() {
   if (stage_ == Stage::failing) {
     print_report();
+    if (!reported_.empty() && ranks_[reported_.front()].pid > 0 && Clock::now() < failing_until_) {
+      next_stage_ = Clock::now() + kTimeForStacks;
+      return;
+    }
     stage_ = Stage::terminating;
     signal_all(SIGTERM);
     next_stage_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(job_.grace_seconds));

@@ -75,6 +75,7 @@ class Group {
   Clock::time_point report_at_ = Clock::time_point::max();
   enum class Stage { running, failing, terminating, killing } stage_ = Stage::running;
   Clock::time_point next_stage_ = Clock::time_point::max();
+  Clock::time_point failing_until_;  // how long a rank that reported may take to end by itself
 };
 
 }  // namespace dtensor_run

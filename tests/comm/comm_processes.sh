@@ -101,6 +101,11 @@ refuse 'no PROGRAM' "$run" -n 2
 refuse 'need --master-addr' "$run" -n 1 --nnodes 2 true
 refuse 'unknown option --pigeon' "$run" -n 1 --pigeon true
 refuse 'MASTER_ADDR is not set' env -u MASTER_ADDR RANK=0 WORLD_SIZE=2 "${program[@]}"
+# The first rank to say that it failed is named, with its own status, also where it ends long after another.
+status=0
+"$run" -n 2 bash -c 'if [ "$RANK" = 1 ]; then printf "\1\0\0\0" >&"$DTENSOR_REPORT_FD"; sleep 3; exit 5; fi
+  sleep 0.5; printf "\0\0\0\0" >&"$DTENSOR_REPORT_FD"; exit 4' 2>"$TMPDIR/out" || status=$?
+[ $status = 5 ] && grep -q 'rank 1 exited with status 5' "$TMPDIR/out" || { echo "a slow end: exit status $status"; cat "$TMPDIR/out"; exit 1; }
 # Each rank is a session: where cores are shared out among sessions it has as much of them as any other process.
 "$run" -n 2 sh -c 'read -r _ _ _ _ _ session _ </proc/$$/stat && [ "$session" = $$ ]'
 "$run" -n 2 --log-dir "$TMPDIR/logs" sh -c 'echo "I am $RANK of $WORLD_SIZE"'
