@@ -3,20 +3,13 @@
 
 #include <dtensor/comm/work.hpp>
 #include <dtensor/redistribute/between_meshes.hpp>
+#include <dtensor/redistribute/boxes_of_shard.hpp>
 
 #include <memory>
 #include <optional>
 #include <vector>
 
 namespace dtensor::redistribute {
-
-class BoxesOfShard;
-
-// Where a box lies in a rank's shard: the first element's position, as seen before a flat cut, and the lengths.
-struct ShardPiece {
-  Sizes position, sizes;
-  int64_t numel = 0;
-};
 
 class MeshMove {
  public:

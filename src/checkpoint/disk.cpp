@@ -1,0 +1,141 @@
+#include "src/checkpoint/disk.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace dtensor::checkpoint::disk {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& path, const char* what, int error = errno) {
+  throw std::runtime_error(fmt::format("'{}' cannot be {}: {}", path, what, std::generic_category().message(error)));
+}
+
+std::string folder_of(const std::string& path) {
+  const auto folder = std::filesystem::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
+}  // namespace
+
+NewFile::NewFile(std::string path) : path_(std::move(path)) {
+  file_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (file_ < 0) refuse(path_, "made");
+}
+
+NewFile::~NewFile() {
+  if (file_ >= 0) close(file_);
+  if (!done_) unlink(path_.c_str());
+}
+
+void NewFile::write(const void* data, size_t size) {
+  const auto* next = static_cast<const char*>(data);
+  while (size > 0) {
+    const auto written = ::write(file_, next, std::min<size_t>(size, size_t{64} << 20));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) refuse(path_, "written");
+    next += written;
+    size -= static_cast<size_t>(written);
+  }
+}
+
+void NewFile::finish() {
+  if (fsync(file_) != 0) refuse(path_, "synced");
+  if (close(std::exchange(file_, -1)) != 0) refuse(path_, "written");
+  done_ = true;
+}
+
+File::File(std::string path) : path_(std::move(path)) {
+  file_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file_ < 0) refuse(path_, "opened");
+}
+
+File::~File() {
+  if (file_ >= 0) close(file_);
+}
+
+File::File(File&& other) noexcept : path_(std::move(other.path_)), file_(std::exchange(other.file_, -1)) {}
+
+int64_t File::size() const {
+  struct stat facts {};
+  if (fstat(file_, &facts) != 0) refuse(path_, "read");
+  return facts.st_size;
+}
+
+void File::read(void* data, size_t size, int64_t offset) const {
+  auto* next = static_cast<char*>(data);
+  while (size > 0) {
+    const auto got = pread(file_, next, size, offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) refuse(path_, "read");
+    if (got == 0) throw std::runtime_error(fmt::format("'{}' ends before byte {}", path_, offset + static_cast<int64_t>(size)));
+    next += got;
+    size -= static_cast<size_t>(got);
+    offset += got;
+  }
+}
+
+void replace(const std::string& path, std::string_view text) {
+  const auto temporary = path + ".part";
+  remove(temporary);  // of an attempt that ended
+  NewFile file(temporary);
+  file.write(text.data(), text.size());
+  file.finish();
+  if (std::rename(temporary.c_str(), path.c_str()) != 0) {
+    const int error = errno;
+    unlink(temporary.c_str());
+    refuse(path, "replaced", error);
+  }
+  sync_folder(folder_of(path));
+}
+
+std::string read_text(const std::string& path) {
+  const File file(path);
+  std::string text(static_cast<size_t>(file.size()), '\0');
+  file.read(text.data(), text.size(), 0);
+  return text;
+}
+
+bool exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
+
+void make_folder(const std::string& path) {
+  if (path.empty() || exists(path)) return;
+  make_folder(std::filesystem::path(path).parent_path().string());
+  if (mkdir(path.c_str(), 0777) != 0 && errno != EEXIST) refuse(path, "made");
+  sync_folder(folder_of(path));
+}
+
+void sync_folder(const std::string& path) {
+  const int folder = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) refuse(path, "opened");
+  const bool well = fsync(folder) == 0 || errno == EINVAL;  // some file systems cannot, and need not
+  const int error = errno;
+  close(folder);
+  if (!well) refuse(path, "synced", error);
+}
+
+void remove(const std::string& path) {
+  if (unlink(path.c_str()) != 0 && errno != ENOENT) refuse(path, "removed");
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) names.push_back(entry.path().filename().string());
+  if (error) refuse(folder, "listed", error.value());
+  std::ranges::sort(names);
+  return names;
+}
+
+}  // namespace dtensor::checkpoint::disk

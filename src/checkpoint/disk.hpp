@@ -1,0 +1,62 @@
+// Files as a checkpoint needs them: written once, synced, renamed into place. Every function throws std::runtime_error that names the file
+// and what the system says.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace dtensor::checkpoint {
+
+inline constexpr const char* kIndexName = "index.json";
+
+namespace disk {
+
+// A file that did not exist before, and is written from begin to end. Closed without finish(), it is removed.
+class NewFile {
+ public:
+  explicit NewFile(std::string path);
+  ~NewFile();
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  void write(const void* data, size_t size);
+  void finish();  // syncs
+
+ private:
+  std::string path_;
+  int file_ = -1;
+  bool done_ = false;
+};
+
+// A file that is read at any place.
+class File {
+ public:
+  explicit File(std::string path);
+  ~File();
+  File(File&& other) noexcept;
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  int64_t size() const;
+  void read(void* data, size_t size, int64_t offset) const;  // throws where the file ends before
+
+ private:
+  std::string path_;
+  int file_ = -1;
+};
+
+// Puts a whole text where `path` is, or leaves what was there. Synced, with its folder, when it returns.
+void replace(const std::string& path, std::string_view text);
+
+std::string read_text(const std::string& path);
+bool exists(const std::string& path);
+void make_folder(const std::string& path);  // and those above it; synced into the folder above
+void sync_folder(const std::string& path);
+void remove(const std::string& path);  // a file; one that is not there is well
+std::vector<std::string> names_in(const std::string& folder);  // sorted
+
+}  // namespace disk
+
+}  // namespace dtensor::checkpoint
