@@ -7,7 +7,7 @@
 #include <nmmintrin.h>
 #endif
 
-namespace dtensor::checkpoint {
+namespace dtensor::checkpoints {
 
 namespace {
 
@@ -96,4 +96,4 @@ uint32_t crc32c(const void* data, size_t size, uint32_t before) {
   return crc32c_by_table(data, size, before);
 }
 
-}  // namespace dtensor::checkpoint
+}  // namespace dtensor::checkpoints

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace dtensor::checkpoint {
+namespace dtensor::checkpoints {
 
 // The checksum of `size` bytes that follow bytes with checksum `before`. With the processor's instructions where it has them.
 uint32_t crc32c(const void* data, size_t size, uint32_t before = 0);
@@ -12,4 +12,4 @@ uint32_t crc32c(const void* data, size_t size, uint32_t before = 0);
 // The same by table, for processors without them and for tests.
 uint32_t crc32c_by_table(const void* data, size_t size, uint32_t before = 0);
 
-}  // namespace dtensor::checkpoint
+}  // namespace dtensor::checkpoints

@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-namespace dtensor::checkpoint::disk {
+namespace dtensor::checkpoints::disk {
 
 namespace {
 
@@ -50,8 +50,8 @@ void NewFile::write(const void* data, size_t size) {
   }
 }
 
-void NewFile::finish() {
-  if (fsync(file_) != 0) refuse(path_, "synced");
+void NewFile::finish(bool synced) {
+  if (synced && fsync(file_) != 0) refuse(path_, "synced");
   if (close(std::exchange(file_, -1)) != 0) refuse(path_, "written");
   done_ = true;
 }
@@ -86,19 +86,21 @@ void File::read(void* data, size_t size, int64_t offset) const {
   }
 }
 
-void replace(const std::string& path, std::string_view text) {
+static void put(const std::string& path, std::string_view text, bool synced) {
   const auto temporary = path + ".part";
   remove(temporary);  // of an attempt that ended
   NewFile file(temporary);
   file.write(text.data(), text.size());
-  file.finish();
+  file.finish(synced);
   if (std::rename(temporary.c_str(), path.c_str()) != 0) {
     const int error = errno;
     unlink(temporary.c_str());
     refuse(path, "replaced", error);
   }
-  sync_folder(folder_of(path));
+  if (synced) sync_folder(folder_of(path));
 }
+void put(const std::string& path, std::string_view text) { put(path, text, false); }
+void replace(const std::string& path, std::string_view text) { put(path, text, true); }
 
 std::string read_text(const std::string& path) {
   const File file(path);
@@ -138,4 +140,4 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-}  // namespace dtensor::checkpoint::disk
+}  // namespace dtensor::checkpoints::disk

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace dtensor::checkpoint {
+namespace dtensor::checkpoints {
 
 inline constexpr const char* kIndexName = "index.json";
 
@@ -22,7 +22,7 @@ class NewFile {
   NewFile& operator=(const NewFile&) = delete;
 
   void write(const void* data, size_t size);
-  void finish();  // syncs
+  void finish(bool synced = true);
 
  private:
   std::string path_;
@@ -50,6 +50,9 @@ class File {
 // Puts a whole text where `path` is, or leaves what was there. Synced, with its folder, when it returns.
 void replace(const std::string& path, std::string_view text);
 
+// The same, not synced.
+void put(const std::string& path, std::string_view text);
+
 std::string read_text(const std::string& path);
 bool exists(const std::string& path);
 void make_folder(const std::string& path);  // and those above it; synced into the folder above
@@ -59,4 +62,4 @@ std::vector<std::string> names_in(const std::string& folder);  // sorted
 
 }  // namespace disk
 
-}  // namespace dtensor::checkpoint
+}  // namespace dtensor::checkpoints

@@ -1,6 +1,7 @@
 // The text of an index. Its first line is fixed but for the checksum of all that follows, so no bit of it can change unnoticed.
 #include "src/checkpoint/crc32c.hpp"
 #include "src/checkpoint/disk.hpp"
+#include "src/checkpoint/index_text.hpp"
 #include "src/checkpoint/safetensors.hpp"
 
 #include <dtensor/base/error.hpp>
@@ -16,7 +17,7 @@
 #include <set>
 #include <stdexcept>
 
-namespace dtensor::checkpoint {
+namespace dtensor::checkpoints {
 
 namespace {
 
@@ -139,7 +140,7 @@ bool overlap_anywhere(std::vector<const Box*>& boxes) {
 }
 
 // Throws unless the pieces are the tensor: each in its bounds and its file, none overlapping, nothing left out.
-void check(const std::string& name, const SavedTensor& tensor, const Index& index) {
+void check(const std::string& name, const SavedTensor& tensor, const Index& index, bool is_part) {
   const auto wrong = [&](const std::string& what) { throw std::runtime_error(fmt::format("tensor '{}' {}", name, what)); };
   int64_t numel = 1;
   for (const auto size : tensor.sizes) {
@@ -155,6 +156,7 @@ void check(const std::string& name, const SavedTensor& tensor, const Index& inde
       if (side.end > size) wrong(fmt::format("has a piece outside of its sizes [{}]", fmt::join(tensor.sizes, ", ")));
     }
     const auto bytes = numel_of(piece.box) * item;
+    if (is_part && piece.file < 0) continue;
     if (piece.file < 0 || piece.file >= static_cast<int32_t>(index.files.size())) wrong("has a piece in no file");
     const auto& file = index.files[static_cast<size_t>(piece.file)];
     if (piece.offset < 0 || (file.bytes >= 0 && (piece.offset > file.bytes || bytes > file.bytes - piece.offset)))
@@ -164,7 +166,7 @@ void check(const std::string& name, const SavedTensor& tensor, const Index& inde
     covered += numel_of(piece.box);
     if (numel_of(piece.box) > 0) boxes.push_back(&piece.box);
   }
-  if (covered != numel) wrong(fmt::format("has {} elements in pieces of {}", numel, covered));
+  if (covered != numel && !is_part) wrong(fmt::format("has {} elements in pieces of {}", numel, covered));
   if (overlap_anywhere(boxes)) wrong("has pieces that overlap");
 }
 
@@ -173,7 +175,7 @@ void check_file_name(const std::string& name) {
   if (!inside) throw std::runtime_error(fmt::format("the name '{}' is of a file outside of the folder", name));
 }
 
-Index parse(const std::string& text) {
+Index parse(const std::string& text, bool is_part) {
   const auto all = json::parse(text);
   if (all.at("format") != kFormat) throw std::runtime_error("it is not the index of a checkpoint");
   if (const int version = all.at("version").get<int>(); version != kVersion)
@@ -193,12 +195,12 @@ Index parse(const std::string& text) {
   for (const auto& [name, value] : all.at("tensors").items()) {
     SavedTensor tensor{dtype_from(value.at("dtype").get<std::string>()), value.at("sizes").get<std::vector<int64_t>>(), {}};
     for (const auto& piece : value.at("pieces")) tensor.pieces.push_back(piece_from(piece));
-    check(name, tensor, index);
+    check(name, tensor, index, is_part);
     index.tensors.emplace(name, std::move(tensor));
   }
   index.same_as = all.at("same_as").get<std::map<std::string, std::string>>();
   for (const auto& [name, other] : index.same_as) {
-    if (!index.tensors.contains(other)) throw std::runtime_error(fmt::format("'{}' is said to be '{}', which is not there", name, other));
+    if (!is_part && !index.tensors.contains(other)) throw std::runtime_error(fmt::format("'{}' is said to be '{}', which is not there", name, other));
   }
   for (const auto& [name, value] : all.at("values").items()) index.values[name] = value_from(value);
   return index;
@@ -260,20 +262,23 @@ std::string to_text(const Index& index) {
   return first_line(crc32c(rest.data(), rest.size())) + rest;
 }
 
-Index index_from(const std::string& text, const std::string& path) {
+static Index index_from(const std::string& text, const std::string& path, bool is_part) {
   const auto line = first_line(0).size();
   if (text.size() < line || text.substr(0, line) != first_line(crc32c(text.data() + line, text.size() - line))) {
     fail("load", "'{}' is damaged, or no index of a checkpoint: its checksum is not that of its {} bytes; hint: it was cut, or changed on its "
          "way here; copy it again, or load an earlier step", path, text.size());
   }
   try {
-    return parse(text);
+    return parse(text, is_part);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& problem) {
     fail("load", "the index '{}' cannot be read: {}", path, problem.what());
   }
 }
+
+Index index_from(const std::string& text, const std::string& path) { return index_from(text, path, false); }
+Index part_of_index_from(const std::string& text, const std::string& path) { return index_from(text, path, true); }
 
 Index read_index(const std::string& step_folder) {
   const auto path = step_folder + "/" + kIndexName;
@@ -289,4 +294,4 @@ Index read_index(const std::string& step_folder) {
   return index;
 }
 
-}  // namespace dtensor::checkpoint
+}  // namespace dtensor::checkpoints

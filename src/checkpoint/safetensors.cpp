@@ -13,7 +13,7 @@
 #include <set>
 #include <stdexcept>
 
-namespace dtensor::checkpoint::safetensors {
+namespace dtensor::checkpoints::safetensors {
 
 namespace {
 
@@ -187,4 +187,4 @@ Header read_header(const std::string& path) {
   }
 }
 
-}  // namespace dtensor::checkpoint::safetensors
+}  // namespace dtensor::checkpoints::safetensors

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace dtensor::checkpoint::safetensors {
+namespace dtensor::checkpoints::safetensors {
 
 struct Entry {
   std::string name;
@@ -42,4 +42,4 @@ Header parse(std::string_view json, int64_t file_bytes);
 // The header of a file. Throws std::runtime_error, naming the file.
 Header read_header(const std::string& path);
 
-}  // namespace dtensor::checkpoint::safetensors
+}  // namespace dtensor::checkpoints::safetensors

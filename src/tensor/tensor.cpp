@@ -8,6 +8,7 @@
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/reading.hpp"
 #include "src/dispatch/replicated.hpp"
+#include "src/dispatch/write_through.hpp"
 #include "src/mesh/stand_in.hpp"
 
 #include <dtensor/dispatch/local_mode.hpp>
@@ -17,6 +18,7 @@
 #include <dtensor/mesh/world.hpp>
 #include <dtensor/redistribute/redistribute.hpp>
 #include <dtensor/tensor/spmd.hpp>
+#include <dtensor/tensor/writing.hpp>
 
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -345,6 +347,16 @@ void replace_local_shard(const at::Tensor& tensor, at::Tensor local) {
   impl.set_member({});
   impl.set_local(std::move(local), layout);
   impl.set_member(member);
+}
+
+at::Tensor local_to_write(const at::Tensor& tensor) {
+  tensor.unsafeGetTensorImpl()->bump_version();
+  auto* impl = as_dtensor(tensor);
+  if (!impl) return tensor.detach();
+  const auto& layout = *impl->layout();
+  require(!layout.is_deferred() && !layout.is_absent(), "local_to_write", "the tensor has no memory on this rank; got {}", layout.str());
+  dispatch::begin_write(*impl);
+  return impl->local();
 }
 
 void redistribute_(const at::Tensor& tensor, PlacementsRef placements) {

@@ -14,7 +14,7 @@
 
 #pragma GCC visibility push(default)
 
-namespace dtensor::checkpoint {
+namespace dtensor::checkpoints {
 
 using Box = std::vector<Interval>;  // global indices, one interval per dim
 
@@ -75,6 +75,6 @@ Index index_from(const std::string& text, const std::string& path);
 // Reads and checks the index of a step's folder ("run/step-100").
 Index read_index(const std::string& step_folder);
 
-}  // namespace dtensor::checkpoint
+}  // namespace dtensor::checkpoints
 
 #pragma GCC visibility pop

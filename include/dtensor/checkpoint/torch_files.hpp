@@ -24,6 +24,8 @@ class OutputArchive;
 
 namespace dtensor {
 
+class State;  // <dtensor/checkpoint/checkpoint.hpp> saves and loads it
+
 namespace detail {
 
 void save_module(const torch::nn::Module& module, const std::string& path);
@@ -63,6 +65,7 @@ concept holds_module = requires(Value& value) {
 // Throws on every rank for a file that cannot be written (a missing folder, a full disk), for deferred tensors, and for optimizers that
 // have distributed parameters and a state whose type is not libtorch's.
 template <class Value>
+  requires(!std::is_same_v<Value, State>)
 void save(const Value& value, const std::string& path) {
   if constexpr (std::is_convertible_v<const Value&, const torch::nn::Module&>) {
     detail::save_module(value, path);
@@ -92,6 +95,7 @@ void save(const Value& value, const std::string& path) {
 // Throws on every rank, and leaves `value` as it was, for a file that cannot be read. It also does so for names that the file lacks, and
 // for sizes and dtypes that differ; the error lists all of them.
 template <class Value>
+  requires(!std::is_same_v<std::remove_const_t<Value>, State>)
 void load(Value& value, const std::string& path) {
   if constexpr (std::is_convertible_v<Value&, torch::nn::Module&>) {
     detail::load_module(value, path);

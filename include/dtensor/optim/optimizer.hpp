@@ -44,6 +44,10 @@ class Optimizer : public torch::optim::Optimizer {
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
+  // Make a whole, plain tensor of a tensor of the state, and back. For who saves it; all ranks of the parameter's mesh call them.
+  virtual at::Tensor whole(const std::string& name, const at::Tensor& parameter, const at::Tensor& tensor) const;
+  virtual at::Tensor part(const std::string& name, const at::Tensor& parameter, const at::Tensor& whole) const;
+
  protected:
   virtual void update() = 0;
 
@@ -51,10 +55,6 @@ class Optimizer : public torch::optim::Optimizer {
 
   // The group's parameters that have a gradient.
   static std::vector<at::Tensor> with_gradients(const torch::optim::OptimizerParamGroup& group);
-
-  // Make a whole, plain tensor of a tensor of the state, and back.
-  virtual at::Tensor whole(const std::string& name, const at::Tensor& parameter, const at::Tensor& tensor) const;
-  virtual at::Tensor part(const std::string& name, const at::Tensor& parameter, const at::Tensor& whole) const;
 };
 
 // -- How -----------------------------------------------------------------------------------------------------------------

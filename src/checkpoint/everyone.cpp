@@ -1,0 +1,88 @@
+#include "src/checkpoint/everyone.hpp"
+
+#include <dtensor/base/error.hpp>
+#include <dtensor/comm/event.hpp>
+#include <dtensor/mesh/world.hpp>
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+namespace dtensor::checkpoints {
+
+namespace {
+
+at::Tensor bytes_of(const void* data, size_t size) {
+  auto bytes = at::empty({static_cast<int64_t>(size)}, at::kByte);
+  if (size > 0) std::memcpy(bytes.data_ptr(), data, size);
+  return bytes;
+}
+
+}  // namespace
+
+Everyone::Everyone(std::string_view tag) : tag_(tag) {
+  auto& world = World::current();
+  if (world.size() == 1) return;
+  line_.emplace(init_device_mesh(c10::kCPU, {world.size()}, {"checkpoint"}));
+  group_ = &line_->communicator(0);
+}
+
+std::vector<Everyone::Numbers> Everyone::gather_numbers(const Numbers& numbers) const {
+  if (!group_) return {numbers};
+  const comm::Subject subject(tag_);
+  const std::vector<int64_t> counts(static_cast<size_t>(size()), sizeof numbers);
+  const auto all = group_->all_gather(bytes_of(numbers.data(), sizeof numbers), counts).get();
+  std::vector<Numbers> result(static_cast<size_t>(size()));
+  std::memcpy(result.data(), all.data_ptr(), static_cast<size_t>(all.numel()));
+  return result;
+}
+
+std::vector<std::string> Everyone::gather(const std::string& text) const {
+  if (!group_) return {text};
+  std::vector<int64_t> counts;
+  for (const auto& numbers : gather_numbers({static_cast<int64_t>(text.size())})) counts.push_back(numbers[0]);
+  const comm::Subject subject(tag_);
+  const auto all = group_->all_gather(bytes_of(text.data(), text.size()), counts).get();
+  const auto* next = static_cast<const char*>(all.data_ptr());
+  std::vector<std::string> texts;
+  for (const auto count : counts) {
+    texts.emplace_back(next, static_cast<size_t>(count));
+    next += count;
+  }
+  return texts;
+}
+
+std::string Everyone::from_first(const std::string& text) const {
+  if (!group_) return text;
+  const auto size = gather_numbers({is_first() ? static_cast<int64_t>(text.size()) : 0})[0][0];
+  const comm::Subject subject(tag_);
+  if (size == 0) return "";
+  const auto bytes = group_->broadcast(is_first() ? bytes_of(text.data(), text.size()) : at::empty({size}, at::kByte), 0).get();
+  return {static_cast<const char*>(bytes.data_ptr()), static_cast<size_t>(size)};
+}
+
+at::Tensor Everyone::exchange(const at::Tensor& bytes, const std::vector<int64_t>& send, const std::vector<int64_t>& receive) const {
+  if (!group_) return bytes;
+  const comm::Subject subject(tag_);
+  return group_->all_to_all(bytes, send, receive).get();
+}
+
+void Everyone::agree(const std::string& problem) const {
+  const auto sizes = gather_numbers({static_cast<int64_t>(problem.size())});
+  bool any = false;
+  for (const auto& numbers : sizes) any |= numbers[0] > 0;
+  if (!any) return;
+  const auto own = fmt::format(" (rank {})", World::current().rank());  // errors have it, and here it would make equal ones differ
+  const auto texts = gather(problem.ends_with(own) ? problem.substr(0, problem.size() - own.size()) : problem);
+  std::string all;
+  for (size_t r = 0; r < texts.size(); ++r) {
+    if (texts[r].empty() || all.find(texts[r]) != std::string::npos) continue;
+    const bool everywhere = std::ranges::count(texts, texts[r]) == size();
+    all += (all.empty() ? "" : "; ") + texts[r] + (everywhere ? "" : fmt::format(" (on rank {})", r));
+  }
+  throw_error(tag_, all);
+}
+
+}  // namespace dtensor::checkpoints

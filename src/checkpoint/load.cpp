@@ -1,0 +1,316 @@
+// Loading: what there is, what is wanted, whether they fit, the plan, the reading, and the values.
+#include "src/checkpoint/disk.hpp"
+#include "src/checkpoint/read_plan.hpp"
+#include "src/checkpoint/reader.hpp"
+
+#include <dtensor/base/error.hpp>
+#include <dtensor/base/error_text.hpp>
+#include <dtensor/checkpoint/checkpoint.hpp>
+#include <dtensor/deferred/deferred_init.hpp>
+#include <dtensor/mesh/world.hpp>
+#include <dtensor/parallel/patterns.hpp>
+#include <dtensor/tensor/spmd.hpp>
+#include <dtensor/tensor/tensor.hpp>
+#include <dtensor/tensor/writing.hpp>
+
+#include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <set>
+
+namespace dtensor::checkpoints {
+
+namespace {
+
+constexpr const char* kTag = "load";
+constexpr int64_t kRoundBytes = int64_t{64} << 20;  // that all ranks of a pair read before they exchange
+
+template <class Work>
+std::string problem_of(const Work& work) {
+  try {
+    work();
+    return "";
+  } catch (...) {
+    return detail::text_of(std::current_exception());
+  }
+}
+
+std::string renamed(const std::string& name, const LoadOptions& options) {
+  for (const auto& [from, to] : options.rename) {
+    if (name.rfind(from, 0) == 0) return to + name.substr(from.size());
+  }
+  return name;
+}
+
+// The index under the state's names, without what is not to be loaded.
+Index chosen(const Index& index, const LoadOptions& options) {
+  const auto wanted = [&](const std::string& name) {
+    const auto matches = [&](const std::string& pattern) { return detail::matches(pattern, name); };
+    return std::ranges::any_of(options.only, matches) && std::ranges::none_of(options.without, matches);
+  };
+  Index result = index;
+  result.tensors.clear();
+  result.same_as.clear();
+  result.values.clear();
+  for (const auto& [saved, tensor] : index.tensors) {
+    if (const auto name = renamed(saved, options); wanted(name)) result.tensors[name] = tensor;
+  }
+  for (const auto& [saved, other] : index.same_as) {
+    const auto name = renamed(saved, options), target = renamed(other, options);
+    if (wanted(name)) result.tensors.contains(target) ? void(result.same_as[name] = target) : void(result.tensors[name] = index.tensors.at(other));
+  }
+  for (const auto& [saved, value] : index.values) {
+    if (const auto name = renamed(saved, options); wanted(name)) result.values[name] = value;
+  }
+  return result;
+}
+
+// What a state wants of an index, as one rank sees it.
+class Wanted {
+ public:
+  Wanted(const State& state, Index index, const LoadOptions& options) : state_(state), index_(std::move(index)), options_(options) {
+    TensorNames names;
+    for (const auto& entry : state.entries()) entry.part->add_names(entry.name, names);
+    for (const auto& entry : state.entries()) entry.part->prepare(entry.name, names, index_, contents_);
+    std::erase_if(contents_.tensors, [&](const auto& entry) { return !is_chosen(entry.first); });
+    std::erase_if(contents_.values, [&](const auto& entry) { return !is_chosen(entry.first); });
+    problems_ = contents_.problems;
+    for (const auto& [name, tensor] : contents_.tensors) check(name, tensor);
+    for (const auto& [name, value] : contents_.values) {
+      if (!index_.values.contains(name)) lacks(name);
+    }
+    std::erase_if(contents_.tensors, [&](const auto& entry) { return !index_.find(entry.first); });
+  }
+
+  const Index& index() const { return index_; }
+  const std::map<std::string, at::Tensor>& tensors() const { return contents_.tensors; }
+
+  // What does not fit, all of it.
+  std::string problems() const { return fmt::format("{}", fmt::join(problems_, "; ")); }
+
+  // Saved names that this rank does not want.
+  std::set<std::string> unexpected() const {
+    std::set<std::string> names;
+    if (options_.partial) return names;
+    const auto add = [&](const auto& saved) {
+      for (const auto& [name, what] : saved) {
+        if (!contents_.tensors.contains(name) && !contents_.values.contains(name) && !contents_.same_as.contains(name)) names.insert(name);
+      }
+    };
+    add(index_.tensors);
+    add(index_.values);
+    return names;
+  }
+
+  std::string closest(const std::string& name) const {
+    std::vector<std::string> names;
+    for (const auto& [own, tensor] : contents_.tensors) names.push_back(own);
+    for (const auto& [own, value] : contents_.values) names.push_back(own);
+    return names.empty() ? "it has nothing" : detail::closest(name, names);
+  }
+
+  void finish() {
+    for (const auto& entry : state_.entries()) entry.part->finish(index_);
+  }
+
+ private:
+  bool is_chosen(const std::string& name) const {
+    const auto matches = [&](const std::string& pattern) { return detail::matches(pattern, name); };
+    return std::ranges::any_of(options_.only, matches) && std::ranges::none_of(options_.without, matches);
+  }
+
+  void lacks(const std::string& name) {
+    if (options_.partial) return;
+    std::vector<std::string> names;
+    for (const auto& [saved, tensor] : index_.tensors) names.push_back(saved);
+    for (const auto& [saved, value] : index_.values) names.push_back(saved);
+    problems_.push_back(fmt::format("it has no '{}' (closest: {})", name, names.empty() ? "it has nothing" : detail::closest(name, names)));
+  }
+
+  void check(const std::string& name, const at::Tensor& tensor) {
+    const auto* saved = index_.find(name);
+    if (!saved) {
+      for (const auto& [alias, own] : contents_.same_as) {
+        if (own != name || !index_.find(alias)) continue;
+        index_.same_as[name] = index_.same_as.contains(alias) ? index_.same_as[alias] : alias;
+        saved = index_.find(name);
+        break;
+      }
+    }
+    if (!saved) return lacks(name);
+    if (c10::IntArrayRef(saved->sizes) != tensor.sizes()) {
+      problems_.push_back(
+          fmt::format("'{}' has sizes [{}], expected [{}]", name, fmt::join(saved->sizes, ", "), fmt::join(tensor.sizes(), ", ")));
+    } else if (saved->dtype != tensor.scalar_type() && !options_.convert) {
+      problems_.push_back(fmt::format("'{}' is {}, expected {} (LoadOptions.convert would convert it)", name, c10::toString(saved->dtype),
+                                      c10::toString(tensor.scalar_type())));
+    }
+    if (tensor.requires_grad() && tensor.is_leaf() && tensor.grad().defined() && is_dtensor(tensor.grad()) &&
+        DTensor(tensor.grad()).layout().has_partial())
+      problems_.push_back(fmt::format("'{}' has a gradient that is not reduced yet; hint: step and zero_grad() first", name));
+  }
+
+  const State& state_;
+  Index index_;
+  const LoadOptions& options_;
+  Contents contents_;
+  std::vector<std::string> problems_;
+};
+
+// Throws, on every rank, for saved names that no rank wants.
+void check_unexpected(const Wanted& wanted, const Everyone& everyone, const std::string& where) {
+  auto names = wanted.unexpected();
+  int64_t fewest = static_cast<int64_t>(names.size());
+  for (const auto& numbers : everyone.gather_numbers({fewest})) fewest = std::min(fewest, numbers[0]);
+  if (fewest == 0) return;
+  for (const auto& text : everyone.gather(fmt::format("{}\n", fmt::join(names, "\n")))) {
+    std::set<std::string> theirs;
+    for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) theirs.insert(text.substr(begin, end - begin));
+    std::erase_if(names, [&](const std::string& name) { return !theirs.contains(name); });
+  }
+  std::vector<std::string> lines;
+  for (const auto& name : names) {
+    if (lines.size() == 20) break;
+    lines.push_back(fmt::format("'{}' (closest in the state: {})", name, wanted.closest(name)));
+  }
+  everyone.agree(names.empty() ? "" : fmt::format("{} has {} that the state has not: {}{}; hint: LoadOptions.partial leaves them out, .only and .without "
+                                                  "choose, .rename renames", where, names.size() == 1 ? "one name" : fmt::format("{} names", names.size()),
+                                                  fmt::join(lines, ", "), names.size() > lines.size() ? ", ..." : ""));
+}
+
+// What all ranks want. A tensor that no rank has memory for is a problem of all of them.
+AllHoldings join_wanted(const Wanted& wanted, const Everyone& everyone) {
+  std::vector<Holdings> of_ranks;
+  std::string text;
+  auto problem = problem_of([&] { text = to_text(holdings_of(wanted.tensors())); });
+  everyone.agree(problem);
+  for (const auto& each : everyone.gather(text)) of_ranks.push_back(holdings_from(each));
+  AllHoldings all;
+  problem = problem_of([&] {
+    all = joined(of_ranks);
+    for (const auto& [name, tensor] : wanted.tensors())
+      require(all.contains(name), kTag, "'{}' has no memory on any rank; hint: dt::materialize comes first", name);
+  });
+  everyone.agree(problem);
+  return all;
+}
+
+void load(const State& state, const Index& index, const LoadOptions& options, const Everyone& everyone) {
+  const auto where = fmt::format("'{}'", index.folder);
+  std::optional<Wanted> wanted;
+  auto problem = problem_of([&] { wanted.emplace(state, chosen(index, options), options); });
+  if (problem.empty() && !wanted->problems().empty()) problem = fmt::format("{} does not fit the state: {}", where, wanted->problems());
+  everyone.agree(problem);
+  check_unexpected(*wanted, everyone, where);
+  const auto all = join_wanted(*wanted, everyone);
+  const auto plan = plan_reads(wanted->index(), all, everyone.size(), std::max<int64_t>(index.chunk_bytes, 2 * kRoundBytes / everyone.size()));
+  auto& counts = World::current().local<LoadCounts>();
+  counts = {};
+  int64_t bytes_loaded = 0;
+  problem = problem_of([&] {
+    for (const auto& [name, tensor] : wanted->tensors()) {
+      if (is_deferred(tensor) || (is_dtensor(tensor) && DTensor(tensor).is_absent())) continue;
+      const auto local = local_to_write(tensor);
+      bytes_loaded += local.numel() * static_cast<int64_t>(local.element_size());
+    }
+  });
+  everyone.agree(problem);
+  Reader reader(wanted->index(), wanted->tensors(), all, everyone);
+  problem = reader.run(plan);
+  counts = reader.counts();
+  counts.bytes_loaded = bytes_loaded;
+  everyone.agree(problem);
+  everyone.agree(problem_of([&] { wanted->finish(); }));
+}
+
+// "step-100" gives 100.
+std::optional<int64_t> step_of(const std::string& name) {
+  constexpr std::string_view kPrefix = "step-";
+  if (name.rfind(kPrefix, 0) != 0) return {};
+  int64_t step = 0;
+  const auto* end = name.data() + name.size();
+  const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
+  if (error != std::errc() || rest != end || step < 0) return {};
+  return step;
+}
+
+// The text of the index of a step, as the first rank reads it.
+std::string read_index_text(const std::string& folder, int64_t& step, bool any) {
+  const auto steps = complete_steps(folder);
+  if (!any && std::ranges::find(steps, step) == steps.end()) {
+    std::vector<int64_t> near = steps;
+    std::ranges::sort(near, {}, [&](int64_t other) { return std::abs(other - step); });
+    if (near.size() > 3) near.resize(3);
+    fail(kTag, "'{}' has no complete step {}; {}", folder, step, near.empty() ? "it has none" : fmt::format("closest: {}", fmt::join(near, ", ")));
+  }
+  require(!steps.empty(), kTag, "'{}' has no complete step of a checkpoint; hint: {}", folder,
+          disk::exists(folder) ? "a step is complete when its folder, step-N, has an index.json" : "there is no such folder");
+  if (any) step = steps.back();
+  const auto path = step_folder(folder, step) + "/" + kIndexName;
+  auto text = disk::read_text(path);
+  const auto index = index_from(text, path);
+  require(index.step == step, kTag, "'{}' says that it is step {}; expected {}; hint: was the folder renamed?", path, index.step, step);
+  return text;
+}
+
+}  // namespace
+
+LoadCounts last_load() { return World::current().local<LoadCounts>(); }
+
+}  // namespace dtensor::checkpoints
+
+namespace dtensor {
+
+using namespace checkpoints;
+
+std::string step_folder(const std::string& folder, int64_t step) { return fmt::format("{}/step-{}", folder, step); }
+
+std::vector<int64_t> complete_steps(const std::string& folder) {
+  std::vector<int64_t> steps;
+  if (!disk::exists(folder)) return steps;
+  for (const auto& name : disk::names_in(folder)) {
+    const auto step = step_of(name);
+    if (step && disk::exists(fmt::format("{}/{}/{}", folder, name, kIndexName))) steps.push_back(*step);
+  }
+  std::ranges::sort(steps);
+  return steps;
+}
+
+std::optional<int64_t> last_step(const std::string& folder) {
+  const auto steps = complete_steps(folder);
+  if (steps.empty()) return {};
+  return steps.back();
+}
+
+void load(const State& state, const Index& index, const LoadOptions& options) {
+  NoSpmd plain;
+  at::NoGradGuard no_grad;
+  checkpoints::load(state, index, options, Everyone(kTag));
+}
+
+int64_t load(const State& state, const std::string& folder, std::optional<int64_t> wanted, const LoadOptions& options) {
+  NoSpmd plain;
+  at::NoGradGuard no_grad;
+  const Everyone everyone(kTag);
+  const auto where = fingerprint(fmt::format("{}\n{}", folder, wanted.value_or(-1)))[0];
+  std::string problem;
+  for (const auto& numbers : everyone.gather_numbers({where})) {
+    if (numbers[0] != where) problem = fmt::format("ranks name different folders or steps; this one: '{}'{}", folder, wanted ? fmt::format(", step {}", *wanted) : "");
+  }
+  everyone.agree(problem);
+  int64_t step = wanted.value_or(0);
+  std::string text;
+  if (everyone.is_first()) problem = problem_of([&] { text = read_index_text(folder, step, !wanted); });
+  everyone.agree(problem);
+  text = everyone.from_first(text);
+  Index index;
+  everyone.agree(problem_of([&] { index = index_from(text, folder); }));
+  index.folder = step_folder(folder, index.step);
+  checkpoints::load(state, index, options, everyone);
+  return index.step;
+}
+
+}  // namespace dtensor

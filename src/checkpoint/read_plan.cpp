@@ -1,0 +1,97 @@
+#include "src/checkpoint/read_plan.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+namespace dtensor::checkpoints {
+
+namespace {
+
+class Planner {
+ public:
+  Planner(const Index& index, int ranks, int64_t round_bytes)
+      : index_(index), round_bytes_(round_bytes), load_(static_cast<size_t>(ranks), 0) {}
+
+  void add(const std::string& name, const SavedTensor& tensor, const Held& wanted) {
+    for (const auto& piece : tensor.pieces) {
+      std::vector<const Region*> near;
+      for (const auto& region : wanted.regions) {
+        if (std::ranges::any_of(region.boxes, [&](const Box& box) { return common(box, piece.box).has_value(); })) near.push_back(&region);
+      }
+      if (near.empty()) continue;
+      const int64_t numel = numel_of(piece.box), step = index_.chunk_bytes / static_cast<int64_t>(c10::elementSize(tensor.dtype));
+      for (int64_t begin = 0; begin < numel; begin += step) add(name, tensor, piece, {begin, std::min(numel, begin + step)}, near);
+    }
+  }
+
+  ReadPlan take() {
+    plan_.sends.assign(static_cast<size_t>(plan_.rounds), false);
+    for (const auto& chunk : plan_.chunks) {
+      if (chunk.wanted_by != std::vector<int>{chunk.reader}) plan_.sends[static_cast<size_t>(chunk.round)] = true;
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  void add(const std::string& name, const SavedTensor& tensor, const Piece& piece, Interval elements, const std::vector<const Region*>& near) {
+    Chunk chunk{&name, &tensor, &piece, elements, 0, 0, {}};
+    const auto parts = parts_of(chunk);
+    const auto wants = [&](const Region& region) {
+      return std::ranges::any_of(region.boxes, [&](const Box& box) {
+        return std::ranges::any_of(parts, [&](const ChunkPart& part) { return common(box, part.box).has_value(); });
+      });
+    };
+    for (const auto* region : near) {
+      if (!wants(*region)) continue;
+      chunk.wanted_by.insert(chunk.wanted_by.end(), region->ranks.begin(), region->ranks.end());
+    }
+    if (chunk.wanted_by.empty()) return;
+    std::ranges::sort(chunk.wanted_by);
+    chunk.wanted_by.erase(std::unique(chunk.wanted_by.begin(), chunk.wanted_by.end()), chunk.wanted_by.end());
+    chunk.reader = *std::ranges::min_element(chunk.wanted_by, {}, [&](int rank) { return load_[static_cast<size_t>(rank)]; });
+    auto& load = load_[static_cast<size_t>(chunk.reader)];
+    chunk.round = load / round_bytes_;
+    load += chunk.bytes();
+    plan_.rounds = std::max(plan_.rounds, chunk.round + 1);
+    plan_.chunks.push_back(std::move(chunk));
+  }
+
+  const Index& index_;
+  const int64_t round_bytes_;
+  std::vector<int64_t> load_;
+  ReadPlan plan_;
+};
+
+}  // namespace
+
+std::vector<ChunkPart> parts_of(const Chunk& chunk) {
+  std::vector<int64_t> sizes;
+  for (const auto& side : chunk.piece->box) sizes.push_back(side.length());
+  std::vector<ChunkPart> parts;
+  int64_t begin = 0;
+  if (chunk.elements.length() == numel_of(chunk.piece->box)) {
+    parts.push_back({chunk.piece->box, 0});
+    return parts;
+  }
+  for (auto& box : boxes_of(sizes, chunk.elements)) {
+    for (size_t d = 0; d < box.size(); ++d) {
+      box[d].begin += chunk.piece->box[d].begin;
+      box[d].end += chunk.piece->box[d].begin;
+    }
+    const auto numel = numel_of(box);
+    parts.push_back({std::move(box), begin});
+    begin += numel;
+  }
+  return parts;
+}
+
+ReadPlan plan_reads(const Index& index, const AllHoldings& wanted, int ranks, int64_t round_bytes) {
+  Planner planner(index, ranks, round_bytes);
+  for (const auto& [name, held] : wanted) {
+    if (const auto* tensor = index.find(name)) planner.add(name, *tensor, held);
+  }
+  return planner.take();
+}
+
+}  // namespace dtensor::checkpoints

@@ -1,0 +1,42 @@
+// Who reads what of a checkpoint, and who gets it from whom.
+#pragma once
+
+#include "src/checkpoint/holdings.hpp"
+
+#include <string>
+#include <vector>
+
+namespace dtensor::checkpoints {
+
+// Bytes of a file that one rank reads: whole chunks of a piece, as many elements in row-major order.
+struct Chunk {
+  const std::string* name = nullptr;  // of the saved tensor
+  const SavedTensor* tensor = nullptr;
+  const Piece* piece = nullptr;
+  Interval elements;  // of the piece
+  int reader = 0;
+  int64_t round = 0;
+  std::vector<int> wanted_by;  // ranks, ascending
+
+  int64_t bytes() const { return elements.length() * static_cast<int64_t>(c10::elementSize(tensor->dtype)); }
+  int64_t offset() const { return piece->offset + elements.begin * static_cast<int64_t>(c10::elementSize(tensor->dtype)); }
+};
+
+struct ReadPlan {
+  std::vector<Chunk> chunks;
+  int64_t rounds = 0;
+  std::vector<bool> sends;  // by round: whether any rank sends another something
+};
+
+// Boxes of global elements that a chunk has, in its order, each with its position in the chunk.
+struct ChunkPart {
+  Box box;
+  int64_t begin = 0;
+};
+std::vector<ChunkPart> parts_of(const Chunk& chunk);
+
+// Every chunk of which any rank wants a part is read once: by one of the ranks that want it, the one that has least to read so far. The same
+// on every rank. Rounds are of `round_bytes` a rank.
+ReadPlan plan_reads(const Index& index, const AllHoldings& wanted, int ranks, int64_t round_bytes);
+
+}  // namespace dtensor::checkpoints

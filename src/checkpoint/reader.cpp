@@ -1,0 +1,240 @@
+#include "src/checkpoint/reader.hpp"
+
+#include "src/checkpoint/crc32c.hpp"
+
+#include <dtensor/tensor/tensor.hpp>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <stdexcept>
+
+namespace dtensor::checkpoints {
+
+namespace {
+
+constexpr int64_t kAlignment = 16;  // of what travels: an element of any dtype may begin there
+constexpr size_t kMostFiles = 64;   // open at once
+
+int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// The elements of `box` in memory that has those of `all`, row-major.
+at::Tensor part_of_memory(void* memory, const Box& all, const Box& box, c10::ScalarType dtype) {
+  std::vector<int64_t> sizes;
+  for (const auto& side : all) sizes.push_back(side.length());
+  auto view = at::from_blob(memory, sizes, at::TensorOptions(dtype));
+  for (size_t d = 0; d < box.size(); ++d) {
+    if (box[d] != all[d]) view = view.narrow(static_cast<int64_t>(d), box[d].begin - all[d].begin, box[d].length());
+  }
+  return view;
+}
+
+at::Tensor part_of_view(const at::Tensor& all_view, const Box& all, const Box& box) {
+  auto view = all_view;
+  for (size_t d = 0; d < box.size(); ++d) {
+    if (box[d] != all[d]) view = view.narrow(static_cast<int64_t>(d), box[d].begin - all[d].begin, box[d].length());
+  }
+  return view;
+}
+
+void copy(const at::Tensor& to, const at::Tensor& from) {
+  const bool plain = to.is_cpu() && to.scalar_type() == from.scalar_type() && to.is_contiguous() && from.is_contiguous();
+  if (plain) std::memcpy(to.data_ptr(), from.data_ptr(), static_cast<size_t>(to.numel()) * to.element_size());
+  else to.copy_(from);
+}
+
+}  // namespace
+
+Reader::Reader(const Index& index, const std::map<std::string, at::Tensor>& tensors, const AllHoldings& wanted, const Everyone& everyone)
+    : index_(index), tensors_(tensors), wanted_(wanted), everyone_(everyone) {}
+
+std::string Reader::run(const ReadPlan& plan) {
+  const auto attempt = [&](const auto& work) {
+    if (!problem_.empty()) return;
+    try {
+      work();
+    } catch (const std::exception& error) {
+      problem_ = error.what();
+    }
+  };
+  for (size_t f = static_cast<size_t>(everyone_.rank()); f < index_.files.size(); f += static_cast<size_t>(everyone_.size()))
+    attempt([&] { check_header(f); });
+  std::vector<std::vector<const Chunk*>> rounds(static_cast<size_t>(plan.rounds));
+  for (const auto& chunk : plan.chunks) rounds[static_cast<size_t>(chunk.round)].push_back(&chunk);
+  for (size_t r = 0; r < rounds.size(); ++r) {
+    auto& chunks = rounds[r];
+    std::ranges::stable_sort(chunks, {}, &Chunk::reader);
+    std::vector<Read> reads;
+    for (const auto* chunk : chunks) {
+      if (chunk->reader != everyone_.rank()) continue;
+      reads.push_back({chunk, {}});
+      attempt([&] { reads.back() = read(*chunk); });
+    }
+    if (!plan.sends[r]) continue;
+    std::vector<int64_t> send;
+    const auto bytes = pack(reads, send);
+    const auto receive = to_receive(chunks);
+    const auto received = everyone_.exchange(bytes, send, receive);
+    attempt([&] { unpack(chunks, received); });
+  }
+  return problem_;
+}
+
+// What stands before the data in a file is not needed to load it, but a bit that changed there is a sign.
+void Reader::check_header(size_t number) {
+  const auto& saved = index_.files[number];
+  if (saved.header_bytes == 0) return;
+  std::string header(static_cast<size_t>(saved.header_bytes), '\0');
+  file(static_cast<int32_t>(number)).read(header.data(), header.size(), 0);
+  if (crc32c(header.data(), header.size()) == saved.header_sum) return;
+  throw std::runtime_error(fmt::format("the header of '{}/{}' is damaged: its checksum is another; hint: load an earlier step", index_.folder,
+                                       saved.name));
+}
+
+const disk::File& Reader::file(int32_t number) {
+  const auto known = files_.find(number);
+  if (known != files_.end()) return known->second;
+  if (files_.size() >= kMostFiles) files_.clear();
+  const auto& saved = index_.files[static_cast<size_t>(number)];
+  auto& opened = files_.try_emplace(number, index_.folder + "/" + saved.name).first->second;
+  if (saved.bytes >= 0 && opened.size() != saved.bytes)
+    throw std::runtime_error(fmt::format("'{}/{}' has {} bytes; expected {}; hint: it was cut; load an earlier step", index_.folder, saved.name,
+                                         opened.size(), saved.bytes));
+  return opened;
+}
+
+const std::vector<Reader::Target>& Reader::targets(const std::string& name) {
+  const auto [entry, is_new] = targets_.try_emplace(name);
+  if (!is_new) return entry->second;
+  const auto& tensor = tensors_.at(name);
+  for (const auto& region : wanted_.at(name).regions) {
+    if (std::ranges::find(region.ranks, everyone_.rank()) == region.ranks.end()) continue;
+    for (const auto& box : region.boxes) entry->second.push_back({box, view_of(tensor, box)});
+  }
+  return entry->second;
+}
+
+void* Reader::place_of(const Chunk& chunk) {
+  const auto parts = parts_of(chunk);
+  if (parts.size() != 1) return nullptr;
+  for (const auto& target : targets(*chunk.name)) {
+    const auto both = common(target.box, parts[0].box);
+    if (!both) continue;
+    if (*both != parts[0].box || target.view.scalar_type() != chunk.tensor->dtype || !target.view.is_cpu()) return nullptr;
+    const auto view = part_of_view(target.view, target.box, *both);
+    return view.is_contiguous() ? view.data_ptr() : nullptr;
+  }
+  return nullptr;
+}
+
+Reader::Read Reader::read(const Chunk& chunk) {
+  const bool is_mine = std::ranges::find(chunk.wanted_by, everyone_.rank()) != chunk.wanted_by.end();
+  auto* place = is_mine ? place_of(chunk) : nullptr;
+  const bool is_alone = is_mine && chunk.wanted_by.size() == 1;
+  at::Tensor data;
+  if (!place || !is_alone) data = at::empty({chunk.bytes()}, at::kByte);
+  auto* memory = data.defined() ? data.data_ptr() : place;
+  file(chunk.piece->file).read(memory, static_cast<size_t>(chunk.bytes()), chunk.offset());
+  check_sum(chunk, memory);
+  counts_.bytes_read += chunk.bytes();
+  if (is_mine && data.defined()) put(chunk, memory);
+  return {&chunk, is_alone ? at::Tensor() : data};
+}
+
+void Reader::check_sum(const Chunk& chunk, const void* data) const {
+  if (chunk.piece->sums.empty()) return;
+  const auto item = static_cast<int64_t>(c10::elementSize(chunk.tensor->dtype));
+  const auto number = static_cast<size_t>(chunk.elements.begin * item / index_.chunk_bytes);
+  if (crc32c(data, static_cast<size_t>(chunk.bytes())) == chunk.piece->sums[number]) return;
+  throw std::runtime_error(fmt::format("'{}' is damaged in '{}': the checksum of its bytes {} to {} is another; hint: load an earlier step",
+                                       *chunk.name, index_.path_of(*chunk.piece), chunk.offset(), chunk.offset() + chunk.bytes()));
+}
+
+void Reader::put(const Chunk& chunk, const void* data) {
+  const auto item = static_cast<int64_t>(c10::elementSize(chunk.tensor->dtype));
+  auto* bytes = static_cast<char*>(const_cast<void*>(data));
+  for (const auto& part : parts_of(chunk)) {
+    for (const auto& target : targets(*chunk.name)) {
+      const auto both = common(target.box, part.box);
+      if (both) copy(part_of_view(target.view, target.box, *both), part_of_memory(bytes + part.begin * item, part.box, *both, chunk.tensor->dtype));
+    }
+  }
+}
+
+std::vector<Reader::Share> Reader::shares(const Chunk& chunk, int rank) const {
+  std::vector<Share> all;
+  const auto& regions = wanted_.at(*chunk.name).regions;
+  const auto region = std::ranges::find_if(regions, [&](const Region& each) { return std::ranges::find(each.ranks, rank) != each.ranks.end(); });
+  for (const auto& part : parts_of(chunk)) {
+    for (const auto& box : region->boxes) {
+      if (auto both = common(box, part.box)) all.push_back({std::move(*both), part});
+    }
+  }
+  return all;
+}
+
+// What other ranks want of what this one has read, by rank.
+at::Tensor Reader::pack(const std::vector<Read>& reads, std::vector<int64_t>& counts) {
+  struct Sent {
+    const Read* read;
+    Share share;
+  };
+  std::vector<std::vector<Sent>> to(static_cast<size_t>(everyone_.size()));
+  counts.assign(to.size(), 0);
+  for (const auto& read : reads) {
+    for (const int rank : read.chunk->wanted_by) {
+      if (rank == everyone_.rank()) continue;
+      for (auto& share : shares(*read.chunk, rank)) {
+        counts[static_cast<size_t>(rank)] +=
+            aligned(numel_of(share.box) * static_cast<int64_t>(c10::elementSize(read.chunk->tensor->dtype)));
+        to[static_cast<size_t>(rank)].push_back({&read, std::move(share)});
+      }
+    }
+  }
+  auto bytes = at::empty({std::accumulate(counts.begin(), counts.end(), int64_t{0})}, at::kByte);
+  auto* next = static_cast<char*>(bytes.data_ptr());
+  for (const auto& list : to) {
+    for (const auto& [read, share] : list) {
+      const auto dtype = read->chunk->tensor->dtype;
+      const auto item = static_cast<int64_t>(c10::elementSize(dtype));
+      if (read->data.defined()) {  // else it could not be read, which the ranks are told at the end
+        auto* from = static_cast<char*>(read->data.data_ptr()) + share.part.begin * item;
+        copy(part_of_memory(next, share.box, share.box, dtype), part_of_memory(from, share.part.box, share.box, dtype));
+      }
+      next += aligned(numel_of(share.box) * item);
+    }
+  }
+  counts_.bytes_sent += bytes.numel();
+  return bytes;
+}
+
+std::vector<int64_t> Reader::to_receive(const std::vector<const Chunk*>& chunks) const {
+  std::vector<int64_t> counts(static_cast<size_t>(everyone_.size()), 0);
+  for (const auto* chunk : chunks) {
+    if (chunk->reader == everyone_.rank() || std::ranges::find(chunk->wanted_by, everyone_.rank()) == chunk->wanted_by.end()) continue;
+    for (const auto& share : shares(*chunk, everyone_.rank()))
+      counts[static_cast<size_t>(chunk->reader)] += aligned(numel_of(share.box) * static_cast<int64_t>(c10::elementSize(chunk->tensor->dtype)));
+  }
+  return counts;
+}
+
+void Reader::unpack(const std::vector<const Chunk*>& chunks, const at::Tensor& received) {
+  auto* next = static_cast<char*>(received.data_ptr());
+  for (const auto* chunk : chunks) {
+    if (chunk->reader == everyone_.rank() || std::ranges::find(chunk->wanted_by, everyone_.rank()) == chunk->wanted_by.end()) continue;
+    const auto dtype = chunk->tensor->dtype;
+    for (const auto& share : shares(*chunk, everyone_.rank())) {
+      for (const auto& target : targets(*chunk->name)) {
+        const auto both = common(target.box, share.box);
+        if (both) copy(part_of_view(target.view, target.box, *both), part_of_memory(next, share.box, *both, dtype));
+      }
+      next += aligned(numel_of(share.box) * static_cast<int64_t>(c10::elementSize(dtype)));
+    }
+  }
+}
+
+}  // namespace dtensor::checkpoints

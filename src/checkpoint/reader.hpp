@@ -1,0 +1,62 @@
+// Reads what a plan says into tensors.
+#pragma once
+
+#include "src/checkpoint/disk.hpp"
+#include "src/checkpoint/read_plan.hpp"
+
+#include <dtensor/checkpoint/checkpoint.hpp>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace dtensor::checkpoints {
+
+class Reader {
+ public:
+  // `tensors`: this rank's, by name; `wanted`: what all ranks hold of them.
+  Reader(const Index& index, const std::map<std::string, at::Tensor>& tensors, const AllHoldings& wanted, const Everyone& everyone);
+
+  // Every rank calls it. Returns the first problem of this rank; empty: all went well.
+  std::string run(const ReadPlan& plan);
+
+  const LoadCounts& counts() const { return counts_; }
+
+ private:
+  struct Target {
+    Box box;
+    at::Tensor view;
+  };
+  struct Share {  // of a chunk: what one rank wants, where it is in the chunk, and the whole part that has it
+    Box box;
+    ChunkPart part;
+  };
+  struct Read {  // a chunk that this rank has read
+    const Chunk* chunk;
+    at::Tensor data;  // undefined: it was read into its place
+  };
+
+  void check_header(size_t file);
+  Read read(const Chunk& chunk);
+  void check_sum(const Chunk& chunk, const void* data) const;
+  void put(const Chunk& chunk, const void* data);
+  void* place_of(const Chunk& chunk);  // memory of this rank that is to be the chunk, byte for byte; null: there is none
+  at::Tensor pack(const std::vector<Read>& reads, std::vector<int64_t>& counts);
+  void unpack(const std::vector<const Chunk*>& chunks, const at::Tensor& received);
+  std::vector<int64_t> to_receive(const std::vector<const Chunk*>& chunks) const;
+  std::vector<Share> shares(const Chunk& chunk, int rank) const;
+  const std::vector<Target>& targets(const std::string& name);
+  const disk::File& file(int32_t number);
+
+  const Index& index_;
+  const std::map<std::string, at::Tensor>& tensors_;
+  const AllHoldings& wanted_;
+  const Everyone& everyone_;
+  std::map<std::string, std::vector<Target>> targets_;
+  std::map<int32_t, disk::File> files_;
+  std::string problem_;
+  LoadCounts counts_;
+};
+
+}  // namespace dtensor::checkpoints

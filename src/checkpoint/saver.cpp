@@ -1,0 +1,240 @@
+#include "src/checkpoint/saver.hpp"
+
+#include "src/checkpoint/crc32c.hpp"
+#include "src/checkpoint/disk.hpp"
+
+#include <dtensor/base/error.hpp>
+#include <dtensor/base/error_text.hpp>
+#include <dtensor/mesh/world.hpp>
+#include <dtensor/parallel/patterns.hpp>
+#include <dtensor/tensor/spmd.hpp>
+#include <dtensor/tensor/tensor.hpp>
+#include <dtensor/version.hpp>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/GradMode.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <cstring>
+#include <ctime>
+#include <random>
+
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace dtensor::checkpoints {
+
+namespace {
+
+// Every rank calls it, whatever it throws: the ranks agree on it.
+Contents contents_of(const State& state, const SaveOptions& options) {
+  TensorNames names;
+  for (const auto& entry : state.entries()) entry.part->add_names(entry.name, names);
+  Contents contents;
+  for (const auto& entry : state.entries()) entry.part->save(entry.name, names, contents);
+  const auto wanted = [&](const std::string& name) {
+    const auto matches = [&](const std::string& pattern) { return detail::matches(pattern, name); };
+    return std::ranges::any_of(options.only, matches) && std::ranges::none_of(options.without, matches);
+  };
+  std::erase_if(contents.tensors, [&](const auto& entry) { return !wanted(entry.first); });
+  std::erase_if(contents.values, [&](const auto& entry) { return !wanted(entry.first); });
+  std::erase_if(contents.same_as, [&](const auto& entry) { return !wanted(entry.first) || !contents.tensors.contains(entry.second); });
+  return contents;
+}
+
+template <class Work>
+std::string problem_of(const Work& work) {
+  try {
+    work();
+    return "";
+  } catch (...) {
+    return detail::text_of(std::current_exception());
+  }
+}
+
+std::string time_now() {
+  const auto now = std::time(nullptr);
+  std::tm parts{};
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &parts))};
+}
+
+std::map<std::string, std::string> writer_of(int ranks, const SaveOptions& options) {
+  std::map<std::string, std::string> writer{{"dtensor", DTENSOR_VERSION_TEXT}, {"libtorch", TORCH_VERSION}, {"ranks", std::to_string(ranks)},
+                                            {"time", time_now()}};
+  if (!options.run.empty()) writer["run"] = options.run;
+  return writer;
+}
+
+// Copies a view to bytes, row-major.
+void copy_to(char* bytes, const at::Tensor& view) {
+  const auto size = static_cast<size_t>(view.numel()) * view.element_size();
+  if (size == 0) return;
+  if (view.is_cpu() && view.is_contiguous() && !view.is_conj() && !view.is_neg()) std::memcpy(bytes, view.data_ptr(), size);
+  else at::from_blob(bytes, view.sizes(), at::TensorOptions(view.scalar_type())).copy_(view, /*non_blocking=*/true);
+}
+
+SavedTensor sums_of(const at::Tensor& tensor) {
+  const auto row_major = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg();
+  SavedTensor saved{tensor.scalar_type(), tensor.sizes().vec(), {Piece{{}, -1, 0, {}}}};
+  auto& piece = saved.pieces.front();
+  for (const auto size : tensor.sizes()) piece.box.push_back({0, size});
+  const auto* data = static_cast<const char*>(row_major.data_ptr());
+  const int64_t bytes = saved.bytes(), chunk = Index().chunk_bytes;
+  for (int64_t at = 0; at < bytes; at += chunk) piece.sums.push_back(crc32c(data + at, static_cast<size_t>(std::min(chunk, bytes - at))));
+  return saved;
+}
+
+}  // namespace
+
+// Whoever ends a world waits for what is being written, though not for ranks that are gone.
+Saver::~Saver() {
+  constexpr int kMostSeconds = 600;
+  for (int i = 0; running_ && i < 100 * kMostSeconds; ++i) usleep(10'000);
+  ended_ = true;
+  join();
+}
+
+void Saver::join() {
+  if (thread_.joinable()) thread_.join();
+}
+
+// The first rank's thread waits for the others' reports, so it is waited for when these are written, or will not be.
+void Saver::wait(int64_t number) {
+  if (number <= waited_for_) return;
+  waited_for_ = number_;
+  const Everyone everyone("save");
+  if (!everyone.is_first()) join();
+  std::string problem = problem_of([&] { everyone.agree(everyone.is_first() ? "" : problem_); });
+  if (!problem.empty()) ended_ = true;
+  join();
+  const auto of_first = everyone.from_first(problem_);
+  if (problem.empty()) problem = of_first;
+  problem_.clear();
+  ended_ = false;
+  if (problem.empty()) return;
+  remove_attempt(last_folder_, last_attempt_, everyone.rank());
+  throw_error("save", problem);
+}
+
+void Saver::make_plan(const Everyone& everyone, const std::string& text, const SaveOptions& options) {
+  std::vector<Holdings> of_ranks;
+  for (const auto& each : everyone.gather(text)) of_ranks.push_back(holdings_from(each));
+  const auto all = joined(of_ranks);
+  auto of_rank = share_out(all, everyone.size());
+  plan_.files = files_of(std::move(of_rank[static_cast<size_t>(everyone.rank())]), options.file_bytes);
+  plan_.file_bytes = options.file_bytes;
+  plan_.all.clear();
+  for (const auto& [name, held] : all) {
+    if (everyone.is_first()) plan_.all[name] = {held.dtype, held.sizes, {}};
+  }
+  std::map<std::string, bool> written;
+  int64_t bytes = 0;
+  for (const auto& file : plan_.files) {
+    bytes += file.data_bytes;
+    for (const auto& item : file.items) written[item.name] = true;
+  }
+  plan_.replicas.clear();
+  for (const auto& [name, holding] : of_ranks[static_cast<size_t>(everyone.rank())]) {
+    if (!written.contains(name)) plan_.replicas.push_back(name);
+  }
+  if (!plan_.data.defined() || plan_.data.numel() < bytes)
+    plan_.data = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(at::globalContext().hasCUDA()));
+}
+
+void Saver::copy(const std::map<std::string, at::Tensor>& tensors, Job& job) {
+  auto* bytes = plan_.data.numel() > 0 ? static_cast<char*>(plan_.data.data_ptr()) : nullptr;
+  std::optional<c10::Device> device;
+  for (const auto& file : plan_.files) {
+    for (const auto& item : file.items) {
+      const auto& tensor = tensors.at(item.name);
+      if (!tensor.is_cpu()) device = tensor.device();
+      copy_to(bytes + item.offset, view_of(tensor, item.box));
+    }
+    bytes += file.data_bytes;
+  }
+  for (const auto& name : plan_.replicas) {
+    const auto& tensor = tensors.at(name);
+    if (!is_dtensor(tensor)) job.replicas[name] = sums_of(tensor);
+  }
+  if (device) at::empty({1}, at::TensorOptions(at::kByte).device(*device)).cpu();  // all copies before it are done
+}
+
+Saving Saver::save(const State& state, const std::string& folder, int64_t step, const SaveOptions& options) {
+  NoSpmd plain;
+  at::NoGradGuard no_grad;
+  const Everyone everyone("save");
+  if (number_ > 0) {
+    if (!options.wait) everyone.agree(running_ ? fmt::format("step {} is still being written; hint: save less often, or wait", last_folder_) : "");
+    wait(number_);
+  }
+  Job job;
+  std::string text;
+  auto problem = problem_of([&] {
+    require(step >= 0, "save", "got step {}; expected a number that is not negative", step);
+    require(options.file_bytes > 0, "save", "got files of {} bytes; expected a positive number", options.file_bytes);
+    job.contents = contents_of(state, options);
+    text = to_text(holdings_of(job.contents.tensors));
+  });
+  const auto own = fingerprint(text);
+  const auto where = fingerprint(fmt::format("{}/{}", folder, step))[0];
+  std::random_device random;
+  const auto told = everyone.gather_numbers({own[0], own[1], where, problem.empty() ? static_cast<int64_t>(random()) : -1});
+  std::vector<std::array<int64_t, 2>> fingerprints;
+  for (const auto& numbers : told) {
+    fingerprints.push_back({numbers[0], numbers[1]});
+    if (numbers[2] != told[0][2] && problem.empty())
+      problem = fmt::format("ranks name different folders or steps; this one: '{}', step {}", folder, step);
+    if (numbers[3] < 0 && problem.empty()) problem = "another rank failed";
+  }
+  if (!problem.empty()) everyone.agree(problem);
+  if (fingerprints != plan_.fingerprints || options.file_bytes != plan_.file_bytes) {
+    plan_.fingerprints.clear();
+    const auto failure = problem_of([&] { make_plan(everyone, text, options); });
+    everyone.agree(failure);
+    plan_.fingerprints = fingerprints;
+  }
+  job.problem = problem_of([&] { copy(job.contents.tensors, job); });
+  job.contents.tensors.clear();
+  job.folder = step_folder(folder, step);
+  job.step = step;
+  job.attempt = fmt::format("{:08x}", static_cast<uint32_t>(told[0][3]));
+  job.writer = writer_of(everyone.size(), options);
+  job.rank = everyone.rank();
+  job.ranks = everyone.size();
+  job.files = plan_.files;
+  job.data = plan_.data;
+  job.all = plan_.all;
+  run(std::move(job), options.async);
+  Saving saving(*this, number_);
+  if (!options.async) saving.wait();
+  return saving;
+}
+
+void Saver::run(Job job, bool in_background) {
+  ++number_;
+  last_folder_ = job.folder;
+  last_attempt_ = job.attempt;
+  running_ = true;
+  thread_ = std::thread([this, job = std::move(job), in_background] {
+    if (in_background) setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 10);  // the training goes first
+    problem_ = problem_of([&] { write(job, ended_); });
+    running_ = false;
+  });
+}
+
+}  // namespace dtensor::checkpoints
+
+namespace dtensor {
+
+void Saving::wait() { saver_->wait(number_); }
+bool Saving::done() const { return saver_->done(number_); }
+
+Saving save(const State& state, const std::string& folder, int64_t step, const SaveOptions& options) {
+  return World::current().local<checkpoints::Saver>().save(state, folder, step, options);
+}
+
+}  // namespace dtensor
