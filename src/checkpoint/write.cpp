@@ -175,6 +175,8 @@ void write(const Job& job, const std::atomic<bool>& ended) {
 
 void remove_attempt(const std::string& folder, const std::string& attempt, int rank) {
   try {
+    // The index is in place, and syncing it failed: the step is there.
+    if (disk::exists(folder + "/" + kIndexName) && read_index(folder).attempt == attempt) return;
     const auto mine = fmt::format("-{}-{:05}", attempt, rank);
     for (const auto& name : disk::names_in(folder)) {
       if (name.find(mine) != std::string::npos) disk::remove(folder + "/" + name);

@@ -1,0 +1,242 @@
+#include "src/checkpoint/disk.hpp"
+#include "src/checkpoint/everyone.hpp"
+
+#include <dtensor/base/error.hpp>
+#include <dtensor/base/error_text.hpp>
+#include <dtensor/base/say.hpp>
+#include <dtensor/checkpoint/manager.hpp>
+#include <dtensor/mesh/world.hpp>
+
+#include <ATen/ops/empty.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <map>
+
+namespace dtensor {
+
+namespace {
+
+using namespace checkpoints;
+
+constexpr const char* kBestName = "best.json";
+
+std::atomic<int> signal_that_came = 0;
+void note(int signal) { signal_that_came = signal; }
+
+// Removes the files of ours in a folder of a step, the index first, and then the folder if nothing else is in it.
+void remove_files(const std::string& step_folder) {
+  disk::remove(step_folder + "/" + kIndexName);
+  disk::sync_folder(step_folder);
+  for (const auto& name : disk::names_in(step_folder)) {
+    const auto begins = [&](const char* text) { return name.rfind(text, 0) == 0; };
+    if (begins("data-") || begins("report-") || begins("failure-") || begins("index.json.")) disk::remove(step_folder + "/" + name);
+  }
+  std::error_code not_empty;
+  std::filesystem::remove(step_folder, not_empty);
+}
+
+}  // namespace
+
+// Catches the signals of all managers of a process, which threads that are ranks share.
+struct CheckpointManager::Signals {
+  explicit Signals(const std::vector<int>& signals) {
+    for (const int signal : signals) {
+      struct sigaction action {}, before {};
+      action.sa_handler = note;
+      action.sa_flags = SA_RESTART;
+      if (sigaction(signal, &action, &before) == 0) before_[signal] = before;
+    }
+  }
+  ~Signals() {
+    for (const auto& [signal, action] : before_) sigaction(signal, &action, nullptr);
+    signal_that_came = 0;
+  }
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+
+ private:
+  std::map<int, struct sigaction> before_;
+};
+
+// What ranks told each other at the last step, on its way.
+struct CheckpointManager::Agreement {
+  std::optional<DeviceMesh> line;
+  comm::Communicator* group = nullptr;
+  std::optional<comm::Async> under_way;
+};
+
+CheckpointManager::CheckpointManager(State state, std::string folder, ManagerOptions options)
+    : state_(std::move(state)), folder_(std::move(folder)), options_(std::move(options)), agreement_(std::make_shared<Agreement>()),
+      last_time_(std::chrono::steady_clock::now()) {
+  const Everyone everyone("CheckpointManager");
+  std::string problem;
+  if (everyone.is_first()) {
+    try {
+      require(options_.keep_last >= 0 && options_.keep_every >= 0 && options_.every_steps >= 0 && options_.every_minutes >= 0, "CheckpointManager",
+              "a number is negative: every_steps {}, every_minutes {}, keep_last {}, keep_every {}", options_.every_steps, options_.every_minutes,
+              options_.keep_last, options_.keep_every);
+      const auto last = last_step(folder_);
+      if (last && !options_.save.run.empty()) {
+        const auto index = read_index(step_folder(folder_, *last));
+        const auto run = index.writer.find("run");
+        const auto found = run == index.writer.end() ? std::string("no name") : "'" + run->second + "'";
+        require(found == "'" + options_.save.run + "'", "CheckpointManager",
+                "'{}' has the steps of another run, of {}; expected '{}'; hint: choose another folder, or that run", folder_, found, options_.save.run);
+      }
+    } catch (...) {
+      problem = detail::text_of(std::current_exception());
+    }
+  }
+  everyone.agree(problem);
+  read_best();
+  if (everyone.is_first() && !options_.stop_signals.empty()) signals_ = std::make_shared<Signals>(options_.stop_signals);
+  else if (everyone.size() > 1 && !options_.stop_signals.empty() && World::current().transport().name() != "threads")
+    signals_ = std::make_shared<Signals>(options_.stop_signals);
+  if (everyone.size() > 1) {
+    agreement_->line.emplace(init_device_mesh(c10::kCPU, {everyone.size()}, {"checkpoint_manager"}));
+    agreement_->group = &agreement_->line->communicator(0);
+  }
+}
+
+CheckpointManager::~CheckpointManager() = default;
+
+void CheckpointManager::read_best() {
+  const Everyone everyone("CheckpointManager");
+  std::string text;
+  const auto path = folder_ + "/" + kBestName;
+  try {
+    if (everyone.is_first() && disk::exists(path)) text = disk::read_text(path);
+  } catch (const std::exception&) {  // then there is none
+  }
+  text = everyone.from_first(text);
+  const auto best = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (best.is_object() && best.contains("step") && best["step"].is_number_integer() && best.contains("value") && best["value"].is_number())
+    best_ = {best["step"].get<int64_t>(), best["value"].get<double>()};
+}
+
+std::optional<int64_t> CheckpointManager::resume(const LoadOptions& options) {
+  const Everyone everyone("CheckpointManager");
+  std::vector<int64_t> steps;
+  const auto told = everyone.from_first([&]() -> std::string {
+    std::string text;
+    if (everyone.is_first()) {
+      for (const auto step : complete_steps(folder_)) text += std::to_string(step) + " ";
+    }
+    return text;
+  }());
+  for (size_t begin = 0, end; (end = told.find(' ', begin)) != std::string::npos; begin = end + 1) steps.push_back(std::stoll(told.substr(begin, end - begin)));
+  for (size_t i = steps.size(); i-- > 0;) {
+    try {
+      load(state_, folder_, steps[i], options);
+      last_saved_ = steps[i];
+      return steps[i];
+    } catch (const Error& error) {  // the same on every rank
+      const std::string text = error.what_without_backtrace();
+      if (i == 0 || text.find("damaged") == std::string::npos) throw;
+      if (everyone.is_first()) detail::say("dtensor: step {} of '{}' is passed over: {}\n", steps[i], folder_, text);
+    }
+  }
+  return {};
+}
+
+// What was agreed on at the step before; and starts agreeing on this one.
+bool CheckpointManager::asked_to_stop(bool& time_is_up) {
+  if (options_.stop_signals.empty() && options_.every_minutes <= 0) return false;
+  const std::chrono::duration<double> since = std::chrono::steady_clock::now() - last_time_;
+  const bool stop = signal_that_came != 0, late = options_.every_minutes > 0 && since.count() >= 60 * options_.every_minutes;
+  if (!agreement_->group) {
+    time_is_up = late;
+    return stop;
+  }
+  at::Tensor known;
+  if (agreement_->under_way) known = std::move(*agreement_->under_way).get();
+  auto own = at::empty({2}, at::kLong);
+  own.data_ptr<int64_t>()[0] = stop;
+  own.data_ptr<int64_t>()[1] = agreement_->group->rank() == 0 && late;
+  const comm::Subject subject("CheckpointManager");
+  agreement_->under_way = agreement_->group->all_reduce(own, ReduceOp::max);
+  if (!known.defined()) return false;
+  time_is_up = known.data_ptr<int64_t>()[1] != 0;
+  return known.data_ptr<int64_t>()[0] != 0;
+}
+
+bool CheckpointManager::step(int64_t step) {
+  bool time_is_up = false;
+  const bool stop = asked_to_stop(time_is_up);
+  if (stop) {
+    if (last_saved_ != step) save(step);
+    finish();
+    return false;
+  }
+  const bool due = (options_.every_steps > 0 && step % options_.every_steps == 0) || time_is_up;
+  if (due && last_saved_ != step) save(step);
+  return true;
+}
+
+void CheckpointManager::save(int64_t step) {
+  if (saving_) finish();
+  last_time_ = std::chrono::steady_clock::now();
+  if (agreement_->under_way) std::move(*agreement_->under_way).get();  // of the time before
+  agreement_->under_way.reset();
+  saving_ = dtensor::save(state_, folder_, step, options_.save);
+  last_saved_ = step;
+  if (!options_.save.async) finish();
+}
+
+bool CheckpointManager::save_if_best(int64_t step, double value, bool higher) {
+  if (best_ && (higher ? value <= best_->second : value >= best_->second)) return false;
+  if (last_saved_ != step) save(step);
+  finish();
+  best_ = {step, value};
+  const Everyone everyone("CheckpointManager");
+  std::string problem;
+  try {
+    if (everyone.is_first()) disk::replace(folder_ + "/" + kBestName, nlohmann::json{{"step", step}, {"value", value}}.dump() + "\n");
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  everyone.agree(problem);
+  prune();
+  return true;
+}
+
+void CheckpointManager::finish() {
+  if (!saving_) return;
+  auto saving = *saving_;
+  saving_.reset();
+  saving.wait();
+  prune();
+}
+
+// The first rank removes complete steps that need not stay, never the last saved, and what earlier attempts left of steps before it. Later
+// steps, of a run that went on from an earlier one, are left alone. A step that cannot be removed is left, with a line that says so.
+void CheckpointManager::prune() {
+  if (World::current().rank() != 0 || !last_saved_) return;
+  try {
+    auto steps = complete_steps(folder_);
+    const auto later = std::ranges::upper_bound(steps, *last_saved_);
+    if (later != steps.end() && !std::exchange(warned_, true))
+      detail::say("dtensor: '{}' has step {}, which is later than {}, just saved; hint: the next resume() takes it, unless it is removed "
+                  "(dtensor-checkpoint prune)\n", folder_, steps.back(), *last_saved_);
+    steps.erase(later, steps.end());
+    const auto last = static_cast<size_t>(options_.keep_last == 0 ? static_cast<int64_t>(steps.size()) : options_.keep_last);
+    for (size_t i = 0; i + last < steps.size(); ++i) {
+      const bool stays = (options_.keep_every > 0 && steps[i] % options_.keep_every == 0) || (best_ && best_->first == steps[i]);
+      if (!stays) remove_step(folder_, steps[i]);
+    }
+    for (const auto& name : disk::names_in(folder_)) {
+      const auto path = folder_ + "/" + name;
+      const bool is_older = name.rfind("step-", 0) == 0 && std::strtoll(name.c_str() + 5, nullptr, 10) < *last_saved_;
+      if (is_older && std::filesystem::is_directory(path) && !disk::exists(path + "/" + kIndexName)) remove_files(path);
+    }
+  } catch (const std::exception& error) {
+    detail::say("dtensor: an old checkpoint is left: {}\n", error.what());
+  }
+}
+
+void remove_step(const std::string& folder, int64_t step) { remove_files(step_folder(folder, step)); }
+
+}  // namespace dtensor
