@@ -75,7 +75,10 @@ void Everyone::agree(const std::string& problem) const {
   for (const auto& numbers : sizes) any |= numbers[0] > 0;
   if (!any) return;
   const auto own = fmt::format(" (rank {})", World::current().rank());  // errors have it, and here it would make equal ones differ
-  const auto texts = gather(problem.ends_with(own) ? problem.substr(0, problem.size() - own.size()) : problem);
+  std::string_view text = problem;
+  if (text.ends_with(own)) text.remove_suffix(own.size());
+  if (const auto tag = fmt::format("[{}] ", tag_); text.starts_with(tag)) text.remove_prefix(tag.size());
+  const auto texts = gather(std::string(text));
   std::string all;
   for (size_t r = 0; r < texts.size(); ++r) {
     if (texts[r].empty() || all.find(texts[r]) != std::string::npos) continue;
