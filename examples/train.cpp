@@ -213,8 +213,10 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
 
   torch::optim::AdamW optimizer(learner.parameters(), torch::optim::AdamWOptions(o.lr).betas({0.9, 0.95}));
   dt::lr::Scheduler scheduler(optimizer, learning_rate(o.steps));
-  Saved saved(*learner.model, optimizer, scheduler);
-  const int64_t first = saved.resume(o);
+  dt::State state{{"optimizer", optimizer}, {"schedule", scheduler}, {"random", dt::random_streams()}};
+  learner.pipe ? state.add({"model", *learner.pipe}) : state.add({"model", *learner.model});
+  Saved saved(state, o, mesh.has_value());
+  const int64_t first = saved.resume();
   const auto [parameters, parameters_here] = count_parameters(learner.parameters());
   if (log) log->begin(name, o.steps);
   dt::CommDebugMode traffic;
@@ -237,10 +239,11 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
     optimizer.step();
     scope.reset();
     scheduler.step();
-    saved.save(o, step + 1);
+    const bool goes_on = saved.step(step + 1);
 
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     if (log) log->add({step, curve.loss.back(), norm, rate, took.count() * 1e3, items / took.count()});
+    if (!goes_on) break;
   }
   if (trace) trace->stop();
   if (log) log->end(parameters, parameters_here, traffic.count(), traffic.bytes());
@@ -265,7 +268,6 @@ void check_use(const CLI::App& app, const ZooOptions& o) {
   const std::string add_pp = "no mesh has a dimension pp: add one, as in --mesh pp=2,dp=2";
   unused("--schedule", pp, add_pp);
   unused("--chunks", pp, add_pp);
-  for (const auto* option : {"--save", "--resume"}) unused(option, !pp, "does not go with a pipeline yet");
   if (o.batch < microbatches(o))
     throw CLI::ValidationError("--microbatches", fmt::format("{} are more than the {} of --batch", microbatches(o), o.batch));
   unused("--attention", cp, "no mesh has a dimension cp: add one, as in --mesh cp=4");

@@ -56,8 +56,8 @@ static Curve train(const TrainOptions& o, const TextData& text, const std::optio
 
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(o.lr).betas({0.9, 0.95}));
   dt::lr::Scheduler scheduler(optimizer, learning_rate(o.steps));
-  Saved saved(*model, optimizer, scheduler);
-  const int64_t first = saved.resume(o);
+  Saved saved({{"model", model}, {"optimizer", optimizer}, {"schedule", scheduler}, {"random", dt::random_streams()}}, o, mesh.has_value());
+  const int64_t first = saved.resume();
   const auto [parameters, parameters_here] = count_parameters(model->parameters());
   if (log) log->begin(name, o.steps);
   dt::CommDebugMode traffic;
@@ -76,12 +76,13 @@ static Curve train(const TrainOptions& o, const TextData& text, const std::optio
     const double rate = scheduler.rates()[0];
     optimizer.step();
     scheduler.step();
-    saved.save(o, step + 1);
+    const bool goes_on = saved.step(step + 1);
 
     curve.loss.push_back(loss.item<double>());
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     const double tokens_per_s = static_cast<double>(o.batch * o.seq) / took.count();
     if (log) log->add({step, curve.loss.back(), norm, rate, took.count() * 1e3, tokens_per_s});
+    if (!goes_on) break;
   }
   if (log) log->end(parameters, parameters_here, traffic.count(), traffic.bytes());
   return curve;

@@ -16,8 +16,9 @@
 struct RunOptions {
   std::vector<MeshOption> meshes;  // empty: data parallel over all ranks
   std::string device = "cpu", dtype = "float32", data, log, svg;
-  std::string save, resume;  // what the names of files begin with
-  int64_t save_at = 0;       // 0: after the last step
+  std::string save, resume;  // folders of checkpoints
+  int64_t every = 0;         // steps between saves; 0: only after the last
+  int64_t from_step = -1;    // -1: the newest that there is
   int64_t seq = 64, batch = 16, steps = 100;
   double lr = 3e-3, clip = 1;
   double tolerance = std::numeric_limits<double>::infinity();
@@ -46,10 +47,6 @@ inline std::string can_be_written(const std::string& path) {
 inline std::string is_there(const std::string& device) {
   if (device == "cpu" || (device == "cuda" && torch::cuda::is_available())) return "";
   return device == "cuda" ? "there is no GPU, or this libtorch has no CUDA" : "got '" + device + "', expected cpu or cuda";
-}
-
-inline std::string was_saved(const std::string& path) {
-  return std::filesystem::exists(path + ".model.pt") ? "" : "there is no file " + path + ".model.pt";
 }
 
 inline void add_mesh_options(CLI::App& app, RunOptions& o, const std::vector<std::string>& names) {
@@ -86,10 +83,19 @@ inline void add_run_options(CLI::App& app, RunOptions& o, const std::vector<std:
   app.add_option("--dtype", o.dtype, "of the parameters")->check(CLI::IsMember({"float32", "float64"}));
   app.add_option("--log", o.log, "write a JSON object per step to this file")->check(can_be_written);
   app.add_option("--svg", o.svg, "write a picture of the loss curves to this file")->check(can_be_written);
-  auto* save = app.add_option("--save", o.save, "write the model, the optimizer and the schedule to files whose names begin so")
-                   ->check(can_be_written);
-  app.add_option("--save-at", o.save_at, "with --save: after so many steps, instead of the last")->check(positive)->needs(save);
-  app.add_option("--resume", o.resume, "go on from files of --save, of any mesh")->check(was_saved);
+  auto* save = app.add_option("--save", o.save, "a folder for checkpoints: one after the last step, and one when the program gets SIGTERM");
+  app.add_option("--every", o.every, "with --save: also every so many steps, in the background; the last three stay")
+      ->check(positive)
+      ->needs(save);
+  auto* resume = app.add_option("--resume", o.resume,
+                                "go on from the newest checkpoint in this folder, of any mesh; without a folder: from that of --save, if there is one")
+                     ->expected(0, 1);
+  app.add_option("--from-step", o.from_step, "with --resume: from this step instead")->check(positive)->needs(resume);
+  app.callback([&o, save, resume] {
+    if (resume->count() == 0 || !o.resume.empty()) return;
+    if (save->count() == 0) throw CLI::ValidationError("--resume", "names no folder; give it one, or --save a folder");
+    o.resume = o.save;
+  });
   app.add_option("--seq", o.seq, "bytes in a sequence")->check(positive);
   app.add_option("--batch", o.batch, "sequences or images in a step, over all ranks")->check(positive);
   app.add_option("--steps", o.steps, "optimizer steps")->check(positive);

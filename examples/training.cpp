@@ -52,22 +52,25 @@ std::vector<at::Tensor> whole_gradients(const torch::nn::Module& model) {
   return whole;
 }
 
-int64_t Saved::resume(const RunOptions& o) {
-  if (o.resume.empty()) return 0;
-  dt::load(model_, o.resume + ".model.pt");
-  dt::load(optimizer_, o.resume + ".optimizer.pt");
-  dt::load(scheduler_, o.resume + ".schedule.pt");
-  const auto step = scheduler_.current_step();
-  dt::require(step < o.steps, "--resume", "the files of '{}' are from after step {}; expected fewer than --steps, {}", o.resume, step,
-              o.steps);
+Saved::Saved(dt::State state, const RunOptions& o, bool is_on_mesh) : state_(std::move(state)), o_(o) {
+  if (is_on_mesh && !o.save.empty()) manager_.emplace(state_, o.save, dt::ManagerOptions{.every_steps = o.every});
+}
+
+int64_t Saved::resume() {
+  if (o_.resume.empty() || (o_.resume == o_.save && !dt::last_step(o_.save))) return 0;
+  const auto step = dt::load(state_, o_.resume, o_.from_step < 0 ? std::nullopt : std::optional(o_.from_step));
+  dt::require(step < o_.steps, "--resume",
+              "the newest checkpoint in '{}' is of step {}; expected fewer than --steps, {}; hint: --from-step chooses an earlier one",
+              o_.resume, step, o_.steps);
   return step;
 }
 
-void Saved::save(const RunOptions& o, int64_t steps) const {
-  if (o.save.empty() || steps != (o.save_at ? o.save_at : o.steps)) return;
-  dt::save(model_, o.save + ".model.pt");
-  dt::save(optimizer_, o.save + ".optimizer.pt");
-  dt::save(scheduler_, o.save + ".schedule.pt");
+bool Saved::step(int64_t steps) {
+  if (!manager_) return true;
+  const bool goes_on = manager_->step(steps);
+  if (goes_on && steps == o_.steps) manager_->save(steps);
+  if (!goes_on || steps == o_.steps) manager_->finish();
+  return goes_on;
 }
 
 // What the gradients of the first step are beside one device's: "bit-equal", or the largest difference of an element beside the largest

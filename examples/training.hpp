@@ -5,6 +5,7 @@
 #include "loss_plot.hpp"
 #include "train_options.hpp"
 
+#include <dtensor/checkpoint/manager.hpp>
 #include <dtensor/mesh/device_mesh.hpp>
 #include <dtensor/training/lr.hpp>
 
@@ -31,20 +32,19 @@ std::pair<int64_t, int64_t> count_parameters(const std::vector<at::Tensor>& para
 std::vector<at::Tensor> whole_parameters(const torch::nn::Module& model);
 std::vector<at::Tensor> whole_gradients(const torch::nn::Module& model);
 
-// What a run needs to go on, in the files BEGIN.model.pt, BEGIN.optimizer.pt and BEGIN.schedule.pt, which any mesh reads.
+// --save, --every and --resume. Without --save nothing is written, and neither is on one device.
 class Saved {
  public:
-  Saved(torch::nn::Module& model, torch::optim::Optimizer& optimizer, dtensor::lr::Scheduler& scheduler)
-      : model_(model), optimizer_(optimizer), scheduler_(scheduler) {}
-  // For --resume: reads the files and returns the step to go on with; 0 without.
-  int64_t resume(const RunOptions& o);
-  // For --save: writes the files when so many steps are done.
-  void save(const RunOptions& o, int64_t steps) const;
+  Saved(dtensor::State state, const RunOptions& o, bool is_on_mesh);
+  // Returns the step to go on with: 0 without --resume, and where that has nothing to go on from yet.
+  int64_t resume();
+  // Call it when so many steps are done. Returns false once the program was told to stop, and the state is saved.
+  bool step(int64_t steps);
 
  private:
-  torch::nn::Module& model_;
-  torch::optim::Optimizer& optimizer_;
-  dtensor::lr::Scheduler& scheduler_;
+  dtensor::State state_;
+  const RunOptions& o_;
+  std::optional<dtensor::CheckpointManager> manager_;
 };
 
 // Trains from the seed on the mesh or, without one, on one device, and returns the losses. The log is rank 0's; others have none.

@@ -91,6 +91,7 @@ class Pipeline {
   // Of this rank's stages, with the names that they have in the whole model.
   Tensors parameters() const;
   std::vector<std::pair<std::string, at::Tensor>> named_parameters() const { return own_; }
+  std::vector<std::pair<std::string, at::Tensor>> named_buffers() const { return pipelining::buffers_inside(*module_, patterns_); }
 
   // The modules of this rank's stages, none inside another: what fully_shard() shards before materialize().
   std::vector<torch::nn::Module*> modules() const;

@@ -54,12 +54,13 @@ Value value_of(const c10::IValue& leaf, const std::string& name) {
       return true;
     };
     if (all([](const auto& item) { return item.isInt(); })) return list_of<int64_t>(leaf, [](const auto& item) { return item.toInt(); });
-    if (all([](const auto& item) { return item.isDouble(); })) return list_of<double>(leaf, [](const auto& item) { return item.toDouble(); });
+    if (all([](const auto& item) { return item.isDouble(); }))
+      return list_of<double>(leaf, [](const auto& item) { return item.toDouble(); });
     if (all([](const auto& item) { return item.isString(); }))
       return list_of<std::string>(leaf, [](const auto& item) { return item.toStringRef(); });
   }
-  throw std::runtime_error(fmt::format("'{}' is a {}, which cannot be saved; expected numbers, texts, lists of one of them, tensors", name,
-                                       leaf.tagKind()));
+  throw std::runtime_error(
+      fmt::format("'{}' is a {}, which cannot be saved; expected numbers, texts, lists of one of them, tensors", name, leaf.tagKind()));
 }
 
 // The value as a leaf of the kind that `like` is of: libtorch's readers insist on it.
@@ -67,7 +68,8 @@ c10::IValue leaf_of(const Value& value, const c10::IValue& like) {
   return std::visit(
       [&](const auto& held) -> c10::IValue {
         using T = std::decay_t<decltype(held)>;
-        if constexpr (std::is_same_v<T, bool> || std::is_same_v<T, int64_t> || std::is_same_v<T, double> || std::is_same_v<T, std::string>) {
+        if constexpr (std::is_same_v<T, bool> || std::is_same_v<T, int64_t> || std::is_same_v<T, double> ||
+                      std::is_same_v<T, std::string>) {
           return c10::IValue(held);
         } else if (like.isTuple()) {
           std::vector<c10::IValue> elements(held.begin(), held.end());

@@ -13,8 +13,8 @@
 
 namespace dtensor::checkpoints {
 
-// The leaves: numbers, texts, lists of them, tensors. A nested archive's name and a dot stand before its leaves' names. What is None is left
-// out. Throws std::runtime_error for a leaf of another kind.
+// The leaves: numbers, texts, lists of them, tensors. A nested archive's name and a dot stand before its leaves' names. What is None is
+// left out. Throws std::runtime_error for a leaf of another kind.
 Contents contents_of(const std::function<void(torch::serialize::OutputArchive&)>& save);
 
 // Gives `load` an archive like the one that `save` writes now, in which leaves have the values and tensors that `value` and `tensor` return

@@ -39,13 +39,17 @@ NewFile::~NewFile() {
   if (!done_) unlink(path_.c_str());
 }
 
+// The disk begins at once, while what follows is being written; finish() waits for it.
 void NewFile::write(const void* data, size_t size) {
+  constexpr size_t kStep = size_t{8} << 20;
   const auto* next = static_cast<const char*>(data);
   while (size > 0) {
-    const auto written = ::write(file_, next, std::min<size_t>(size, size_t{64} << 20));
+    const auto written = ::write(file_, next, std::min(size, kStep));
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) refuse(path_, "written");
+    sync_file_range(file_, bytes_, written, SYNC_FILE_RANGE_WRITE);
     next += written;
+    bytes_ += written;
     size -= static_cast<size_t>(written);
   }
 }
@@ -111,11 +115,13 @@ std::string read_text(const std::string& path) {
 
 bool exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
 
-void make_folder(const std::string& path) {
-  if (path.empty() || exists(path)) return;
-  make_folder(std::filesystem::path(path).parent_path().string());
+std::vector<std::string> make_folder(const std::string& path) {
+  if (exists(path)) return {};
+  const auto above = folder_of(path);
+  auto changed = make_folder(above);
   if (mkdir(path.c_str(), 0777) != 0 && errno != EEXIST) refuse(path, "made");
-  sync_folder(folder_of(path));
+  changed.insert(changed.begin(), above);
+  return changed;
 }
 
 void sync_folder(const std::string& path) {

@@ -27,6 +27,7 @@ class NewFile {
  private:
   std::string path_;
   int file_ = -1;
+  int64_t bytes_ = 0;
   bool done_ = false;
 };
 
@@ -55,9 +56,10 @@ void put(const std::string& path, std::string_view text);
 
 std::string read_text(const std::string& path);
 bool exists(const std::string& path);
-void make_folder(const std::string& path);  // and those above it; synced into the folder above
+// Makes a folder, and those above it. Returns the folders that have to be synced for it to last, the innermost first.
+std::vector<std::string> make_folder(const std::string& path);
 void sync_folder(const std::string& path);
-void remove(const std::string& path);  // a file; one that is not there is well
+void remove(const std::string& path);                          // a file; one that is not there is well
 std::vector<std::string> names_in(const std::string& folder);  // sorted
 
 }  // namespace disk

@@ -62,7 +62,8 @@ Box whole_box(c10::IntArrayRef sizes) {
 
 void check(const std::string& name, const at::Tensor& tensor) {
   require(tensor.defined(), "checkpoint", "'{}' is undefined", name);
-  require(tensor.layout() == at::kStrided && !tensor.is_quantized(), "checkpoint", "'{}' is sparse or quantized; expected a dense tensor", name);
+  require(tensor.layout() == at::kStrided && !tensor.is_quantized(), "checkpoint", "'{}' is sparse or quantized; expected a dense tensor",
+          name);
   if (!is_dtensor(tensor)) return;
   const DTensor known(tensor);
   require(!known.layout().has_partial(), "checkpoint", "'{}' is pending: {}; expected values; hint: redistribute it first", name,
@@ -98,7 +99,8 @@ at::Tensor view_of(const at::Tensor& tensor, const Box& box) {
   }
   auto view = tensor.detach();
   for (size_t d = 0; d < box.size(); ++d) {
-    if (box[d] != Interval{0, view.size(static_cast<int64_t>(d))}) view = view.narrow(static_cast<int64_t>(d), box[d].begin, box[d].length());
+    if (box[d] != Interval{0, view.size(static_cast<int64_t>(d))})
+      view = view.narrow(static_cast<int64_t>(d), box[d].begin, box[d].length());
   }
   return view;
 }
@@ -167,8 +169,8 @@ AllHoldings joined(const std::vector<Holdings>& of_ranks) {
     }
   }
   if (problems.empty()) return all;
-  throw std::runtime_error(fmt::format("ranks disagree: {}; hint: a tensor that each rank has for itself goes by dt::of_each_rank",
-                                       fmt::join(problems, "; ")));
+  throw std::runtime_error(
+      fmt::format("ranks disagree: {}; hint: a tensor that each rank has for itself goes by dt::of_each_rank", fmt::join(problems, "; ")));
 }
 
 std::array<int64_t, 2> fingerprint(const std::string& text) {

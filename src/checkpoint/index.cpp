@@ -171,7 +171,8 @@ void check(const std::string& name, const SavedTensor& tensor, const Index& inde
 }
 
 void check_file_name(const std::string& name) {
-  const bool inside = !name.empty() && name.front() != '/' && name.find('\0') == name.npos && ("/" + name + "/").find("/../") == std::string::npos;
+  const bool inside =
+      !name.empty() && name.front() != '/' && name.find('\0') == name.npos && ("/" + name + "/").find("/../") == std::string::npos;
   if (!inside) throw std::runtime_error(fmt::format("the name '{}' is of a file outside of the folder", name));
 }
 
@@ -179,8 +180,8 @@ Index parse(const std::string& text, bool is_part) {
   const auto all = json::parse(text);
   if (all.at("format") != kFormat) throw std::runtime_error("it is not the index of a checkpoint");
   if (const int version = all.at("version").get<int>(); version != kVersion)
-    throw std::runtime_error(fmt::format("it is of version {} of the format; expected {}; hint: take the dtensor that wrote it, or a later one",
-                                         version, kVersion));
+    throw std::runtime_error(fmt::format(
+        "it is of version {} of the format; expected {}; hint: take the dtensor that wrote it, or a later one", version, kVersion));
   Index index;
   index.step = all.at("step").get<int64_t>();
   index.attempt = all.at("attempt").get<std::string>();
@@ -200,7 +201,8 @@ Index parse(const std::string& text, bool is_part) {
   }
   index.same_as = all.at("same_as").get<std::map<std::string, std::string>>();
   for (const auto& [name, other] : index.same_as) {
-    if (!is_part && !index.tensors.contains(other)) throw std::runtime_error(fmt::format("'{}' is said to be '{}', which is not there", name, other));
+    if (!is_part && !index.tensors.contains(other))
+      throw std::runtime_error(fmt::format("'{}' is said to be '{}', which is not there", name, other));
   }
   for (const auto& [name, value] : all.at("values").items()) index.values[name] = value_from(value);
   return index;
@@ -254,9 +256,9 @@ std::string to_text(const Index& index) {
     tensors[name] = {{"dtype", name_of(tensor.dtype)}, {"sizes", tensor.sizes}, {"pieces", std::move(pieces)}};
   }
   for (const auto& [name, value] : index.values) values[name] = to_json(value);
-  const json all{{"format", kFormat},           {"version", kVersion},           {"step", index.step},
-                 {"attempt", index.attempt},    {"writer", index.writer},        {"chunk_bytes", index.chunk_bytes},
-                 {"files", std::move(files)},   {"tensors", std::move(tensors)}, {"same_as", index.same_as},
+  const json all{{"format", kFormat},          {"version", kVersion},           {"step", index.step},
+                 {"attempt", index.attempt},   {"writer", index.writer},        {"chunk_bytes", index.chunk_bytes},
+                 {"files", std::move(files)},  {"tensors", std::move(tensors)}, {"same_as", index.same_as},
                  {"values", std::move(values)}};
   const auto rest = all.dump().substr(1) + "\n";  // its '{' is in the first line
   return first_line(crc32c(rest.data(), rest.size())) + rest;
@@ -265,8 +267,10 @@ std::string to_text(const Index& index) {
 static Index index_from(const std::string& text, const std::string& path, bool is_part) {
   const auto line = first_line(0).size();
   if (text.size() < line || text.substr(0, line) != first_line(crc32c(text.data() + line, text.size() - line))) {
-    fail("load", "'{}' is damaged, or no index of a checkpoint: its checksum is not that of its {} bytes; hint: it was cut, or changed on its "
-         "way here; copy it again, or load an earlier step", path, text.size());
+    fail("load",
+         "'{}' is damaged, or no index of a checkpoint: its checksum is not that of its {} bytes; hint: it was cut, or changed on its "
+         "way here; copy it again, or load an earlier step",
+         path, text.size());
   }
   try {
     return parse(text, is_part);

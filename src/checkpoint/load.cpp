@@ -26,7 +26,7 @@ namespace dtensor::checkpoints {
 namespace {
 
 constexpr const char* kTag = "load";
-constexpr int64_t kRoundBytes = int64_t{64} << 20;  // that all ranks of a pair read before they exchange
+constexpr int64_t kRoundBytes = int64_t{16} << 20;  // that all ranks together read before they exchange
 
 template <class Work>
 std::string problem_of(const Work& work) {
@@ -60,7 +60,8 @@ Index chosen(const Index& index, const LoadOptions& options) {
   }
   for (const auto& [saved, other] : index.same_as) {
     const auto name = renamed(saved, options), target = renamed(other, options);
-    if (wanted(name)) result.tensors.contains(target) ? void(result.same_as[name] = target) : void(result.tensors[name] = index.tensors.at(other));
+    if (wanted(name))
+      result.tensors.contains(target) ? void(result.same_as[name] = target) : void(result.tensors[name] = index.tensors.at(other));
   }
   for (const auto& [saved, value] : index.values) {
     if (const auto name = renamed(saved, options); wanted(name)) result.values[name] = value;
@@ -168,7 +169,8 @@ void check_unexpected(const Wanted& wanted, const Everyone& everyone, const std:
   if (fewest == 0) return;
   for (const auto& text : everyone.gather(fmt::format("{}\n", fmt::join(names, "\n")))) {
     std::set<std::string> theirs;
-    for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) theirs.insert(text.substr(begin, end - begin));
+    for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
+      theirs.insert(text.substr(begin, end - begin));
     std::erase_if(names, [&](const std::string& name) { return !theirs.contains(name); });
   }
   std::vector<std::string> lines;
@@ -176,9 +178,12 @@ void check_unexpected(const Wanted& wanted, const Everyone& everyone, const std:
     if (lines.size() == 20) break;
     lines.push_back(fmt::format("'{}' (closest in the state: {})", name, wanted.closest(name)));
   }
-  everyone.agree(names.empty() ? "" : fmt::format("{} has {} that the state has not: {}{}; hint: LoadOptions.partial leaves them out, .only and .without "
-                                                  "choose, .rename renames", where, names.size() == 1 ? "one name" : fmt::format("{} names", names.size()),
-                                                  fmt::join(lines, ", "), names.size() > lines.size() ? ", ..." : ""));
+  everyone.agree(names.empty()
+                     ? ""
+                     : fmt::format("{} has {} that the state has not: {}{}; hint: LoadOptions.partial leaves them out, .only and .without "
+                                   "choose, .rename renames",
+                                   where, names.size() == 1 ? "one name" : fmt::format("{} names", names.size()), fmt::join(lines, ", "),
+                                   names.size() > lines.size() ? ", ..." : ""));
 }
 
 // What all ranks want. A tensor that no rank has memory for is a problem of all of them.
@@ -206,7 +211,7 @@ void load(const State& state, const Index& index, const LoadOptions& options, co
   everyone.agree(problem);
   check_unexpected(*wanted, everyone, where);
   const auto all = join_wanted(*wanted, everyone);
-  const auto plan = plan_reads(wanted->index(), all, everyone.size(), std::max<int64_t>(index.chunk_bytes, 2 * kRoundBytes / everyone.size()));
+  const auto plan = plan_reads(wanted->index(), all, everyone.size(), std::max<int64_t>(index.chunk_bytes, kRoundBytes / everyone.size()));
   auto& counts = World::current().local<LoadCounts>();
   counts = {};
   int64_t bytes_loaded = 0;
@@ -244,7 +249,8 @@ std::string read_index_text(const std::string& folder, int64_t& step, bool any) 
     std::vector<int64_t> near = steps;
     std::ranges::sort(near, {}, [&](int64_t other) { return std::abs(other - step); });
     if (near.size() > 3) near.resize(3);
-    fail(kTag, "'{}' has no complete step {}; {}", folder, step, near.empty() ? "it has none" : fmt::format("closest: {}", fmt::join(near, ", ")));
+    fail(kTag, "'{}' has no complete step {}; {}", folder, step,
+         near.empty() ? "it has none" : fmt::format("closest: {}", fmt::join(near, ", ")));
   }
   require(!steps.empty(), kTag, "'{}' has no complete step of a checkpoint; hint: {}", folder,
           disk::exists(folder) ? "a step is complete when its folder, step-N, has an index.json" : "there is no such folder");
@@ -298,7 +304,9 @@ int64_t load(const State& state, const std::string& folder, std::optional<int64_
   const auto where = fingerprint(fmt::format("{}\n{}", folder, wanted.value_or(-1)))[0];
   std::string problem;
   for (const auto& numbers : everyone.gather_numbers({where})) {
-    if (numbers[0] != where) problem = fmt::format("ranks name different folders or steps; this one: '{}'{}", folder, wanted ? fmt::format(", step {}", *wanted) : "");
+    if (numbers[0] != where)
+      problem =
+          fmt::format("ranks name different folders or steps; this one: '{}'{}", folder, wanted ? fmt::format(", step {}", *wanted) : "");
   }
   everyone.agree(problem);
   int64_t step = wanted.value_or(0);

@@ -44,7 +44,8 @@ void remove_files(const std::string& step_folder) {
 struct CheckpointManager::Signals {
   explicit Signals(const std::vector<int>& signals) {
     for (const int signal : signals) {
-      struct sigaction action {}, before {};
+      struct sigaction action {
+      }, before{};
       action.sa_handler = note;
       action.sa_flags = SA_RESTART;
       if (sigaction(signal, &action, &before) == 0) before_[signal] = before;
@@ -69,22 +70,26 @@ struct CheckpointManager::Agreement {
 };
 
 CheckpointManager::CheckpointManager(State state, std::string folder, ManagerOptions options)
-    : state_(std::move(state)), folder_(std::move(folder)), options_(std::move(options)), agreement_(std::make_shared<Agreement>()),
+    : state_(std::move(state)),
+      folder_(std::move(folder)),
+      options_(std::move(options)),
+      agreement_(std::make_shared<Agreement>()),
       last_time_(std::chrono::steady_clock::now()) {
   const Everyone everyone("CheckpointManager");
   std::string problem;
   if (everyone.is_first()) {
     try {
-      require(options_.keep_last >= 0 && options_.keep_every >= 0 && options_.every_steps >= 0 && options_.every_minutes >= 0, "CheckpointManager",
-              "a number is negative: every_steps {}, every_minutes {}, keep_last {}, keep_every {}", options_.every_steps, options_.every_minutes,
-              options_.keep_last, options_.keep_every);
+      require(options_.keep_last >= 0 && options_.keep_every >= 0 && options_.every_steps >= 0 && options_.every_minutes >= 0,
+              "CheckpointManager", "a number is negative: every_steps {}, every_minutes {}, keep_last {}, keep_every {}",
+              options_.every_steps, options_.every_minutes, options_.keep_last, options_.keep_every);
       const auto last = last_step(folder_);
       if (last && !options_.save.run.empty()) {
         const auto index = read_index(step_folder(folder_, *last));
         const auto run = index.writer.find("run");
         const auto found = run == index.writer.end() ? std::string("no name") : "'" + run->second + "'";
         require(found == "'" + options_.save.run + "'", "CheckpointManager",
-                "'{}' has the steps of another run, of {}; expected '{}'; hint: choose another folder, or that run", folder_, found, options_.save.run);
+                "'{}' has the steps of another run, of {}; expected '{}'; hint: choose another folder, or that run", folder_, found,
+                options_.save.run);
       }
     } catch (...) {
       problem = detail::text_of(std::current_exception());
@@ -127,7 +132,8 @@ std::optional<int64_t> CheckpointManager::resume(const LoadOptions& options) {
     }
     return text;
   }());
-  for (size_t begin = 0, end; (end = told.find(' ', begin)) != std::string::npos; begin = end + 1) steps.push_back(std::stoll(told.substr(begin, end - begin)));
+  for (size_t begin = 0, end; (end = told.find(' ', begin)) != std::string::npos; begin = end + 1)
+    steps.push_back(std::stoll(told.substr(begin, end - begin)));
   for (size_t i = steps.size(); i-- > 0;) {
     try {
       load(state_, folder_, steps[i], options);
@@ -219,8 +225,10 @@ void CheckpointManager::prune() {
     auto steps = complete_steps(folder_);
     const auto later = std::ranges::upper_bound(steps, *last_saved_);
     if (later != steps.end() && !std::exchange(warned_, true))
-      detail::say("dtensor: '{}' has step {}, which is later than {}, just saved; hint: the next resume() takes it, unless it is removed "
-                  "(dtensor-checkpoint prune)\n", folder_, steps.back(), *last_saved_);
+      detail::say(
+          "dtensor: '{}' has step {}, which is later than {}, just saved; hint: the next resume() takes it, unless it is removed "
+          "(dtensor-checkpoint prune)\n",
+          folder_, steps.back(), *last_saved_);
     steps.erase(later, steps.end());
     const auto last = static_cast<size_t>(options_.keep_last == 0 ? static_cast<int64_t>(steps.size()) : options_.keep_last);
     for (size_t i = 0; i + last < steps.size(); ++i) {

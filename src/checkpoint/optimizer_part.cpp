@@ -17,7 +17,9 @@ namespace dtensor::checkpoints {
 namespace {
 
 template <class T>
-constexpr bool is_list = !std::is_same_v<std::decay_t<T>, at::Tensor> && requires(T& list) { list.push_back(at::Tensor()); };
+constexpr bool is_list = !std::is_same_v<std::decay_t<T>, at::Tensor> && requires(T & list) {
+  list.push_back(at::Tensor());
+};
 
 // A tensor like one that was saved: laid out as the parameter where it has the parameter's sizes, else the same on all ranks.
 at::Tensor like_saved(const SavedTensor& saved, const at::Tensor& parameter) {
@@ -88,7 +90,8 @@ class OptimizerPart final : public Part {
       };
       leaves.tensor = [](const std::string&) { return nullptr; };
       auto& options = optimizer_.param_groups()[g].options();
-      load_from(leaves, [&](auto& archive) { std::as_const(options).serialize(archive); }, [&](auto& archive) { options.serialize(archive); });
+      load_from(
+          leaves, [&](auto& archive) { std::as_const(options).serialize(archive); }, [&](auto& archive) { options.serialize(archive); });
     }
   }
 
@@ -121,8 +124,10 @@ class OptimizerPart final : public Part {
 
   [[noreturn]] void refuse_type() const {
     const auto& optimizer = optimizer_;
-    fail("save", "what a {} remembers is not known; expected an optimizer of libtorch or of dtensor/optim; hint: derive it from "
-         "dtensor::optim::Optimizer", c10::demangle(typeid(optimizer).name()));
+    fail("save",
+         "what a {} remembers is not known; expected an optimizer of libtorch or of dtensor/optim; hint: derive it from "
+         "dtensor::optim::Optimizer",
+         c10::demangle(typeid(optimizer).name()));
   }
 
   template <class Value>

@@ -34,7 +34,8 @@ class Planner {
   }
 
  private:
-  void add(const std::string& name, const SavedTensor& tensor, const Piece& piece, Interval elements, const std::vector<const Region*>& near) {
+  void add(const std::string& name, const SavedTensor& tensor, const Piece& piece, Interval elements,
+           const std::vector<const Region*>& near) {
     Chunk chunk{&name, &tensor, &piece, elements, 0, 0, {}};
     const auto parts = parts_of(chunk);
     const auto wants = [&](const Region& region) {

@@ -35,8 +35,8 @@ struct ChunkPart {
 };
 std::vector<ChunkPart> parts_of(const Chunk& chunk);
 
-// Every chunk of which any rank wants a part is read once: by one of the ranks that want it, the one that has least to read so far. The same
-// on every rank. Rounds are of `round_bytes` a rank.
+// Every chunk of which any rank wants a part is read once: by one of the ranks that want it, the one that has least to read so far. The
+// same on every rank. Rounds are of `round_bytes` a rank.
 ReadPlan plan_reads(const Index& index, const AllHoldings& wanted, int ranks, int64_t round_bytes);
 
 }  // namespace dtensor::checkpoints

@@ -91,8 +91,8 @@ void Reader::check_header(size_t number) {
   std::string header(static_cast<size_t>(saved.header_bytes), '\0');
   file(static_cast<int32_t>(number)).read(header.data(), header.size(), 0);
   if (crc32c(header.data(), header.size()) == saved.header_sum) return;
-  throw std::runtime_error(fmt::format("the header of '{}/{}' is damaged: its checksum is another; hint: load an earlier step", index_.folder,
-                                       saved.name));
+  throw std::runtime_error(
+      fmt::format("the header of '{}/{}' is damaged: its checksum is another; hint: load an earlier step", index_.folder, saved.name));
 }
 
 const disk::File& Reader::file(int32_t number) {
@@ -102,8 +102,8 @@ const disk::File& Reader::file(int32_t number) {
   const auto& saved = index_.files[static_cast<size_t>(number)];
   auto& opened = files_.try_emplace(number, index_.folder + "/" + saved.name).first->second;
   if (saved.bytes >= 0 && opened.size() != saved.bytes)
-    throw std::runtime_error(fmt::format("'{}/{}' has {} bytes; expected {}; hint: it was cut; load an earlier step", index_.folder, saved.name,
-                                         opened.size(), saved.bytes));
+    throw std::runtime_error(fmt::format("'{}/{}' has {} bytes; expected {}; hint: it was cut; load an earlier step", index_.folder,
+                                         saved.name, opened.size(), saved.bytes));
   return opened;
 }
 
@@ -160,7 +160,8 @@ void Reader::put(const Chunk& chunk, const void* data) {
   for (const auto& part : parts_of(chunk)) {
     for (const auto& target : targets(*chunk.name)) {
       const auto both = common(target.box, part.box);
-      if (both) copy(part_of_view(target.view, target.box, *both), part_of_memory(bytes + part.begin * item, part.box, *both, chunk.tensor->dtype));
+      if (both)
+        copy(part_of_view(target.view, target.box, *both), part_of_memory(bytes + part.begin * item, part.box, *both, chunk.tensor->dtype));
     }
   }
 }
@@ -168,7 +169,8 @@ void Reader::put(const Chunk& chunk, const void* data) {
 std::vector<Reader::Share> Reader::shares(const Chunk& chunk, int rank) const {
   std::vector<Share> all;
   const auto& regions = wanted_.at(*chunk.name).regions;
-  const auto region = std::ranges::find_if(regions, [&](const Region& each) { return std::ranges::find(each.ranks, rank) != each.ranks.end(); });
+  const auto region =
+      std::ranges::find_if(regions, [&](const Region& each) { return std::ranges::find(each.ranks, rank) != each.ranks.end(); });
   for (const auto& part : parts_of(chunk)) {
     for (const auto& box : region->boxes) {
       if (auto both = common(box, part.box)) all.push_back({std::move(*both), part});
@@ -217,7 +219,8 @@ std::vector<int64_t> Reader::to_receive(const std::vector<const Chunk*>& chunks)
   for (const auto* chunk : chunks) {
     if (chunk->reader == everyone_.rank() || std::ranges::find(chunk->wanted_by, everyone_.rank()) == chunk->wanted_by.end()) continue;
     for (const auto& share : shares(*chunk, everyone_.rank()))
-      counts[static_cast<size_t>(chunk->reader)] += aligned(numel_of(share.box) * static_cast<int64_t>(c10::elementSize(chunk->tensor->dtype)));
+      counts[static_cast<size_t>(chunk->reader)] +=
+          aligned(numel_of(share.box) * static_cast<int64_t>(c10::elementSize(chunk->tensor->dtype)));
   }
   return counts;
 }

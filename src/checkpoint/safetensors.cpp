@@ -26,34 +26,17 @@ struct Dtype {
   int64_t bits;
   std::optional<c10::ScalarType> type;
 };
-constexpr std::array kDtypes{
-    Dtype{"BOOL", 8, c10::kBool},
-    Dtype{"U8", 8, c10::kByte},
-    Dtype{"I8", 8, c10::kChar},
-    Dtype{"I16", 16, c10::kShort},
-    Dtype{"F16", 16, c10::kHalf},
-    Dtype{"BF16", 16, c10::kBFloat16},
-    Dtype{"I32", 32, c10::kInt},
-    Dtype{"F32", 32, c10::kFloat},
-    Dtype{"C64", 64, c10::kComplexFloat},
-    Dtype{"F64", 64, c10::kDouble},
-    Dtype{"I64", 64, c10::kLong},
+constexpr std::array kDtypes {
+  Dtype{"BOOL", 8, c10::kBool}, Dtype{"U8", 8, c10::kByte}, Dtype{"I8", 8, c10::kChar}, Dtype{"I16", 16, c10::kShort},
+      Dtype{"F16", 16, c10::kHalf}, Dtype{"BF16", 16, c10::kBFloat16}, Dtype{"I32", 32, c10::kInt}, Dtype{"F32", 32, c10::kFloat},
+      Dtype{"C64", 64, c10::kComplexFloat}, Dtype{"F64", 64, c10::kDouble}, Dtype{"I64", 64, c10::kLong},
 #if DTENSOR_TORCH_AT_LEAST(2, 1)
-    Dtype{"F8_E5M2", 8, c10::ScalarType::Float8_e5m2},
-    Dtype{"F8_E4M3", 8, c10::ScalarType::Float8_e4m3fn},
+      Dtype{"F8_E5M2", 8, c10::ScalarType::Float8_e5m2}, Dtype{"F8_E4M3", 8, c10::ScalarType::Float8_e4m3fn},
 #else
-    Dtype{"F8_E5M2", 8, {}},
-    Dtype{"F8_E4M3", 8, {}},
+      Dtype{"F8_E5M2", 8, {}}, Dtype{"F8_E4M3", 8, {}},
 #endif
-    Dtype{"U16", 16, {}},
-    Dtype{"U32", 32, {}},
-    Dtype{"U64", 64, {}},
-    Dtype{"F8_E8M0", 8, {}},
-    Dtype{"F8_E4M3FNUZ", 8, {}},
-    Dtype{"F8_E5M2FNUZ", 8, {}},
-    Dtype{"F6_E2M3", 6, {}},
-    Dtype{"F6_E3M2", 6, {}},
-    Dtype{"F4", 4, {}},
+      Dtype{"U16", 16, {}}, Dtype{"U32", 32, {}}, Dtype{"U64", 64, {}}, Dtype{"F8_E8M0", 8, {}}, Dtype{"F8_E4M3FNUZ", 8, {}},
+      Dtype{"F8_E5M2FNUZ", 8, {}}, Dtype{"F6_E2M3", 6, {}}, Dtype{"F6_E3M2", 6, {}}, Dtype{"F4", 4, {}},
 };
 
 const Dtype* find(std::string_view name) {
@@ -64,7 +47,8 @@ const Dtype* find(std::string_view name) {
 [[noreturn]] void refuse(const std::string& why) { throw std::runtime_error(why); }
 
 int64_t index_in(const json& number) {
-  if (!number.is_number_unsigned() || number.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) refuse("a size or offset is no such number");
+  if (!number.is_number_unsigned() || number.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))
+    refuse("a size or offset is no such number");
   return number.get<int64_t>();
 }
 
@@ -88,7 +72,8 @@ Entry entry_from(const std::string& name, const json& value) {
   entry.begin = index_in(value["data_offsets"][0]);
   entry.end = index_in(value["data_offsets"][1]);
   if (bits % 8 != 0 || entry.end < entry.begin || entry.end - entry.begin != bits / 8)
-    refuse(fmt::format("'{}' is {}[{}], and has the bytes {} to {}", name, entry.dtype, fmt::join(entry.shape, ", "), entry.begin, entry.end));
+    refuse(
+        fmt::format("'{}' is {}[{}], and has the bytes {} to {}", name, entry.dtype, fmt::join(entry.shape, ", "), entry.begin, entry.end));
   return entry;
 }
 
@@ -161,7 +146,8 @@ Header parse(std::string_view text, int64_t file_bytes) {
       header.metadata[key] = item.get<std::string>();
     }
   }
-  std::ranges::stable_sort(header.entries, [](const auto& a, const auto& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
+  std::ranges::stable_sort(header.entries,
+                           [](const auto& a, const auto& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
   int64_t end = 0;
   for (const auto& entry : header.entries) {
     if (entry.begin != end) refuse(fmt::format("'{}' begins at byte {} of the data; expected {}", entry.name, entry.begin, end));

@@ -63,8 +63,8 @@ std::string time_now() {
 }
 
 std::map<std::string, std::string> writer_of(int ranks, const SaveOptions& options) {
-  std::map<std::string, std::string> writer{{"dtensor", DTENSOR_VERSION_TEXT}, {"libtorch", TORCH_VERSION}, {"ranks", std::to_string(ranks)},
-                                            {"time", time_now()}};
+  std::map<std::string, std::string> writer{
+      {"dtensor", DTENSOR_VERSION_TEXT}, {"libtorch", TORCH_VERSION}, {"ranks", std::to_string(ranks)}, {"time", time_now()}};
   if (!options.run.empty()) writer["run"] = options.run;
   return writer;
 }
@@ -168,7 +168,8 @@ Saving Saver::save(const State& state, const std::string& folder, int64_t step, 
   at::NoGradGuard no_grad;
   const Everyone everyone("save");
   if (number_ > 0) {
-    if (!options.wait) everyone.agree(running_ ? fmt::format("step {} is still being written; hint: save less often, or wait", last_folder_) : "");
+    if (!options.wait)
+      everyone.agree(running_ ? fmt::format("step {} is still being written; hint: save less often, or wait", last_folder_) : "");
     wait(number_);
   }
   Job job;

@@ -20,11 +20,11 @@ struct Job {
   std::string attempt;
   std::map<std::string, std::string> writer;
   int rank = 0, ranks = 1;
-  std::string problem;             // why the state could not be copied; empty: it was
-  std::vector<WrittenFile> files;  // this rank's
-  at::Tensor data;                 // of all of them, one after the other
-  Contents contents;               // values and further names
-  std::map<std::string, SavedTensor> all;  // on the first rank: all tensors, without pieces
+  std::string problem;                          // why the state could not be copied; empty: it was
+  std::vector<WrittenFile> files;               // this rank's
+  at::Tensor data;                              // of all of them, one after the other
+  Contents contents;                            // values and further names
+  std::map<std::string, SavedTensor> all;       // on the first rank: all tensors, without pieces
   std::map<std::string, SavedTensor> replicas;  // plain tensors that another rank writes: their checksums here
 };
 
@@ -67,7 +67,7 @@ class Saver {
   Plan plan_;
   std::thread thread_;
   std::atomic<bool> running_ = false, ended_ = false;
-  std::string problem_;      // of the last save, until it has been thrown
+  std::string problem_;  // of the last save, until it has been thrown
   std::string last_folder_, last_attempt_;
   int64_t number_ = 0, waited_for_ = 0;  // of saves: begun, and waited for on all ranks
 };

@@ -60,6 +60,23 @@ class ModulePart final : public Part {
   torch::nn::Module& module_;
 };
 
+class NamedPart final : public Part {
+ public:
+  explicit NamedPart(std::function<NamedTensors()> tensors) : tensors_(std::move(tensors)) {}
+  void add_names(const std::string& name, TensorNames& names) const override {
+    for (const auto& [inner, tensor] : tensors_()) names.try_emplace(tensor.unsafeGetTensorImpl(), name + "." + inner);
+  }
+  void save(const std::string& name, const TensorNames&, Contents& contents) override { add(name, contents); }
+  void prepare(const std::string& name, const TensorNames&, const Index&, Contents& contents) override { add(name, contents); }
+  void finish(const Index&) override {}
+
+ private:
+  void add(const std::string& name, Contents& contents) const {
+    for (const auto& [inner, tensor] : tensors_()) contents.tensors[name + "." + inner] = tensor;
+  }
+  const std::function<NamedTensors()> tensors_;
+};
+
 class TensorPart final : public Part {
  public:
   explicit TensorPart(at::Tensor& tensor) : tensor_(tensor) {}
@@ -85,8 +102,8 @@ class ValuePart final : public Part {
     name_ = name;
     contents.values[name] = static_cast<Held>(value_);
     const auto found = saved.values.find(name);
-    require(found == saved.values.end() || std::holds_alternative<Held>(found->second), "load", "'{}' was saved as {}, of another kind", name,
-            found == saved.values.end() ? "" : text_of(found->second));
+    require(found == saved.values.end() || std::holds_alternative<Held>(found->second), "load", "'{}' was saved as {}, of another kind",
+            name, found == saved.values.end() ? "" : text_of(found->second));
   }
   void finish(const Index& saved) override {
     const auto found = saved.values.find(name_);
@@ -185,8 +202,10 @@ class StreamPart final : public Part {
     name_ = name;
     const auto* found = saved.find(name);
     require(!found || found->sizes == read_.sizes().vec(), "load",
-            "'{}' is the state of a generator of another kind: it has {} bytes, and this rank's {}; hint: world.generator() is to be of the kind "
-            "that it was when it was saved (dt::Generator or libtorch's)", name, found ? found->numel() : 0, read_.numel());
+            "'{}' is the state of a generator of another kind: it has {} bytes, and this rank's {}; hint: world.generator() is to be of "
+            "the kind "
+            "that it was when it was saved (dt::Generator or libtorch's)",
+            name, found ? found->numel() : 0, read_.numel());
   }
   void finish(const Index& saved) override {
     if (!saved.find(name_)) return;
@@ -230,6 +249,7 @@ class Together final : public Part {
 void Part::add_names(const std::string&, TensorNames&) const {}
 
 std::shared_ptr<Part> part_of(torch::nn::Module& module) { return std::make_shared<ModulePart>(module); }
+std::shared_ptr<Part> part_of(std::function<NamedTensors()> tensors) { return std::make_shared<NamedPart>(std::move(tensors)); }
 std::shared_ptr<Part> part_of(at::Tensor& tensor) { return std::make_shared<TensorPart>(tensor); }
 std::shared_ptr<Part> part_of(bool& value) { return std::make_shared<ValuePart<bool, bool>>(value); }
 std::shared_ptr<Part> part_of(int& value) { return std::make_shared<ValuePart<int64_t, int>>(value); }
@@ -248,8 +268,8 @@ State::State(std::initializer_list<Entry> entries) {
 }
 
 State& State::add(Entry entry) {
-  require(!entry.name.empty() && entry.name.find('/') == std::string::npos, "State", "'{}' is no name of a part; expected a text without '/'",
-          entry.name);
+  require(!entry.name.empty() && entry.name.find('/') == std::string::npos, "State",
+          "'{}' is no name of a part; expected a text without '/'", entry.name);
   const bool known = std::ranges::any_of(entries_, [&](const auto& other) { return other.name == entry.name; });
   require(!known, "State", "two parts are called '{}'", entry.name);
   entries_.push_back(std::move(entry));
@@ -259,8 +279,7 @@ State& State::add(Entry entry) {
 std::shared_ptr<checkpoints::Part> random_streams() {
   using namespace checkpoints;
   std::vector<std::pair<std::string, std::shared_ptr<Part>>> parts{
-      {"cpu", std::make_shared<StreamPart>(c10::kCPU, false)},
-      {"rank_local", of_each_rank(std::make_shared<StreamPart>(c10::kCPU, true))}};
+      {"cpu", std::make_shared<StreamPart>(c10::kCPU, false)}, {"rank_local", of_each_rank(std::make_shared<StreamPart>(c10::kCPU, true))}};
   if (at::globalContext().hasCUDA()) parts.emplace_back("cuda", std::make_shared<StreamPart>(c10::kCUDA, false));
   return std::make_shared<Together>(std::move(parts));
 }

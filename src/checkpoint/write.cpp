@@ -1,6 +1,6 @@
 // How a step comes into being. Each rank writes its files and syncs them; then it writes its report, an index of them alone, which needs no
-// sync. The first rank waits for all reports, joins them and renames the index into place. So ranks need not talk, and the thread that writes
-// is free of the training.
+// sync. The first rank waits for all reports, joins them and renames the index into place. So ranks need not talk, and the thread that
+// writes is free of the training.
 #include "src/checkpoint/crc32c.hpp"
 #include "src/checkpoint/disk.hpp"
 #include "src/checkpoint/index_text.hpp"
@@ -41,14 +41,14 @@ Index write_files(const Job& job) {
     const auto& file = job.files[f];
     SavedFile saved{data_name(job, f), static_cast<int64_t>(file.header.size()) + file.data_bytes, static_cast<int64_t>(file.header.size()),
                     crc32c(file.header.data(), file.header.size())};
-    for (const auto& item : file.items) {
+    disk::NewFile out(job.folder + "/" + saved.name);
+    out.write(file.header.data(), file.header.size());
+    out.write(data, static_cast<size_t>(file.data_bytes));
+    for (const auto& item : file.items) {  // while the disk is busy
       auto& tensor = report.tensors.try_emplace(item.name, SavedTensor{item.dtype, item.sizes, {}}).first->second;
       tensor.pieces.push_back({item.box, static_cast<int32_t>(f), saved.header_bytes + item.offset,
                                sums_of(data + item.offset, item.bytes, report.chunk_bytes)});
     }
-    disk::NewFile out(job.folder + "/" + saved.name);
-    out.write(file.header.data(), file.header.size());
-    out.write(data, static_cast<size_t>(file.data_bytes));
     out.finish();
     data += file.data_bytes;
     report.files.push_back(std::move(saved));
@@ -95,8 +95,10 @@ class Joined {
     for (const auto& [name, value] : report.values) {
       const auto [entry, is_new] = index_.values.try_emplace(name, value);
       if (is_new || entry->second == value || text_of(entry->second) == text_of(value)) continue;  // NaN is not equal to itself
-      throw std::runtime_error(fmt::format("'{}' is {} on one rank and {} on rank {}; hint: what each rank has for itself goes by "
-                                           "dt::of_each_rank", name, text_of(entry->second), text_of(value), rank));
+      throw std::runtime_error(
+          fmt::format("'{}' is {} on one rank and {} on rank {}; hint: what each rank has for itself goes by "
+                      "dt::of_each_rank",
+                      name, text_of(entry->second), text_of(value), rank));
     }
   }
 
@@ -104,8 +106,10 @@ class Joined {
     for (const auto& [name, sums, rank] : replicas_) {
       const auto& pieces = index_.tensors.at(name).pieces;
       if (pieces.size() == 1 && pieces.front().sums == sums) continue;
-      throw std::runtime_error(fmt::format("the plain tensor '{}' has other values on rank {} than on rank {}; hint: what each rank has for "
-                                           "itself goes by dt::of_each_rank", name, rank, writers_[name]));
+      throw std::runtime_error(
+          fmt::format("the plain tensor '{}' has other values on rank {} than on rank {}; hint: what each rank has for "
+                      "itself goes by dt::of_each_rank",
+                      name, rank, writers_[name]));
     }
     for (auto& [name, tensor] : index_.tensors) std::ranges::sort(tensor.pieces, {}, [](const Piece& piece) { return key(piece.box); });
     return std::move(index_);
@@ -146,7 +150,7 @@ void remove_leftovers(const std::string& folder, const Index& index) {
 void write(const Job& job, const std::atomic<bool>& ended) {
   try {
     if (!job.problem.empty()) throw std::runtime_error(job.problem);
-    disk::make_folder(job.folder);
+    const auto made = disk::make_folder(job.folder);
     const auto own = write_files(job);
     if (job.rank != 0) {
       const auto name = job.folder + "/" + report_name(job.attempt, job.rank);
@@ -161,6 +165,7 @@ void write(const Job& job, const std::atomic<bool>& ended) {
     const auto text = to_text(index);
     index_from(text, job.folder);  // what would not be read is not written
     disk::replace(job.folder + "/" + kIndexName, text);
+    for (const auto& folder : made) disk::sync_folder(folder);
     remove_leftovers(job.folder, index);
   } catch (const std::exception& problem) {
     if (job.rank != 0) {

@@ -45,8 +45,10 @@ std::vector<const Region*> regions_that_cover(const std::string& name, const Hel
     covered += numel_of(region.boxes);
   }
   if (covered == numel) return chosen;
-  throw std::runtime_error(fmt::format("ranks hold {} of the {} elements of '{}'; hint: all ranks of its mesh save, and a tensor that each "
-                                       "rank has for itself goes by dt::of_each_rank", covered, numel, name));
+  throw std::runtime_error(
+      fmt::format("ranks hold {} of the {} elements of '{}'; hint: all ranks of its mesh save, and a tensor that each "
+                  "rank has for itself goes by dt::of_each_rank",
+                  covered, numel, name));
 }
 
 bool is_whole(const WrittenItem& item) {
@@ -64,7 +66,8 @@ safetensors::Entry entry_of(const WrittenItem& item) {
     entry.dtype = *name;
     return entry;
   }
-  if (!c10::isComplexType(item.dtype)) throw std::runtime_error(fmt::format("'{}' is {}, which cannot be saved", item.name, c10::toString(item.dtype)));
+  if (!c10::isComplexType(item.dtype))
+    throw std::runtime_error(fmt::format("'{}' is {}, which cannot be saved", item.name, c10::toString(item.dtype)));
   entry.dtype = *safetensors::dtype_name(c10::toRealValueType(item.dtype));
   entry.shape.push_back(2);
   return entry;

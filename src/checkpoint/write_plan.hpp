@@ -25,8 +25,8 @@ struct WrittenFile {
 };
 
 // Every element is written by one rank. What several ranks hold alike is written by the one that has least to write so far, largest first,
-// so no rank writes more than the largest such tensor more than another of its holders. Throws std::runtime_error where elements of a tensor
-// are held by no rank, or by several that do not hold the same box.
+// so no rank writes more than the largest such tensor more than another of its holders. Throws std::runtime_error where elements of a
+// tensor are held by no rank, or by several that do not hold the same box.
 //
 // Returns the items of each rank, those of wide dtypes first, then by name, so that each lies at a multiple of its element's size.
 std::vector<std::vector<WrittenItem>> share_out(const AllHoldings& all, int ranks);

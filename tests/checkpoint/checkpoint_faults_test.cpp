@@ -120,17 +120,20 @@ TEST_CASE("checkpoint: what does not fit is listed together and changes nothing"
     auto weight = laid(torch::ones({4, 2})), bias = laid(torch::ones({4})), scale = laid(torch::ones({3}));
     int64_t epoch = 1;
     dt::save({{"layer.weight", weight}, {"layer.bias", bias}, {"layer.scale", scale}, {"epoch", epoch}}, folder.path, 1);
-    auto other_weight = laid(torch::zeros({5, 2})), other_bias = laid(torch::zeros({4}, torch::kDouble)), other_scale = laid(torch::zeros({3}));
+    auto other_weight = laid(torch::zeros({5, 2})), other_bias = laid(torch::zeros({4}, torch::kDouble)),
+         other_scale = laid(torch::zeros({3}));
     std::string text_epoch = "none";
     const auto text = thrown_by([&] {
       dt::load({{"layer.weight", other_weight}, {"layer.bias", other_bias}, {"layer.scales", other_scale}}, folder.path);
     });
-    for (const auto* part : {"'layer.weight' has sizes [4, 2], expected [5, 2]", "'layer.bias' is Float, expected Double", "it has no 'layer.scales' (closest: "
+    for (const auto* part : {"'layer.weight' has sizes [4, 2], expected [5, 2]", "'layer.bias' is Float, expected Double",
+                             "it has no 'layer.scales' (closest: "
                              "'layer.scale'"})
       dt::require(text.find(part) != std::string::npos, "test", "no '{}' in '{}'", part, text);
     dt::require(dt::full_tensor(other_weight).eq(0).all().item<bool>(), "test", "the tensors were changed");
     const auto more = thrown_by([&] { dt::load({{"layer.weight", weight}, {"layer.bias", bias}}, folder.path); });
-    for (const auto* part : {"has 2 names that the state has not", "'layer.scale' (closest in the state: ", "'epoch'", "LoadOptions.partial"})
+    for (const auto* part :
+         {"has 2 names that the state has not", "'layer.scale' (closest in the state: ", "'epoch'", "LoadOptions.partial"})
       dt::require(more.find(part) != std::string::npos, "test", "no '{}' in '{}'", part, more);
     weight.zero_();
     dt::load({{"layer.weight", weight}, {"layer.bias", bias}}, folder.path, {}, {.partial = true});
@@ -196,7 +199,8 @@ TEST_CASE("checkpoint: safetensors files are read as strictly as their own reade
   const auto whole = [&](const std::string& header, size_t data) { return file(header, data, header.size()); };
   CHECK(whole("{}      ", 0).empty());
   CHECK(whole("\t\n{}  ", 0).empty());
-  CHECK(whole(R"({"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"b":{"dtype":"BF16","shape":[2,0],"data_offsets":[4,4]}})", 4).empty());
+  CHECK(
+      whole(R"({"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"b":{"dtype":"BF16","shape":[2,0],"data_offsets":[4,4]}})", 4).empty());
   for (const auto& [header, data] : std::vector<std::pair<std::string, size_t>>{
            {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 3},
            {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 5},

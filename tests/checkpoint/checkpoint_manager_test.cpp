@@ -105,7 +105,8 @@ TEST_CASE("checkpoint: a manager saves keeps removes and resumes", "[checkpoint]
         [&](dt::World& world) {
           Counter counter(world);
           {
-            dt::CheckpointManager manager(counter.state(), run, {.every_steps = 10, .keep_last = 2, .keep_every = 50, .save = {.async = true, .run = "a"}});
+            dt::CheckpointManager manager(counter.state(), run,
+                                          {.every_steps = 10, .keep_last = 2, .keep_every = 50, .save = {.async = true, .run = "a"}});
             dt::require(!manager.resume(), "test", "something was loaded from nothing");
             for (int64_t step = 1; step <= 123; ++step) {
               counter.set(step);

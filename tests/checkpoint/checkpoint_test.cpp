@@ -15,7 +15,12 @@ TEST_CASE("checkpoint: a model of every kind of tensor goes from each way to eac
       const Folder folder;
       INFO(transport << ", from " << from);
       const ManyKinds expected(1);
-      REQUIRE_NOTHROW(on_way(from, 1, [&](dt::World&, ManyKinds& model) { dt::save({{"model", model}}, folder.path, 7); }, transport));
+      REQUIRE_NOTHROW(on_way(
+          from, 1,
+          [&](dt::World&, ManyKinds& model) {
+            dt::save({{"model", model}}, folder.path, 7);
+          },
+          transport));
       const auto saved = dt::checkpoints::read_index(dt::step_folder(folder.path, 7));
       for (const auto& to : ways()) {
         INFO("to " << to);
@@ -147,9 +152,19 @@ TEST_CASE("checkpoint: numbers texts schedules samplers and random streams come 
           torch::data::samplers::RandomSampler sampler(20);
           sampler.next(6);
           plain.reset();
-          dt::State state{{"epoch", epoch}, {"none", none}, {"small", small}, {"rate", rate}, {"endless", endless}, {"third", third}, {"yes", yes},
-                          {"text", text}, {"own", dt::of_each_rank(own)}, {"scheduler", scheduler}, {"sampler", dt::of_each_rank(sampler)},
-                          {"random", dt::random_streams()}, {"weight", weight}};
+          dt::State state{{"epoch", epoch},
+                          {"none", none},
+                          {"small", small},
+                          {"rate", rate},
+                          {"endless", endless},
+                          {"third", third},
+                          {"yes", yes},
+                          {"text", text},
+                          {"own", dt::of_each_rank(own)},
+                          {"scheduler", scheduler},
+                          {"sampler", dt::of_each_rank(sampler)},
+                          {"random", dt::random_streams()},
+                          {"weight", weight}};
           const auto draw = [&] {
             auto drawn = dt::full_tensor(torch::rand({7}));
             const auto local = dt::rank_local_random();

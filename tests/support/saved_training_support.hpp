@@ -7,8 +7,6 @@
 #include <dtensor/optim/lamb.hpp>
 #include <dtensor/optim/muon.hpp>
 
-#include <range/v3/view/zip.hpp>
-
 #include <optional>
 
 namespace dtensor::test {
@@ -117,7 +115,7 @@ struct Training {
     Tensors values;
     dtensor::load(values, prefix + ".parameters");
     torch::NoGradGuard no_grad;
-    for (const auto& [parameter, value] : ranges::views::zip(parameters, values)) parameter.copy_(value);
+    for (size_t i = 0; i < values.size(); ++i) parameters[i].copy_(values[i]);
     dtensor::load(*optimizer, prefix + ".optimizer");
   }
   // As a program of one device does it.
@@ -129,7 +127,7 @@ struct Training {
     Tensors values;
     torch::load(values, prefix + ".parameters");
     torch::NoGradGuard no_grad;
-    for (const auto& [parameter, value] : ranges::views::zip(parameters, values)) parameter.copy_(value);
+    for (size_t i = 0; i < values.size(); ++i) parameters[i].copy_(values[i]);
     torch::load(*optimizer, prefix + ".optimizer");
   }
   std::optional<DeviceMesh> mesh;

@@ -36,8 +36,8 @@ struct SaveOptions {
   std::string run{};                      // a name of the run, kept in the index
 };
 
-// A save that may be still under way. Copies stand for the same save. It need not be kept: what went wrong is also thrown, on every rank, by
-// the next save, and the end of the world waits for it.
+// A save that may be still under way. Copies stand for the same save. It need not be kept: what went wrong is also thrown, on every rank,
+// by the next save, and the end of the world waits for it.
 class Saving {
  public:
   // Waits until the step exists. Every rank calls it. Throws on every rank what went wrong on any.
@@ -53,8 +53,8 @@ class Saving {
 };
 
 // Saves a state as step `step` of the run in `folder`, which is made where it is missing. Every rank of the world calls it. Each element is
-// written by one rank; what several ranks hold is shared out among them. Ranks talk in one small all_gather, and when names, sizes, dtypes or
-// layouts are not those of the save before, in one more of their descriptions. Beside the files the host keeps a copy of what this rank
+// written by one rank; what several ranks hold is shared out among them. Ranks talk in one small all_gather, and when names, sizes, dtypes
+// or layouts are not those of the save before, in one more of their descriptions. Beside the files the host keeps a copy of what this rank
 // writes, for the next save.
 //
 // A step that exists is replaced when the new one is complete, and not before. A step that was not completed is of no account.
@@ -74,11 +74,11 @@ struct LoadOptions {
 
 // Loads a step, the last one if none is given, into the state: tensors get the values and keep their layouts, whatever mesh they were saved
 // on. Returns the step. Every rank of the world calls it. Each saved byte that any rank wants is read by one rank, its checksum compared,
-// and given to the others that want it, in rounds of at most 64 MiB a rank; on the mesh that saved nothing is sent.
+// and given to the others that want it, in rounds of 16 MiB of all ranks together; on the mesh that saved nothing is sent.
 //
-// Throws on every rank: for a folder without a complete step (naming the closest there is), a damaged index, or names, sizes and dtypes that
-// do not fit, which are listed together; then the state is what it was. For data that are damaged or cannot be read, naming file and tensor;
-// then some tensors have the new values and others the old ones, so load another step.
+// Throws on every rank: for a folder without a complete step (naming the closest there is), a damaged index, or names, sizes and dtypes
+// that do not fit, which are listed together; then the state is what it was. For data that are damaged or cannot be read, naming file and
+// tensor; then some tensors have the new values and others the old ones, so load another step.
 int64_t load(const State& state, const std::string& folder, std::optional<int64_t> step = {}, const LoadOptions& options = {});
 
 // Loads what an index names: a step, or the files of another library.
@@ -95,8 +95,8 @@ namespace checkpoints {
 
 // What this rank did in its last load.
 struct LoadCounts {
-  int64_t bytes_read = 0;   // of data in files
-  int64_t bytes_sent = 0;   // to other ranks
+  int64_t bytes_read = 0;    // of data in files
+  int64_t bytes_sent = 0;    // to other ranks
   int64_t bytes_loaded = 0;  // of tensors that this rank holds
 };
 LoadCounts last_load();

@@ -42,8 +42,8 @@ struct SavedTensor {
 };
 
 struct SavedFile {
-  std::string name;         // within the folder
-  int64_t bytes = -1;       // of the whole file; -1: not known
+  std::string name;          // within the folder
+  int64_t bytes = -1;        // of the whole file; -1: not known
   int64_t header_bytes = 0;  // of its beginning, which `header_sum` is the checksum of
   uint32_t header_sum = 0;
 };
@@ -51,8 +51,8 @@ struct SavedFile {
 struct Index {
   std::string folder;  // where the files are
   int64_t step = 0;
-  std::string attempt;                         // what tells two saves of one step apart; part of the files' names
-  std::map<std::string, std::string> writer;   // "dtensor", "libtorch", "ranks", "run", "time"
+  std::string attempt;                        // what tells two saves of one step apart; part of the files' names
+  std::map<std::string, std::string> writer;  // "dtensor", "libtorch", "ranks", "run", "time"
   int64_t chunk_bytes = int64_t{1} << 20;
   std::vector<SavedFile> files;
   std::map<std::string, SavedTensor> tensors;

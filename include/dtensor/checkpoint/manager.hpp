@@ -21,10 +21,10 @@
 namespace dtensor {
 
 struct ManagerOptions {
-  int64_t every_steps = 0;   // 0: not by steps
-  double every_minutes = 0;  // since the last save began, by the first rank's clock; 0: not by time
-  int64_t keep_last = 3;     // how many of the newest steps stay; 0: all
-  int64_t keep_every = 0;    // steps that are multiples of this stay too; 0: none
+  int64_t every_steps = 0;                 // 0: not by steps
+  double every_minutes = 0;                // since the last save began, by the first rank's clock; 0: not by time
+  int64_t keep_last = 3;                   // how many of the newest steps stay; 0: all
+  int64_t keep_every = 0;                  // steps that are multiples of this stay too; 0: none
   std::vector<int> stop_signals{SIGTERM};  // that make step() save and return false; Slurm sends SIGTERM before the time is up
   SaveOptions save{.async = true};         // .run: a folder that has another run's steps is refused
 };
@@ -42,9 +42,9 @@ class CheckpointManager {
   // with a line on stderr that says so, and the one before it is loaded.
   std::optional<int64_t> resume(const LoadOptions& options = {});
 
-  // Call after each training step, with the number of steps that are done. Saves where that is due. Returns false once a stop signal came to
-  // any rank: the state is then saved and the save complete. Ranks learn of signals and of the time one step later, by an all_reduce of 16
-  // bytes that nobody waits for; counting steps takes no communication, so without stop signals and every_minutes there is none.
+  // Call after each training step, with the number of steps that are done. Saves where that is due. Returns false once a stop signal came
+  // to any rank: the state is then saved and the save complete. Ranks learn of signals and of the time one step later, by an all_reduce of
+  // 16 bytes that nobody waits for; counting steps takes no communication, so without stop signals and every_minutes there is none.
   bool step(int64_t step);
 
   // Saves now, whatever is due.
@@ -77,7 +77,8 @@ class CheckpointManager {
   bool warned_ = false;
 };
 
-// Removes a step: first its index, so that it is never half there. Call it on one rank. Throws std::runtime_error where that cannot be done.
+// Removes a step: first its index, so that it is never half there. Call it on one rank. Throws std::runtime_error where that cannot be
+// done.
 void remove_step(const std::string& folder, int64_t step);
 
 }  // namespace dtensor

@@ -1,7 +1,8 @@
 // What a checkpoint consists of: modules, optimizers, random streams and whatever else a program goes on with, each under a name.
 //
 //   int64_t epoch = 0;
-//   dt::State state{{"model", *model}, {"optimizer", optimizer}, {"scheduler", scheduler}, {"random", dt::random_streams()}, {"epoch", epoch}};
+//   dt::State state{{"model", *model}, {"optimizer", optimizer}, {"scheduler", scheduler}, {"random", dt::random_streams()}, {"epoch",
+//   epoch}};
 //
 //   dt::save(state, "run", step);   // <dtensor/checkpoint/checkpoint.hpp>
 //   dt::load(state, "run");         // writes into the model, the optimizer, ..., epoch
@@ -56,7 +57,10 @@ class Part {
   virtual void finish(const Index& saved) = 0;
 };
 
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
 std::shared_ptr<Part> part_of(torch::nn::Module& module);
+std::shared_ptr<Part> part_of(std::function<NamedTensors()> tensors);
 std::shared_ptr<Part> part_of(torch::optim::Optimizer& optimizer);
 std::shared_ptr<Part> part_of(at::Tensor& tensor);
 std::shared_ptr<Part> part_of(bool& value);
@@ -67,6 +71,13 @@ std::shared_ptr<Part> part_of(double& value);
 std::shared_ptr<Part> part_of(std::string& value);
 std::shared_ptr<Part> part_of(std::function<void(torch::serialize::OutputArchive&)> save,
                               std::function<void(torch::serialize::InputArchive&)> load);
+
+// A pipeline: what this rank has of a module.
+template <class T>
+concept names_tensors = requires(T& value) {
+  { value.named_parameters() } -> std::convertible_to<NamedTensors>;
+  { value.named_buffers() } -> std::convertible_to<NamedTensors>;
+};
 
 template <class T>
 concept saves_archives = requires(T& value, torch::serialize::OutputArchive& out, torch::serialize::InputArchive& in) {
@@ -79,9 +90,16 @@ std::shared_ptr<Part> make_part(T& value) {
   if constexpr (std::is_convertible_v<T*, std::shared_ptr<Part>*>) return value;
   else if constexpr (requires { part_of(value); }) return part_of(value);
   else if constexpr (detail::holds_module<T>) return part_of(const_cast<torch::nn::Module&>(static_cast<const torch::nn::Module&>(*value)));
-  else {
-    static_assert(saves_archives<T>, "a part of a dt::State is a module, an optimizer, a tensor, a number, a bool, a std::string, a dt::checkpoints::Part, or "
-                                     "has save(torch::serialize::OutputArchive&) const and load(torch::serialize::InputArchive&)");
+  else if constexpr (names_tensors<T>) {
+    return part_of([&value] {
+      NamedTensors all = value.named_parameters();
+      for (auto& buffer : NamedTensors(value.named_buffers())) all.push_back(std::move(buffer));
+      return all;
+    });
+  } else {
+    static_assert(saves_archives<T>,
+                  "a part of a dt::State is a module, an optimizer, a tensor, a number, a bool, a std::string, a dt::checkpoints::Part, or "
+                  "has save(torch::serialize::OutputArchive&) const and load(torch::serialize::InputArchive&)");
     return part_of([&value](torch::serialize::OutputArchive& archive) { value.save(archive); },
                    [&value](torch::serialize::InputArchive& archive) { value.load(archive); });
   }
@@ -91,7 +109,9 @@ std::shared_ptr<Part> make_part(T& value) {
 
 // Parts, each under a name. It refers to them: they outlive it. A part is
 // - a module, or what holds one (torch::nn::Linear, std::shared_ptr): its parameters and buffers, whatever their layouts. Tensors that are
-//   deferred on a rank are another rank's (a stage of a pipeline). Tied parameters are saved once, under all their names;
+//   deferred on a rank are another rank's. Tied parameters are saved once, under all their names;
+// - a dt::Pipeline: the parameters and buffers of this rank's stages, under the whole model's names, so that a checkpoint does not tell
+//   whether there was a pipeline;
 // - an optimizer, of libtorch or of dtensor/optim: its options, and its states by the names that their parameters have in the modules of
 //   this State, so they survive another order or grouping of the parameters. Parameters of no module go by group and position;
 // - random_streams(): what is drawn next;

@@ -1,9 +1,11 @@
-// Saves that are ended, or fail, at each call that they make to the system: what is loaded afterwards is a whole step, and the next save works.
+// Saves that are ended, or fail, at each call that they make to the system: what is loaded afterwards is a whole step, and the next save
+// works.
 //
 //   crash-points [--every N] [--ranks N]      prints the number of points tried; exit status 1 at the first wrong one
 //   crash-points --job FOLDER STEP            saves as one rank of dtensor-run's; for one rank that is killed
 //
 // The calls are counted by functions of libc's names in this program, which the linker takes instead of libc's.
+#include <dtensor/base/say.hpp>
 #include <dtensor/checkpoint/checkpoint.hpp>
 #include <dtensor/dtensor.hpp>
 
@@ -32,7 +34,8 @@ namespace dt = dtensor;
 namespace {
 
 enum class Fault { none, kill, torn_write, no_space, no_sync };
-constexpr const char* kNames[] = {"none", "killed before the call", "killed in the middle of a write", "no space from then on", "a sync fails"};
+constexpr const char* kNames[] = {"none", "killed before the call", "killed in the middle of a write", "no space from then on",
+                                  "a sync fails"};
 
 std::string watched;  // calls on what is in this folder count
 std::atomic<int> calls = 0, hits = 0;
@@ -122,13 +125,15 @@ namespace {
 struct Training {
   explicit Training(const dt::DeviceMesh& mesh, double seed)
       : cut(dt::distribute_tensor(at::arange(24, at::kDouble).view({6, 4}).add(seed), mesh, {dt::shard(0)}).tensor().clone()),
-        same(at::full({5}, seed, at::kFloat)), epoch(static_cast<int64_t>(seed)) {}
+        same(at::full({5}, seed, at::kFloat)),
+        epoch(static_cast<int64_t>(seed)) {}
   dt::State state() { return {{"cut", cut}, {"same", same}, {"epoch", epoch}}; }
   // Of which save it is; throws for a mix.
   double seed() const {
     const auto whole = dt::full_tensor(cut);
     const double own = whole[0][0].item<double>();
-    const bool well = whole.equal(at::arange(24, at::kDouble).view({6, 4}).add(own)) && same.eq(own).all().item<bool>() && epoch == static_cast<int64_t>(own);
+    const bool well = whole.equal(at::arange(24, at::kDouble).view({6, 4}).add(own)) && same.eq(own).all().item<bool>() &&
+                      epoch == static_cast<int64_t>(own);
     dt::require(well, "test", "a mix of saves: {} and {}", own, epoch);
     return own;
   }
@@ -208,13 +213,15 @@ bool try_point(const std::string& root, const Scenario& scenario, Fault kind, in
       dt::require(is_new || !passed, "test", "a save that went well is not there");
       save(folder, scenario.step, 3);
       const auto again = loaded(folder);
-      dt::require(again.first == scenario.step && again.second == 3, "test", "the next save is not there: {} {}", again.first, again.second);
+      dt::require(again.first == scenario.step && again.second == 3, "test", "the next save is not there: {} {}", again.first,
+                  again.second);
       int files = 0;
-      for (const auto& entry : std::filesystem::recursive_directory_iterator(dt::step_folder(folder, scenario.step))) files += entry.is_regular_file();
+      for (const auto& entry : std::filesystem::recursive_directory_iterator(dt::step_folder(folder, scenario.step)))
+        files += entry.is_regular_file();
       dt::require(files == 1 + ranks, "test", "{} files are in the step; expected {}", files, 1 + ranks);
       return 0;
     } catch (const std::exception& error) {
-      fmt::print(stderr, "{}: {}\n", what, error.what());
+      dt::detail::say("{}: {}\n", what, error.what());
       return 1;
     }
   });
@@ -260,6 +267,6 @@ int main(int argc, char** argv) try {
   std::filesystem::remove_all(root);
   fmt::print("{} points tried on {} ranks: the newest complete step was whole after each, and the next save worked\n", tried, ranks);
 } catch (const std::exception& error) {
-  fmt::print(stderr, "{}\n", error.what());
+  dt::detail::say("{}\n", error.what());
   return 1;
 }

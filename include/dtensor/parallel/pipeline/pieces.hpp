@@ -21,6 +21,9 @@ struct StagesOfPieces {
 // `cut`: how many pieces each stage has. Throws for a name that two pieces give, or that no piece before gives.
 StagesOfPieces stages_of(const std::vector<Piece>& pieces, const std::vector<int>& cut);
 
+// The buffers inside the modules that patterns match, by their names in the whole module.
+std::vector<std::pair<std::string, at::Tensor>> buffers_inside(const torch::nn::Module& module, const std::vector<std::string>& patterns);
+
 // -- How -----------------------------------------------------------------------------------------------------------------
 
 namespace detail {
@@ -91,6 +94,22 @@ inline StagesOfPieces stages_of(const std::vector<Piece>& pieces, const std::vec
   result.milliseconds = std::make_shared<std::vector<double>>(pieces.size(), std::numeric_limits<double>::infinity());
   for (size_t s = 0, first = 0; s < of_stage.size(); first += cut[s], ++s) {
     result.forwards.push_back(detail::together(std::move(of_stage[s]), first, flat(taken[s]), flat(given[s]), result.milliseconds));
+  }
+  return result;
+}
+
+inline std::vector<std::pair<std::string, at::Tensor>> buffers_inside(const torch::nn::Module& module,
+                                                                      const std::vector<std::string>& patterns) {
+  const auto is_inside = [&](const std::string& name) {
+    for (auto end = name.rfind('.'); end != std::string::npos; end = end == 0 ? std::string::npos : name.rfind('.', end - 1)) {
+      const auto holder = name.substr(0, end);
+      if (std::ranges::any_of(patterns, [&](const std::string& pattern) { return dtensor::detail::matches(pattern, holder); })) return true;
+    }
+    return false;
+  };
+  std::vector<std::pair<std::string, at::Tensor>> result;
+  for (const auto& item : module.named_buffers()) {
+    if (is_inside(item.key())) result.emplace_back(item.key(), item.value());
   }
   return result;
 }
