@@ -88,7 +88,7 @@ inline void add_run_options(CLI::App& app, RunOptions& o, const std::vector<std:
       ->check(positive)
       ->needs(save);
   auto* resume = app.add_option("--resume", o.resume,
-                                "go on from the newest checkpoint in this folder, of any mesh; no folder: from that of --save, if there is one")
+                                "go on from the newest checkpoint in this folder, of any mesh; no folder: from that of --save")
                      ->expected(0, 1);
   app.add_option("--from-step", o.from_step, "with --resume: from this step instead")->check(positive)->needs(resume);
   app.callback([&o, save, resume] {
