@@ -47,7 +47,6 @@ refuses() {
 refuses 'got 4 pieces for 8 stages' --ranks 4 --mesh pp=4 --schedule zbv
 refuses "there is no schedule '1f2b'" --ranks 2 --mesh pp=2 --schedule 1f2b
 refuses 'add one, as in --mesh pp=2,dp=2' --ranks 2 --mesh dp=2 --schedule zbv
-refuses 'does not go with a pipeline yet' --ranks 2 --mesh pp=2 --save "$TMPDIR/run"
 refuses '32 are more than the 16 of --batch' --ranks 2 --mesh pp=2 --microbatches 32
 
 # A rank that is killed in the middle ends the job, which names it.
