@@ -41,7 +41,7 @@ at::Tensor part_of_view(const at::Tensor& all_view, const Box& all, const Box& b
   return view;
 }
 
-void copy(const at::Tensor& to, const at::Tensor& from) {
+void copy_elements(const at::Tensor& to, const at::Tensor& from) {
   const bool plain = to.is_cpu() && to.scalar_type() == from.scalar_type() && to.is_contiguous() && from.is_contiguous();
   if (plain) std::memcpy(to.data_ptr(), from.data_ptr(), static_cast<size_t>(to.numel()) * to.element_size());
   else to.copy_(from);
@@ -161,7 +161,7 @@ void Reader::put(const Chunk& chunk, const void* data) {
     for (const auto& target : targets(*chunk.name)) {
       const auto both = common(target.box, part.box);
       if (both)
-        copy(part_of_view(target.view, target.box, *both), part_of_memory(bytes + part.begin * item, part.box, *both, chunk.tensor->dtype));
+        copy_elements(part_of_view(target.view, target.box, *both), part_of_memory(bytes + part.begin * item, part.box, *both, chunk.tensor->dtype));
     }
   }
 }
@@ -205,7 +205,7 @@ at::Tensor Reader::pack(const std::vector<Read>& reads, std::vector<int64_t>& co
       const auto item = static_cast<int64_t>(c10::elementSize(dtype));
       if (read->data.defined()) {  // else it could not be read, which the ranks are told at the end
         auto* from = static_cast<char*>(read->data.data_ptr()) + share.part.begin * item;
-        copy(part_of_memory(next, share.box, share.box, dtype), part_of_memory(from, share.part.box, share.box, dtype));
+        copy_elements(part_of_memory(next, share.box, share.box, dtype), part_of_memory(from, share.part.box, share.box, dtype));
       }
       next += aligned(numel_of(share.box) * item);
     }
@@ -233,7 +233,7 @@ void Reader::unpack(const std::vector<const Chunk*>& chunks, const at::Tensor& r
     for (const auto& share : shares(*chunk, everyone_.rank())) {
       for (const auto& target : targets(*chunk->name)) {
         const auto both = common(target.box, share.box);
-        if (both) copy(part_of_view(target.view, target.box, *both), part_of_memory(next, share.box, *both, dtype));
+        if (both) copy_elements(part_of_view(target.view, target.box, *both), part_of_memory(next, share.box, *both, dtype));
       }
       next += aligned(numel_of(share.box) * static_cast<int64_t>(c10::elementSize(dtype)));
     }
