@@ -249,7 +249,7 @@ class Together final : public Part {
 void Part::add_names(const std::string&, TensorNames&) const {}
 
 std::shared_ptr<Part> part_of(torch::nn::Module& module) { return std::make_shared<ModulePart>(module); }
-std::shared_ptr<Part> part_of(std::function<NamedTensors()> tensors) { return std::make_shared<NamedPart>(std::move(tensors)); }
+std::shared_ptr<Part> part_of_names(std::function<NamedTensors()> tensors) { return std::make_shared<NamedPart>(std::move(tensors)); }
 std::shared_ptr<Part> part_of(at::Tensor& tensor) { return std::make_shared<TensorPart>(tensor); }
 std::shared_ptr<Part> part_of(bool& value) { return std::make_shared<ValuePart<bool, bool>>(value); }
 std::shared_ptr<Part> part_of(int& value) { return std::make_shared<ValuePart<int64_t, int>>(value); }

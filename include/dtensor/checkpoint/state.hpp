@@ -60,7 +60,7 @@ class Part {
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 std::shared_ptr<Part> part_of(torch::nn::Module& module);
-std::shared_ptr<Part> part_of(std::function<NamedTensors()> tensors);
+std::shared_ptr<Part> part_of_names(std::function<NamedTensors()> tensors);
 std::shared_ptr<Part> part_of(torch::optim::Optimizer& optimizer);
 std::shared_ptr<Part> part_of(at::Tensor& tensor);
 std::shared_ptr<Part> part_of(bool& value);
@@ -91,7 +91,7 @@ std::shared_ptr<Part> make_part(T& value) {
   else if constexpr (requires { part_of(value); }) return part_of(value);
   else if constexpr (detail::holds_module<T>) return part_of(const_cast<torch::nn::Module&>(static_cast<const torch::nn::Module&>(*value)));
   else if constexpr (names_tensors<T>) {
-    return part_of([&value] {
+    return part_of_names([&value] {
       NamedTensors all = value.named_parameters();
       for (auto& buffer : NamedTensors(value.named_buffers())) all.push_back(std::move(buffer));
       return all;
