@@ -161,9 +161,20 @@ class Wanted {
   std::vector<std::string> problems_;
 };
 
+// Whether a name is of a rank, "random.rank_local@3", that there is not now.
+bool is_of_further_rank(const std::string& name, int ranks) {
+  const auto at = name.rfind('@');
+  if (at == std::string::npos) return false;
+  int rank = 0;
+  const auto* end = name.data() + name.size();
+  const auto [rest, error] = std::from_chars(name.data() + at + 1, end, rank);
+  return error == std::errc() && (rest == end || *rest == '.') && rank >= ranks;
+}
+
 // Throws, on every rank, for saved names that no rank wants.
 void check_unexpected(const Wanted& wanted, const Everyone& everyone, const std::string& where) {
   auto names = wanted.unexpected();
+  std::erase_if(names, [&](const std::string& name) { return is_of_further_rank(name, everyone.size()); });
   int64_t fewest = static_cast<int64_t>(names.size());
   for (const auto& numbers : everyone.gather_numbers({fewest})) fewest = std::min(fewest, numbers[0]);
   if (fewest == 0) return;
@@ -173,17 +184,17 @@ void check_unexpected(const Wanted& wanted, const Everyone& everyone, const std:
       theirs.insert(text.substr(begin, end - begin));
     std::erase_if(names, [&](const std::string& name) { return !theirs.contains(name); });
   }
+  if (names.empty()) return;
+  constexpr size_t kShown = 20;
   std::vector<std::string> lines;
   for (const auto& name : names) {
-    if (lines.size() == 20) break;
-    lines.push_back(fmt::format("'{}' (closest in the state: {})", name, wanted.closest(name)));
+    if (lines.size() < kShown) lines.push_back(fmt::format("'{}' (closest in the state: {})", name, wanted.closest(name)));
   }
-  everyone.agree(names.empty()
-                     ? ""
-                     : fmt::format("{} has {} that the state has not: {}{}; hint: LoadOptions.partial leaves them out, .only and .without "
-                                   "choose, .rename renames",
-                                   where, names.size() == 1 ? "one name" : fmt::format("{} names", names.size()), fmt::join(lines, ", "),
-                                   names.size() > lines.size() ? ", ..." : ""));
+  throw_error(kTag, everyone.from_first(fmt::format(
+                        "{} has {} that the state has not: {}{}; hint: LoadOptions.partial leaves them out, .only and .without choose, .rename "
+                        "renames",
+                        where, names.size() == 1 ? "one name" : fmt::format("{} names", names.size()), fmt::join(lines, ", "),
+                        names.size() > lines.size() ? ", ..." : "")));
 }
 
 // What all ranks want. A tensor that no rank has memory for is a problem of all of them.
