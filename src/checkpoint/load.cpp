@@ -190,11 +190,12 @@ void check_unexpected(const Wanted& wanted, const Everyone& everyone, const std:
   for (const auto& name : names) {
     if (lines.size() < kShown) lines.push_back(fmt::format("'{}' (closest in the state: {})", name, wanted.closest(name)));
   }
-  throw_error(kTag, everyone.from_first(fmt::format(
-                        "{} has {} that the state has not: {}{}; hint: LoadOptions.partial leaves them out, .only and .without choose, .rename "
-                        "renames",
-                        where, names.size() == 1 ? "one name" : fmt::format("{} names", names.size()), fmt::join(lines, ", "),
-                        names.size() > lines.size() ? ", ..." : "")));
+  throw_error(kTag,
+              everyone.from_first(fmt::format(
+                  "{} has {} that the state has not: {}{}; hint: LoadOptions.partial leaves them out, .only and .without choose, .rename "
+                  "renames",
+                  where, names.size() == 1 ? "one name" : fmt::format("{} names", names.size()), fmt::join(lines, ", "),
+                  names.size() > lines.size() ? ", ..." : "")));
 }
 
 // What all ranks want. A tensor that no rank has memory for is a problem of all of them.

@@ -161,7 +161,8 @@ void Reader::put(const Chunk& chunk, const void* data) {
     for (const auto& target : targets(*chunk.name)) {
       const auto both = common(target.box, part.box);
       if (both)
-        copy_elements(part_of_view(target.view, target.box, *both), part_of_memory(bytes + part.begin * item, part.box, *both, chunk.tensor->dtype));
+        copy_elements(part_of_view(target.view, target.box, *both),
+                      part_of_memory(bytes + part.begin * item, part.box, *both, chunk.tensor->dtype));
     }
   }
 }

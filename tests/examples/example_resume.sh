@@ -31,7 +31,7 @@ gpt --mesh dp=3 --resume "$TMPDIR/run" --from-step 5 --log "$TMPDIR/other.jsonl"
 zoo --mesh dp=2,tp=2 --fsdp --save "$TMPDIR/zoo" --every 5 --log "$TMPDIR/whole.jsonl"
 zoo --mesh dp=2,tp=2 --fsdp --resume "$TMPDIR/zoo" --from-step 5 --log "$TMPDIR/again.jsonl"
 diff <(losses whole) <(losses again)
-zoo --mesh pp=2,tp=2 --resume "$TMPDIR/zoo" --from-step 5 --save "$TMPDIR/pipe" --every 2 --log "$TMPDIR/pipe.jsonl"
+zoo --mesh pp=2,tp=2 --resume "$TMPDIR/zoo" --from-step 5 --save "$TMPDIR/pipe" --every 6 --log "$TMPDIR/pipe.jsonl"
 close whole pipe
 zoo --mesh pp=2,tp=2 --resume "$TMPDIR/pipe" --from-step 6 --log "$TMPDIR/again.jsonl"
 diff <(losses pipe | tail -n 6) <(losses again | tail -n 6)
