@@ -279,6 +279,32 @@ def long_context(s: Setting) -> list[Row]:
     return list(rows.values())
 
 
+# What bench/saving.cpp and its peer print, and how many times as fast as the peer it must be.
+SAVING = {"stall first": 4, "stall": None, "save": 1, "load": 1, "load resharded": 2, "save small": 5, "load small": 5}
+
+
+def saving(s: Setting) -> list[Row]:
+    """Checkpoints of 256 MiB and of 10,000 tensors of 1 KiB, on two ranks, in the build folder's file system."""
+    rows: dict = {}
+
+    def seconds(text):
+        return {what: float(number) for what, number in re.findall(r"^([a-z ]+) ([\d.]+)$", text, re.MULTILINE)}
+
+    for i in range(s.rounds):
+        with tempfile.TemporaryDirectory(dir=s.build) as folder:
+            launch = [s.build / "tools/dtensor-run", "-n", "2", s.build / "bench/saving", f"{folder}/here", "1"]
+            here = seconds(outputs([command(launch)])[0])
+            peer = seconds(on_ranks("torch_saving.py", 2, f"{folder}/peer", "1")) if s.torch else {}
+        for what, least in SAVING.items():
+            row = Row("saving", what, "ms", [], [], s.peer(), ratio_at_least=least)
+            collect(rows, row, 1e3 * here[what], 1e3 * peer[what] if peer else None)
+        for first in ("", " first"):
+            row = Row("saving", f"stall{first}, beside a memcpy", "x memcpy", [], here_at_most=1.2 if first else None)
+            collect(rows, row, here[f"stall{first}"] / here[f"memcpy{first}"])
+        s.progress(f"saving: round {i + 1} of {s.rounds}")
+    return list(rows.values())
+
+
 def scale(s: Setting) -> list[Row]:
     """What a rank pays for the size of the world, on the fake transport."""
     rows: dict = {}
@@ -316,5 +342,5 @@ def redistribute(s: Setting) -> list[Row]:
     return list(rows.values())
 
 
-SUITES = {suite.__name__: suite for suite in (dispatch, instructions, mesh_of_one, recurrent, threads, processes, memory_bound, step, pipeline, long_context,
+SUITES = {suite.__name__: suite for suite in (dispatch, instructions, mesh_of_one, recurrent, threads, processes, memory_bound, step, pipeline, long_context, saving,
                                               sharding, redistribute, random, scale)}
