@@ -2,8 +2,8 @@
 # Saves that are killed, or fail, at calls that they make to the system. Every point: build/tests/crash-points
 set -euo pipefail
 program=$DTENSOR_BUILD/tests/crash-points run=$DTENSOR_BUILD/tools/dtensor-run
-"$program" --every 4
-"$program" --every 7 --ranks 3
+"$program" --every 6
+"$program" --every 12 --ranks 3
 # One rank of a job is killed: the step before stays, and the next save works.
 folder=$TMPDIR/run
 "$run" -n 2 "$program" --job "$folder" 1
