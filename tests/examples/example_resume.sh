@@ -45,7 +45,7 @@ launch=()
 # A job that is told to stop saves, and the same command goes on with it.
 ("$DTENSOR_BUILD/tools/dtensor-run" -n 2 "$DTENSOR_BUILD/examples/train_gpt" --dim 32 --seq 32 --batch 8 --steps 100000 --mesh dp=2 --save "$TMPDIR/told" \
   --resume --log "$TMPDIR/told.jsonl" >"$TMPDIR/out" 2>&1) &
-for _ in {1..300}; do [ "$(wc -l <"$TMPDIR/told.jsonl" 2>/dev/null || echo 0)" -gt 5 ] && break; sleep 0.1; done
+for _ in {1..1200}; do [ "$(wc -l <"$TMPDIR/told.jsonl" 2>/dev/null || echo 0)" -gt 5 ] && break; sleep 0.1; done
 pkill -TERM -f "dtensor-run.*$TMPDIR/told" || { echo "it does not run"; cat "$TMPDIR/out"; exit 1; }
 wait $! || true
 [ "$(ls "$TMPDIR/told" | wc -l)" = 1 ] || { echo "nothing was saved"; cat "$TMPDIR/out"; exit 1; }
