@@ -178,6 +178,7 @@ void Watchdog::examine(Pending& work) {
   if (broken_) return;
   if (auto why = obstacle(work.peers, work.stream, work.call.sequence)) return break_off(*why);
   if (auto error = work.channel->error()) {
+    if (is_done(work.done)) return;  // done before the connection broke
     return break_off(explain(work, *error));
   }
   const auto now = Clock::now();
