@@ -43,13 +43,14 @@ using Offsets = std::vector<int64_t>;
 
 class Reading {
  public:
-  Reading(Index& index, const std::string& prefix, const std::string& subfolder, foreign::Skipped& skipped, foreign::Budget& budget)
-      : index_(index), prefix_(prefix), subfolder_(subfolder), skipped_(skipped), budget_(budget) {}
+  Reading(Index& index, const std::string& prefix, const std::string& subfolder, foreign::Skipped& skipped)
+      : index_(index), prefix_(prefix), subfolder_(subfolder), skipped_(skipped) {}
 
   void run() {
     const disk::File file(index_.folder + "/" + subfolder_ + kMetadata);
     const auto bytes = file.size();
     if (bytes > kMostMetadata) refuse(fmt::format("its metadata have {} bytes; expected at most {}", bytes, kMostMetadata));
+    budget_ = foreign::Budget(bytes);
     std::string text(static_cast<size_t>(bytes), '\0');
     file.read(text.data(), text.size(), 0);
     const pickle::Document document(std::move(text));
@@ -192,7 +193,7 @@ class Reading {
   Index& index_;
   const std::string prefix_, subfolder_;
   foreign::Skipped& skipped_;
-  foreign::Budget& budget_;
+  foreign::Budget budget_{0};
   std::map<std::pair<std::string, Offsets>, Slice> slices_;
   std::unordered_map<std::string, int32_t> numbers_;
   std::map<int32_t, std::unique_ptr<disk::File>> files_;
@@ -203,13 +204,12 @@ Index read(const std::string& folder) {
   index.folder = folder;
   index.writer["format"] = "torch.distributed.checkpoint";
   foreign::Skipped skipped;
-  foreign::Budget budget;
   const auto has = [&](const std::string& name) { return disk::exists(folder + "/" + name + kMetadata); };
   if (has("")) {
-    Reading(index, "", "", skipped, budget).run();
+    Reading(index, "", "", skipped).run();
   } else if (has("model/") || has("optimizer/")) {
     for (const std::string part : {"model", "optimizer"}) {
-      if (has(part + "/")) Reading(index, part + ".", part + "/", skipped, budget).run();
+      if (has(part + "/")) Reading(index, part + ".", part + "/", skipped).run();
     }
   } else {
     refuse("it has no .metadata, nor have model/ and optimizer/ in it");

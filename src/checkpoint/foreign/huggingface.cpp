@@ -49,7 +49,7 @@ struct Folder {
     const auto path = index.folder + "/" + file;
     const auto header = safetensors::read_header(path);
     const auto number = static_cast<int32_t>(index.files.size());
-    index.files.push_back({file, static_cast<int64_t>(std::filesystem::file_size(path)), header.data_begin, 0});
+    index.files.push_back({file, static_cast<int64_t>(std::filesystem::file_size(path)), 0, 0});
     std::set<std::string> found;
     for (const auto& entry : header.entries) {
       if (wanted && !wanted->contains(entry.name)) {

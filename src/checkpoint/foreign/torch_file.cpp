@@ -46,7 +46,7 @@ Index read(const std::string& path) {
   check_is_zip(file);
   const foreign::TorchArchive archive(file, 0, file.size());
   foreign::Skipped skipped;
-  foreign::Budget budget;
+  foreign::Budget budget(file.size());
   std::unordered_map<TorchTensor, std::string, HashOf> known;
   foreign::Flattening all(index, skipped, budget, [&](const std::string& name, const pickle::Value& value) {
     if (index.tensors.contains(name) || index.same_as.contains(name) || index.values.contains(name))

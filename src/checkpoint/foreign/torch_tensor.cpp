@@ -68,7 +68,7 @@ size_t dims_apart(const TorchTensor& tensor) {
 }  // namespace
 
 void Budget::spend(size_t bytes) {
-  if (bytes > left_) refuse("what it describes takes more than a GiB of memory, without the elements of tensors");
+  if (bytes > left_) refuse("what it describes takes far more memory than it has bytes");
   left_ -= bytes;
 }
 

@@ -6,6 +6,7 @@
 
 #include <dtensor/checkpoint/index.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -15,13 +16,14 @@
 
 namespace dtensor::checkpoints::foreign {
 
-// Bounds the memory that a file can make its reader take: short pickles can say the same thing very often.
+// Bounds the memory that a file can make its reader take, by its size: a short pickle can say the same thing very often.
 class Budget {
  public:
+  explicit Budget(int64_t file_bytes) : left_((size_t{64} << 20) + 16 * static_cast<size_t>(std::min(file_bytes, int64_t{1} << 28))) {}
   void spend(size_t bytes);  // throws std::runtime_error when it is used up
 
  private:
-  size_t left_ = size_t{1} << 30;
+  size_t left_;
 };
 
 // The dtype that PyTorch calls "float32"; nothing where this libtorch has none such.

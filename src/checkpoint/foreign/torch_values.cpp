@@ -11,7 +11,7 @@ using pickle::Kind;
 
 constexpr int kMostDepth = 64;
 constexpr size_t kMostName = 4096;
-constexpr size_t kVisit = 64;  // bytes that an entry costs beside its name
+constexpr size_t kVisit = 256;  // bytes that an entry costs beside its name
 
 std::string joined(const std::string& name, std::string_view key) {
   if (name.size() + key.size() >= kMostName) throw std::runtime_error("a name has more than 4096 bytes");
