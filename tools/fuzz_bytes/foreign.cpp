@@ -22,20 +22,13 @@ checkpoints::Source source() {
 
 std::string path(const std::string& name) { return scratch() + "/" + name; }
 
-const std::string& huggingface() {
-  static const auto folder = [] {
-    checkpoints::write_huggingface(path("hf"), source(), {.file_bytes = 60});
-    return path("hf");
-  }();
-  return folder;
-}
-
-const std::string& dcp() {
-  static const auto folder = [] {
-    checkpoints::write_dcp(path("dcp"), source());
-    return path("dcp");
-  }();
-  return folder;
+// A folder that the library writes: with `is_new` written again, also where inputs have changed its files.
+std::string folder_of(const std::string& name, bool is_new) {
+  if (is_new) std::filesystem::remove_all(path(name));
+  if (std::filesystem::exists(path(name))) return path(name);
+  if (name == "dcp") checkpoints::write_dcp(path(name), source());
+  else checkpoints::write_huggingface(path(name), source(), {.file_bytes = 60});
+  return path(name);
 }
 
 std::string torch_file() {
@@ -60,14 +53,14 @@ std::vector<Target> foreign_targets() {
   return {
       {"torch-file", "read_torch_file, and its tensors", [] { return std::vector{read_bytes(torch_file())}; },
        [](const std::string& bytes) { read_all(path("all.pt"), path("all.pt"), bytes); }, kPickleWords},
-      {"dcp-metadata", "read_dcp, and its tensors", [] { return std::vector{read_bytes(dcp() + "/.metadata")}; },
-       [](const std::string& bytes) { read_all(dcp(), dcp() + "/.metadata", bytes); }, kPickleWords},
+      {"dcp-metadata", "read_dcp, and its tensors", [] { return std::vector{read_bytes(folder_of("dcp", true) + "/.metadata")}; },
+       [](const std::string& bytes) { read_all(path("dcp"), folder_of("dcp", false) + "/.metadata", bytes); }, kPickleWords},
       {"safetensors", "read_huggingface of a file, and its tensors",
-       [] { return std::vector{read_bytes(huggingface() + "/model-00001-of-00002.safetensors")}; },
+       [] { return std::vector{read_bytes(folder_of("hf", true) + "/model-00001-of-00002.safetensors")}; },
        [](const std::string& bytes) { read_all(path("one.safetensors"), path("one.safetensors"), bytes); }},
       {"safetensors-list", "read_huggingface of a folder, and its tensors",
-       [] { return std::vector{read_bytes(huggingface() + "/model.safetensors.index.json")}; },
-       [](const std::string& bytes) { read_all(huggingface(), huggingface() + "/model.safetensors.index.json", bytes); }},
+       [] { return std::vector{read_bytes(folder_of("hf", true) + "/model.safetensors.index.json")}; },
+       [](const std::string& bytes) { read_all(path("hf"), folder_of("hf", false) + "/model.safetensors.index.json", bytes); }},
   };
 }
 
