@@ -35,6 +35,7 @@ std::string in_units(int64_t bytes) {
 
 // A step's folder, a run's folder (its newest step), or a file or folder of another library.
 Index open_index(const std::string& path) {
+  if (!std::filesystem::is_directory(path)) return dt::checkpoints::read_any(path);
   if (std::filesystem::exists(path + "/index.json")) return dt::checkpoints::read_index(path);
   if (const auto last = dt::last_step(path)) return dt::checkpoints::read_index(dt::step_folder(path, *last));
   return dt::checkpoints::read_any(path);

@@ -34,6 +34,15 @@ grep -Eq '^views.(again is views.base|base is views.again)$' "$TMPDIR/out"
 says optimizer.pt 'param_groups.0.lr = 0.001' 'param_groups.0.betas = [0.9, 0.999]' 'param_groups.0.params = [0, 1]'
 says dcp_four 'step = 12' 'rate = 0.5' 'name = run' 'betas = [0.9, 0.99]'
 
+# The tool takes them all.
+tool=$DTENSOR_BUILD/tools/dtensor-checkpoint
+if [ -x "$tool" ]; then
+  for other in dcp_one all.safetensors to_dcp from_to; do
+    "$tool" diff "$folder/all.pt" "$folder/$other" >"$TMPDIR/out" || { echo "all.pt and $other:"; cat "$TMPDIR/out"; exit 1; }
+    grep -q '^no difference$' "$TMPDIR/out"
+  done
+fi
+
 for name in llama llama_scaled gpt2 vit; do
   input=text; [ $name = vit ] && input=images
   "$program" logits "$folder/hf_$name" "$folder/$input.safetensors" "$folder/output_$name"
