@@ -76,7 +76,13 @@ std::string ZipReader::bytes(int64_t at, int64_t count) const {
 }
 
 ZipReader::Directory ZipReader::find_directory() const {
-  const auto tail_bytes = std::min(bytes_, kEndBytes + 0xffff);
+  if (const auto found = find_directory(kEndBytes)) return *found;
+  if (const auto found = find_directory(kEndBytes + 0xffff)) return *found;  // with a comment behind it
+  refuse("it has no directory; it may be cut off");
+}
+
+std::optional<ZipReader::Directory> ZipReader::find_directory(int64_t tail_bytes) const {
+  tail_bytes = std::min(bytes_, tail_bytes);
   const auto tail = bytes(bytes_ - tail_bytes, tail_bytes);
   for (auto at = tail_bytes - kEndBytes; at >= 0; --at) {
     const auto place = static_cast<size_t>(at);
@@ -98,7 +104,7 @@ ZipReader::Directory ZipReader::find_directory() const {
     if (found.bytes > kMostDirectory || found.records > found.bytes / kEntryBytes) refuse("its directory is too small or too large");
     return found;
   }
-  refuse("it has no directory; it may be cut off");
+  return {};
 }
 
 size_t ZipReader::add_record(std::string_view directory, size_t at) {

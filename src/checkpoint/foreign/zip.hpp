@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,6 +39,7 @@ class ZipReader {
     int64_t offset = 0, bytes = 0, records = 0;
   };
   Directory find_directory() const;
+  std::optional<Directory> find_directory(int64_t tail_bytes) const;  // in so many bytes of the end
   size_t add_record(std::string_view directory, size_t at);
 
   const disk::File& file_;
