@@ -1,6 +1,7 @@
 // dtensor-checkpoint: looks at checkpoints, verifies, compares, converts and removes them. One process; no ranks.
 #include <dtensor/base/error.hpp>
 #include <dtensor/base/say.hpp>
+#include <dtensor/checkpoint/foreign.hpp>
 #include <dtensor/checkpoint/manager.hpp>
 #include <dtensor/checkpoint/read.hpp>
 #include <dtensor/parallel/patterns.hpp>
@@ -20,7 +21,6 @@ namespace {
 
 namespace dt = dtensor;
 using dt::checkpoints::Index;
-using dt::checkpoints::SavedTensor;
 
 // Exit statuses: 0 all is well; 1 something is wrong or differs; 2 it was called wrongly.
 constexpr int kWrong = 1;
@@ -33,12 +33,12 @@ std::string in_units(int64_t bytes) {
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
 }
 
-// A step's folder, a run's folder (its newest step), or a folder of Hugging Face.
+// A step's folder, a run's folder (its newest step), or a file or folder of another library.
 Index open_index(const std::string& path) {
+  if (!std::filesystem::is_directory(path)) return dt::checkpoints::read_any(path);
   if (std::filesystem::exists(path + "/index.json")) return dt::checkpoints::read_index(path);
   if (const auto last = dt::last_step(path)) return dt::checkpoints::read_index(dt::step_folder(path, *last));
-  dt::require(std::filesystem::exists(path), "dtensor-checkpoint", "there is no '{}'", path);
-  return dt::checkpoints::read_huggingface(path);
+  return dt::checkpoints::read_any(path);
 }
 
 void list(const std::string& folder) {
@@ -161,25 +161,26 @@ int diff(const std::string& first, const std::string& second, const std::string&
 // Whole tensors into a folder of safetensors files. `part`: what names begin with, which is left off ("model.").
 void merge(const std::string& from, const std::string& to, const std::string& part, int64_t file_bytes) {
   const auto index = open_index(from);
-  std::vector<std::pair<std::string, SavedTensor>> tensors;
+  dt::checkpoints::Source source;
   int64_t bytes = 0, done = 0;
   for (const auto& [name, tensor] : index.tensors) {
     if (name.rfind(part, 0) != 0) continue;
-    tensors.emplace_back(name.substr(part.size()), tensor);
+    source.tensors.push_back({name.substr(part.size()), tensor.dtype, tensor.sizes});
     bytes += tensor.bytes();
   }
-  dt::require(!tensors.empty(), "dtensor-checkpoint", "'{}' has no tensor whose name begins with '{}'; hint: show lists the names", from,
-              part);
+  for (const auto& [name, other] : index.same_as) {
+    if (name.rfind(part, 0) == 0 && other.rfind(part, 0) == 0) source.same_as[name.substr(part.size())] = other.substr(part.size());
+  }
+  dt::require(!source.tensors.empty(), "dtensor-checkpoint", "'{}' has no tensor whose name begins with '{}'; hint: show lists the names",
+              from, part);
   Progress progress(bytes);
-  dt::checkpoints::write_huggingface(
-      to, tensors,
-      [&](const std::string& name) {
-        auto tensor = dt::checkpoints::read_tensor(index, part + name);
-        progress(done += static_cast<int64_t>(tensor.nbytes()));
-        return tensor;
-      },
-      file_bytes);
-  fmt::print("{}: {} tensors, {}\n", to, tensors.size(), in_units(bytes));
+  source.get = [&](const std::string& name) {
+    auto tensor = dt::checkpoints::read_tensor(index, part + name);
+    progress(done += static_cast<int64_t>(tensor.nbytes()));
+    return tensor;
+  };
+  dt::checkpoints::write_huggingface(to, source, {.file_bytes = file_bytes});
+  fmt::print("{}: {} tensors, {}\n", to, source.tensors.size(), in_units(bytes));
 }
 
 void prune(const std::string& folder, int64_t keep_last, int64_t keep_every, const std::vector<int64_t>& chosen, bool only_say) {
@@ -201,7 +202,7 @@ void prune(const std::string& folder, int64_t keep_last, int64_t keep_every, con
 int main(int argc, char** argv) try {
   CLI::App app(
       "Looks at checkpoints of dt::save, verifies, compares, merges and removes them. PATH is a run's folder (its newest step is meant), a "
-      "step's, or one of Hugging Face. Exit status: 0 all is well, 1 something is wrong or differs.");
+      "step's, or a file or folder of another library. Exit status: 0 all is well, 1 something is wrong or differs.");
   app.set_version_flag("--version", DTENSOR_VERSION_TEXT);
   app.require_subcommand(1);
   std::string path, other, pattern = "*", part = "model.";

@@ -2,6 +2,7 @@
 #include "zoo.hpp"
 
 #include "gpt2.hpp"
+#include "huggingface.hpp"
 #include "llama3.hpp"
 #include "resnest.hpp"
 #include "vit.hpp"
@@ -13,15 +14,20 @@ namespace zoo {
 namespace {
 
 Entry gpt2(const std::string& name, int64_t parameters, const Gpt2Options& options) {
-  return {name, parameters, 0, 0, [options] { return std::make_shared<Gpt2Impl>(options); }};
+  return {name, parameters, 0, 0, [options] { return std::make_shared<Gpt2Impl>(options); }, [options] { return config_of(options); }};
 }
 
 Entry llama3(const std::string& name, int64_t parameters, const Llama3Options& options) {
-  return {name, parameters, 0, 0, [options] { return std::make_shared<Llama3Impl>(options); }};
+  return {name, parameters, 0, 0, [options] { return std::make_shared<Llama3Impl>(options); }, [options] { return config_of(options); }};
 }
 
 Entry vit(const std::string& name, int64_t parameters, const VitOptions& options) {
-  return {name, parameters, options.image, options.channels, [options] { return std::make_shared<VitImpl>(options); }};
+  return {name,
+          parameters,
+          options.image,
+          options.channels,
+          [options] { return std::make_shared<VitImpl>(options); },
+          [options] { return config_of(options); }};
 }
 
 Entry resnest(const std::string& name, int64_t parameters, const ResNeStOptions& options, int64_t image = 224) {

@@ -1,5 +1,7 @@
 #include "src/checkpoint/damage.hpp"
 
+#include "src/checkpoint/crc32.hpp"
+
 #include <caffe2/serialize/inline_container.h>
 #include <fmt/format.h>
 
@@ -14,41 +16,6 @@
 namespace dtensor::files {
 
 namespace {
-
-using Tables = std::array<std::array<uint32_t, 256>, 8>;
-
-constexpr Tables make_tables() {
-  Tables tables{};
-  for (uint32_t i = 0; i < 256; ++i) {
-    uint32_t sum = i;
-    for (int bit = 0; bit < 8; ++bit) sum = sum >> 1 ^ (sum & 1 ? 0xedb88320u : 0);
-    tables[0][i] = sum;
-  }
-  for (size_t t = 1; t < 8; ++t) {
-    for (uint32_t i = 0; i < 256; ++i) tables[t][i] = tables[t - 1][i] >> 8 ^ tables[0][tables[t - 1][i] & 255];
-  }
-  return tables;
-}
-
-// The CRC-32 of zip, eight bytes at a time.
-class Checksum {
- public:
-  void add(const char* data, size_t size) {
-    for (; size >= 8; data += 8, size -= 8) {
-      uint64_t word = 0;
-      std::memcpy(&word, data, 8);
-      word ^= sum_;
-      sum_ = 0;
-      for (size_t i = 0; i < 8; ++i) sum_ ^= kTables[7 - i][word >> (8 * i) & 255];
-    }
-    for (; size > 0; ++data, --size) sum_ = sum_ >> 8 ^ kTables[0][(sum_ ^ static_cast<uint8_t>(*data)) & 255];
-  }
-  uint32_t get() const { return ~sum_; }
-
- private:
-  static constexpr Tables kTables = make_tables();
-  uint32_t sum_ = ~uint32_t{0};
-};
 
 struct Record {
   std::string name;
@@ -169,7 +136,7 @@ class Archive {
     check(header.starts_with("PK\3\4"), "a record is not where its directory says");
     const uint64_t begin = record.offset + 30 + number_at<uint16_t>(header, 26) + number_at<uint16_t>(header, 28);
     constexpr uint64_t kPiece = 1 << 20;
-    Checksum sum;
+    Crc32 sum;
     for (uint64_t done = 0; done < record.size; done += kPiece) {
       const auto piece = read(begin + done, std::min(kPiece, record.size - done));
       sum.add(piece.data(), piece.size());
@@ -182,7 +149,7 @@ class Archive {
     try {
       if (!reader_) reader_.emplace(path_);
       const auto [data, size] = reader_->getRecord(record.name.substr(record.name.find('/') + 1));
-      Checksum sum;
+      Crc32 sum;
       sum.add(static_cast<const char*>(data.get()), size);
       return sum.get();
     } catch (const std::exception&) {

@@ -41,6 +41,6 @@ truncate -s $((size - 1)) "$data"
 fails 1 "has $((size - 1)) bytes; expected $size" "$tool" verify "$run"
 fails 1 'there is no ' "$tool" show "$TMPDIR/none"
 fails 1 'has no complete step' "$tool" list "$TMPDIR"
-fails 1 'has neither model.safetensors' "$tool" verify "$TMPDIR"
+fails 1 'has no checkpoint; expected index.json' "$tool" verify "$TMPDIR"
 fails 2 'subcommand is required' "$tool"
 says 'diff' "$tool" --help

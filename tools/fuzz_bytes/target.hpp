@@ -22,6 +22,7 @@ struct Target {
 const std::vector<Target>& targets();
 
 std::vector<Target> file_targets();
+std::vector<Target> foreign_targets();
 std::vector<Target> flight_targets();
 std::vector<Target> message_targets();
 std::vector<Target> exchange_targets();

@@ -1,0 +1,67 @@
+// Checkpoint files of other libraries.
+#include "tools/fuzz_bytes/target.hpp"
+
+#include <dtensor/checkpoint/foreign.hpp>
+#include <dtensor/checkpoint/read.hpp>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
+
+#include <filesystem>
+
+namespace dtensor::fuzz_bytes {
+
+namespace {
+
+checkpoints::Source source() {
+  auto all = checkpoints::source_of({{"a", at::arange(12).reshape({3, 4})}, {"b.c", at::ones({5})}, {"d", at::ones({2}, at::kBFloat16)}});
+  all.same_as = {{"e", "d"}};
+  all.values = {{"step", int64_t{3}}, {"name", std::string("run")}, {"betas", std::vector<double>{0.9, 0.99}}};
+  return all;
+}
+
+std::string path(const std::string& name) { return scratch() + "/" + name; }
+
+// A folder that the library writes: with `is_new` written again, also where inputs have changed its files.
+std::string folder_of(const std::string& name, bool is_new) {
+  if (is_new) std::filesystem::remove_all(path(name));
+  if (std::filesystem::exists(path(name))) return path(name);
+  if (name == "dcp") checkpoints::write_dcp(path(name), source());
+  else checkpoints::write_huggingface(path(name), source(), {.file_bytes = 60});
+  return path(name);
+}
+
+std::string torch_file() {
+  checkpoints::write_torch_file(path("all.pt"), source());
+  return path("all.pt");
+}
+
+// Reads all that a checkpoint says it has, with other bytes in one file of it.
+void read_all(const std::string& checkpoint, const std::string& file, const std::string& bytes) {
+  write_bytes(file, bytes);
+  const auto index = checkpoints::read_any(checkpoint);
+  for (const auto& [name, tensor] : index.tensors) {
+    if (tensor.bytes() < (1 << 24)) checkpoints::read_tensor(index, name);
+  }
+}
+
+const std::vector<std::string> kPickleWords{"cos\nsystem\n", "cbuiltins\neval\n", "R", "b", "\x93", "\x81", "Q", "(", "t", "u", "e", "."};
+
+}  // namespace
+
+std::vector<Target> foreign_targets() {
+  return {
+      {"torch-file", "read_torch_file, and its tensors", [] { return std::vector{read_bytes(torch_file())}; },
+       [](const std::string& bytes) { read_all(path("all.pt"), path("all.pt"), bytes); }, kPickleWords},
+      {"dcp-metadata", "read_dcp, and its tensors", [] { return std::vector{read_bytes(folder_of("dcp", true) + "/.metadata")}; },
+       [](const std::string& bytes) { read_all(path("dcp"), folder_of("dcp", false) + "/.metadata", bytes); }, kPickleWords},
+      {"safetensors", "read_huggingface of a file, and its tensors",
+       [] { return std::vector{read_bytes(folder_of("hf", true) + "/model-00001-of-00002.safetensors")}; },
+       [](const std::string& bytes) { read_all(path("one.safetensors"), path("one.safetensors"), bytes); }},
+      {"safetensors-list", "read_huggingface of a folder, and its tensors",
+       [] { return std::vector{read_bytes(folder_of("hf", true) + "/model.safetensors.index.json")}; },
+       [](const std::string& bytes) { read_all(path("hf"), folder_of("hf", false) + "/model.safetensors.index.json", bytes); }},
+  };
+}
+
+}  // namespace dtensor::fuzz_bytes
