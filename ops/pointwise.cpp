@@ -6,6 +6,7 @@
 
 #include <dtensor/base/compat.hpp>
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/empty_strided.h>
 #include <range/v3/numeric/iota.hpp>
@@ -137,16 +138,38 @@ Candidates KeepsPartial::candidates(const Placements& now, size_t outputs, bool 
   return result;
 }
 
+namespace {
+
+at::Tensor on_meta(const Layout& layout) {
+  return at::empty_strided(layout.sizes(), layout.strides(), at::TensorOptions(at::kMeta).dtype(layout.dtype()));
+}
+
+// The operands in the order in which the kernel sees them. The first one's memory order counts: rsub is sub(other, self), this loss begins
+// with 1 - target, and the gradient of prelu comes after (self, weight).
+std::vector<size_t> order_of_operands(const Call& call) {
+  std::vector<size_t> order(call.operands.size());
+  ranges::iota(order, 0);
+  const auto& name = call.schema.name();
+  if (order.size() < 2) return order;
+  if (name == "aten::rsub" || name == "aten::binary_cross_entropy_with_logits") std::swap(order[0], order[1]);
+  if (name == "aten::_prelu_kernel_backward") std::ranges::rotate(order, order.begin() + 1);
+  return order;
+}
+
+// Whether the kernel has the number among the arguments as an operand of no dims. Then it does not copy the other's strides, and a dim of
+// length one may get another.
+bool number_is_operand(const Call& call) {
+  const auto name = call.schema.name() + "." + call.schema.overload_name();
+  return name == "aten::floor_divide.Scalar" || name == "aten::remainder.Scalar_Tensor" || name == "aten::_add_relu.Scalar";
+}
+
+}  // namespace
+
 OutputMeta pointwise_meta(const Call& call) {
   at::TensorIteratorConfig config;  // ATen's own
   config.check_all_same_dtype(false).check_all_same_device(false).add_owned_output(at::Tensor());
-  // The first operand's order counts: rsub is sub(other, self), and this loss begins with 1 - target.
-  const auto& name = call.schema.name();
-  const bool swaps = call.operands.size() > 1 && (name == "aten::rsub" || name == "aten::binary_cross_entropy_with_logits");
-  for (size_t i = 0; i < call.operands.size(); ++i) {
-    const auto& layout = *call.operands[swaps && i < 2 ? 1 - i : i].layout;
-    config.add_owned_input(at::empty_strided(layout.sizes(), layout.strides(), at::TensorOptions(at::kMeta).dtype(layout.dtype())));
-  }
+  for (const auto i : order_of_operands(call)) config.add_owned_input(on_meta(*call.operands[i].layout));
+  if (number_is_operand(call)) config.add_owned_input(at::empty_strided({}, {}, at::TensorOptions(at::kMeta)));
   const auto dtype = call.operands[0].layout->dtype();
   const auto like = config.declare_static_dtype_and_device(dtype, at::kMeta).build().output();
   return {Sizes(like.sizes().begin(), like.sizes().end()), Sizes(like.strides().begin(), like.strides().end()), dtype};
@@ -155,6 +178,33 @@ OutputMeta pointwise_meta(const Call& call) {
 RulePtr pointwise(KeepsPartial keeps) { return std::make_shared<Pointwise>(std::move(keeps)); }
 
 namespace {
+
+// Operators whose kernel makes the result before it runs: with at::empty_like() of one operand, or in row-major order. For dims of length
+// one that gives other strides than pointwise_meta().
+enum class Order { of_first, row_major };
+class MadeAhead final : public Pointwise {
+ public:
+  MadeAhead(Order order, KeepsPartial keeps = {}) : Pointwise(std::move(keeps)), order_(order) {}
+
+  std::vector<OutputMeta> output_metas(const Call& call) const override {
+    auto metas = Pointwise::output_metas(call);
+    const auto& first = *call.operands[0].layout;
+    for (auto& meta : metas) {
+      if (order_ == Order::row_major) meta.strides = dtensor::contiguous_strides(meta.sizes);
+      else if (meta.sizes == first.sizes()) meta.strides = strides_like(first);
+    }
+    return metas;
+  }
+
+ private:
+  static Sizes strides_like(const Layout& layout) {
+    if (on_meta(layout).is_non_overlapping_and_dense()) return Sizes(layout.strides());
+    const auto strides = at::infer_dense_strides(layout.sizes(), layout.strides());
+    return Sizes(strides.begin(), strides.end());
+  }
+
+  Order order_;
+};
 
 const auto kPlain = pointwise();
 const auto kLinear = pointwise({kSums, {{0}}});                     // in its first operand
@@ -248,8 +298,11 @@ const Register bilinear("aten::mul.Tensor aten::mul_.Tensor",
 const Register divided("aten::div.Tensor aten::div_.Tensor",
                        std::make_shared<Product>(Product::By::divisor, std::vector<std::vector<int>>{{0}}),
                        "(a + a') / b = a / b + a' / b, where b is not zero");
-const Register linear("aten::mul.Scalar aten::mul_.Scalar aten::real aten::imag aten::conj_physical aten::_conj_physical",
+const Register linear("aten::mul.Scalar aten::mul_.Scalar aten::real aten::imag aten::conj_physical",
                       kLinear, "f(a + a') = f(a) + f(a')");
+const Register conjugated("aten::_conj_physical",
+                          DTENSOR_TORCH_AT_LEAST(2, 0) ? std::make_shared<MadeAhead>(Order::of_first, KeepsPartial{kSums, {{0}}}) : kLinear,
+                          "f(a + a') = f(a) + f(a')");
 const Register quotient("aten::div.Scalar aten::div_.Scalar", std::make_shared<QuotientByNumber>(),
                         "(a + a') / b = a / b + a' / b, where b is not zero");
 const Register negative("aten::neg aten::negative", pointwise(KeepsPartial{kSums, {{0}}} | KeepsPartial{kExtremes, {{0}}, true}),
@@ -266,11 +319,13 @@ const Register where("aten::where.self", pointwise(KeepsPartial{kAnyPartial, {{1
 const Register where_number("aten::where.ScalarSelf aten::where.ScalarOther", pointwise({kOfEqualValues, {{1}}}),
                             "as where; the number is the average, maximum and minimum of itself");
 const Register increasing(
-    "aten::relu aten::relu6 aten::exp aten::exp2 aten::expm1 aten::sigmoid aten::tanh aten::ceil aten::floor "
-    "aten::round aten::trunc aten::fix aten::erf aten::atan aten::arctan aten::sinh aten::asinh aten::arcsinh aten::hardtanh "
+    "aten::relu aten::exp aten::exp2 aten::expm1 aten::sigmoid aten::tanh aten::ceil aten::floor "
+    "aten::round aten::trunc aten::fix aten::erf aten::atan aten::arctan aten::sinh aten::asinh aten::arcsinh "
     "aten::clamp aten::clip aten::clamp_min aten::clamp_max aten::hardsigmoid aten::hardshrink "
     "aten::special_log_ndtr aten::special_ndtr",
     kIncreasing, "increasing: f(max(a, b)) = max(f(a), f(b))");
+const Register clamped("aten::hardtanh aten::relu6", std::make_shared<MadeAhead>(Order::of_first, KeepsPartial{kExtremes, {{0}}}),
+                       "increasing: f(max(a, b)) = max(f(a), f(b))");
 const Register decreasing("aten::erfc aten::special_erfcx", kDecreasing, "decreasing: f(max(a, b)) = min(f(a), f(b))");
 // Where the smallest of the parts lies in the domain of f, all of them do; where it does not, the result is none either way.
 const Register increasing_above("aten::log aten::log2 aten::log10 aten::log1p aten::sqrt aten::acosh",
@@ -295,8 +350,11 @@ const Register backward(
     "aten::sigmoid_backward aten::leaky_relu_backward aten::hardtanh_backward aten::hardswish_backward "
     "aten::hardsigmoid_backward aten::elu_backward aten::softplus_backward aten::softshrink_backward "
     "aten::hardshrink_backward aten::mish_backward aten::logit_backward aten::native_dropout_backward aten::rrelu_with_noise_backward "
-    "aten::log_sigmoid_backward aten::_prelu_kernel_backward aten::_masked_scale",
+    "aten::_prelu_kernel_backward aten::_masked_scale",
     kLinear, "linear in the incoming gradient");
+const Register log_sigmoid_backward("aten::log_sigmoid_backward",
+                                    std::make_shared<MadeAhead>(Order::of_first, KeepsPartial{kSums, {{0}}}),
+                                    "linear in the incoming gradient");
 
 const Register plain(
     "aten::abs aten::absolute aten::acos aten::angle aten::asin aten::atanh aten::atan2 aten::add aten::sub "
@@ -305,13 +363,13 @@ const Register plain(
     "aten::gt aten::le aten::lt aten::ne aten::erfinv aten::fmax aten::fmin aten::fmod aten::frac "
     "aten::floor_divide aten::gcd aten::gelu aten::hardswish aten::heaviside aten::hypot "
     "aten::i0 aten::igamma aten::igammac aten::isfinite aten::isinf aten::isnan aten::isneginf aten::isposinf aten::lcm "
-    "aten::lerp aten::lgamma aten::log_sigmoid_forward "
+    "aten::lerp aten::lgamma "
     "aten::logical_and aten::logical_not aten::logical_or aten::logical_xor aten::logit aten::masked_fill "
-    "aten::mish aten::mul aten::mvlgamma aten::nan_to_num aten::nextafter aten::polar aten::complex aten::polygamma aten::pow "
+    "aten::mish aten::mul aten::mvlgamma aten::nextafter aten::polar aten::complex aten::polygamma aten::pow "
     "aten::reciprocal aten::remainder aten::sgn aten::sign aten::signbit aten::silu aten::sin aten::sinc aten::softshrink "
     "aten::special_entr aten::special_i0e aten::special_i1 aten::special_i1e "
     "aten::special_ndtri aten::special_xlog1py aten::special_zeta aten::square aten::tan aten::threshold aten::where "
-    "aten::_add_relu aten::frexp aten::_standard_gamma_grad aten::special_airy_ai aten::special_bessel_j0 "
+    "aten::_add_relu aten::special_airy_ai aten::special_bessel_j0 "
     "aten::special_bessel_j1 aten::special_bessel_y0 aten::special_bessel_y1 aten::special_chebyshev_polynomial_t "
     "aten::special_chebyshev_polynomial_u aten::special_chebyshev_polynomial_v aten::special_chebyshev_polynomial_w "
     "aten::special_hermite_polynomial_h aten::special_hermite_polynomial_he aten::special_laguerre_polynomial_l "
@@ -321,8 +379,12 @@ const Register plain(
     "aten::special_shifted_chebyshev_polynomial_w aten::special_spherical_bessel_j0 aten::__ilshift__ aten::__irshift__ "
     "aten::xlogy aten::leaky_relu aten::elu aten::softplus "
     "aten::__and__ aten::__or__ aten::__xor__ aten::__lshift__ aten::__rshift__ aten::float_power "
-    "aten::_prelu_kernel aten::ldexp aten::true_divide",
+    "aten::ldexp aten::true_divide",
     kPlain, "each element depends on the elements at its position only");
+const Register plain_like("aten::nan_to_num aten::frexp aten::_prelu_kernel", std::make_shared<MadeAhead>(Order::of_first),
+                          "each element depends on the elements at its position only");
+const Register plain_in_order("aten::log_sigmoid_forward aten::_standard_gamma_grad", std::make_shared<MadeAhead>(Order::row_major),
+                              "each element depends on the elements at its position only");
 
 }  // namespace
 }  // namespace dtensor::rules

@@ -249,3 +249,38 @@ TEST_CASE("ops: strides where an operand of another dtype leaves gaps", "[ops][v
     }));
   }
 }
+
+// Kernels that make their result before they run copy the strides of such dims; others do not.
+TEST_CASE("ops: strides where a dim of length one lies anywhere in memory", "[ops][view]") {
+  const auto results = [](const at::Tensor& x) {
+    Tensors all;
+    for (const auto& y : {x.unfold(0, 1, 4), x.t(), x.t().unsqueeze(0)}) {  // strides 24 1 6; 1 6; 6 1 6
+      const auto [log_sigmoid, buffer] = at::log_sigmoid_forward(y);
+      const auto [mantissa, exponent] = at::frexp(y);
+      for (const auto& result :
+           {at::hardtanh(y), at::relu6(y), at::nan_to_num(y), at::_conj_physical(y.to(torch::kComplexDouble)), mantissa, exponent,
+            log_sigmoid, at::log_sigmoid_backward(y, y, buffer), at::prelu(y, torch::ones({1})), at::floor_divide(y, 2),
+            at::remainder(2, y + 3)})
+        all.push_back(result);
+    }
+    all.push_back(at::einsum("bij,bkj->bik", {at::hardtanh(x.unfold(0, 1, 4)), torch::ones({1, 3, 1})}));
+    return all;
+  };
+  const auto x = fractions({4, 6});
+  const auto plain = results(x);
+  for (const auto* transport : {"threads", "gloo"}) {
+    CHECK_NOTHROW(on_mesh(
+        {2},
+        [&](const DeviceMesh& mesh) {
+          Spmd region(mesh);
+          for (const auto& placement : {replicate(), shard(0), shard(1)}) {
+            const auto got = results(distribute_tensor(x, mesh, {placement}));
+            for (size_t i = 0; i < plain.size(); ++i) {
+              require(got[i].strides() == plain[i].strides() && full_tensor(got[i]).equal(plain[i]), "test",
+                      "result {} has strides {}, expected {}", i, fmt::join(got[i].strides(), " "), fmt::join(plain[i].strides(), " "));
+            }
+          }
+        },
+        transport));
+  }
+}

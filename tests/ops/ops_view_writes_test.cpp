@@ -192,3 +192,23 @@ TEST_CASE("ops: a row that was written to where a dim is cut lies as a row of it
     }));
   }
 }
+
+TEST_CASE("ops: ranks agree on whether a view of a split cut is a copy", "[ops][view]") {
+  for (const auto* transport : {"threads", "gloo"}) {
+    REQUIRE_NOTHROW(on_each_rank(4, [] {
+      const auto mesh = mesh_of({4});
+      const dt::Cut ragged{2, 1, dt::Shares::of({1, 1, 1, 1})};  // of two blocks of five the last rank has two rows each, the others one
+      for (const auto& cut : {ragged, dt::Cut{2}, dt::Cut{5}}) {
+        auto plain = numbers({2, 10}).t();
+        auto x = dt::distribute_tensor(plain, mesh, {shard(0, cut)}).tensor();
+        const auto view = x.t().view({20}), of_plain = plain.t().view({20});
+        const auto index = torch::tensor({1}), column = torch::full({10, 1}, 7, plain.options());
+        plain.index_copy_(1, index, column);
+        dt::Spmd region(mesh);
+        x.index_copy_(1, index, column);
+        dt::require(dt::full_tensor(x).equal(plain), "test", "the base of {} differs", str(shard(0, cut)));
+        dt::require(dt::full_tensor(view).equal(of_plain), "test", "the view of {} differs", str(shard(0, cut)));
+      }
+    }, transport));
+  }
+}

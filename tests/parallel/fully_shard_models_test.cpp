@@ -89,7 +89,7 @@ TEST_CASE("fully shard: padding is small", "[fsdp]") {
     const auto mesh = init_device_mesh(c10::kCPU, {ranks}, {"dp"});
     Spmd spmd(mesh);
     DeferredInit deferred(mesh);
-    auto list = nn::ModuleList(Block(1024), Block(4096));
+    auto list = torch::nn::ModuleList(Block(1024), Block(4096));
     for (const auto& unit : fully_shard(*list, mesh).units()) {
       INFO(ranks << " ranks, " << unit.name << ": pieces of " << unit.piece);
       REQUIRE(unit.padding < 0.03);
@@ -137,8 +137,8 @@ TEST_CASE("fully shard: a plan that is refused leaves units as they were and one
   CHECK_NOTHROW(on_mesh({2, 2}, [](const DeviceMesh& plain) {
     const DeviceMesh mesh(c10::kCPU, plain.ranks(), {2, 2}, {"dp", "tp"});
     Spmd spmd(mesh);
-    nn::Sequential net(nn::Linear(4, 4), nn::Linear(4, 6));
-    net[0]->as<nn::Linear>()->weight.requires_grad_(false);
+    torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 6));
+    net[0]->as<torch::nn::Linear>()->weight.requires_grad_(false);
     fully_shard(*net, mesh["dp"], with([](auto& o) { o.units = {"0", "1"}; }));
     torch::optim::SGD optimizer(net->parameters(), 0.5);
     const auto x = distribute_tensor(torch::ones({4, 4}), mesh, {shard(0), replicate()}).tensor();

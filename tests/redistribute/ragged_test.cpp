@@ -45,6 +45,27 @@ TEST_CASE("ragged: cuts a part of a cut", "[ragged][layout]") {
   }));
 }
 
+TEST_CASE("ragged: shares that sum to the number of ranks and are not equal", "[ragged][layout]") {
+  for (const auto* transport : {"threads", "gloo"}) {
+    CHECK_NOTHROW(on_mesh(
+        {3},
+        [](const DeviceMesh& mesh) {
+          const auto whole = torch::arange(12).view({6, 2});
+          const auto tensor = distribute_tensor(whole, mesh, {ragged_shard(0, {2, 0, 1})});
+          const auto mine = mesh.coordinate(0) == 0 ? whole.narrow(0, 0, 4) : whole.narrow(0, 4, mesh.coordinate(0) == 1 ? 0 : 2);
+          require(tensor.to_local().equal(mine), "test", "got {}", tensor.layout().str());
+        },
+        transport));
+  }
+  CHECK_NOTHROW(on_mesh({2, 3}, [](const DeviceMesh& mesh) {
+    // In the shape of two dims the first cut has another name, beside which the second is one of an even length.
+    const auto whole = torch::arange(3).view({1, 3});
+    const auto tensor = distribute_tensor(whole, mesh, {strided_shard(1, 3), ragged_shard(1, {2, 0, 1})});
+    for (const int64_t dim : {0, 1, 2})
+      require(full_tensor(tensor->unsqueeze(dim)).equal(whole.unsqueeze(dim)), "test", "unsqueeze({}) differs", dim);
+  }));
+}
+
 TEST_CASE("ragged: views and pointwise operators move nothing", "[ragged]") {
   const auto x = fractions({8, 6}), y = fractions({8, 6}, 1);
   const std::vector<Placements> ragged{{kRagged}};

@@ -230,6 +230,25 @@ TEST_CASE("a chunk is a view and a gather along the first dimension is in place"
   }));
 }
 
+TEST_CASE("pieces of a split cut lie in the memory order of the whole on every rank", "[redistribute]") {
+  const auto pieces = [](int32_t split, std::initializer_list<int64_t> shares) { return shard(0, Cut{split, 1, Shares::of(shares)}); };
+  REQUIRE_NOTHROW(on_ranks(4, [&](World&) {
+    const auto mesh = init_device_mesh(c10::kCPU, {4});
+    const auto row_major = global_tensor({10, 3}, at::kFloat), reversed = global_tensor({3, 10}, at::kFloat).t();
+    for (const auto& whole : {row_major, reversed}) {
+      for (const auto& cut : {strided_shard(0, 2), strided_shard(0, 5), pieces(2, {1, 1, 1, 1}), pieces(2, {0, 4, 1, 0}),
+                              pieces(2, {0, 1, 0, 0})}) {
+        const auto from = Layout::get(mesh, Placements{replicate()}, whole.sizes(), whole.strides(), at::kFloat), to = from->with({cut});
+        const auto part = move_local(whole, from, to).get();
+        require(part.equal(local_tensor(whole, *to, mesh.coordinate())), "test", "{}: other values", to->str());
+        if (part.numel() == 0) continue;
+        require(memory_order(part.strides()) == memory_order(whole.strides()) && part.is_non_overlapping_and_dense(), "test",
+                "{}: sizes [{}] have the strides [{}]", to->str(), fmt::join(part.sizes(), ", "), fmt::join(part.strides(), ", "));
+      }
+    }
+  }));
+}
+
 TEST_CASE("results may be pending and waiting twice or never is fine", "[redistribute]") {
   REQUIRE_NOTHROW(on_ranks(2, [](World& world) {
     const auto mesh = init_device_mesh(c10::kCPU, {2});

@@ -26,7 +26,7 @@ class Shares {
   static const Shares* of(c10::ArrayRef<int64_t> parts);
 
   c10::ArrayRef<int64_t> parts() const { return parts_; }
-  bool are_equal() const { return parts_.size() == static_cast<size_t>(ends_.back()); }
+  bool are_equal() const { return std::ranges::all_of(parts_, [&](int64_t part) { return part == parts_.front(); }); }
 
   // The block at which the share `index` of `length` blocks ends and the next begins, rounded down.
   int64_t end(int64_t index, int64_t length) const;
