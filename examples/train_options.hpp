@@ -18,6 +18,7 @@ struct RunOptions {
   std::string device = "cpu", dtype = "float32", data, log, svg;
   std::string save, resume;  // folders of checkpoints
   int64_t every = 0;         // steps between saves; 0: only after the last
+  int64_t copy_every = 0;    // steps between copies in memory; 0: none
   int64_t from_step = -1;    // -1: the newest that there is
   int64_t seq = 64, batch = 16, steps = 100;
   double lr = 3e-3, clip = 1;
@@ -84,6 +85,9 @@ inline void add_run_options(CLI::App& app, RunOptions& o, const std::vector<std:
   app.add_option("--log", o.log, "write a JSON object per step to this file")->check(can_be_written);
   app.add_option("--svg", o.svg, "write a picture of the loss curves to this file")->check(can_be_written);
   auto* save = app.add_option("--save", o.save, "a folder for checkpoints: one after the last step, and one when the program gets SIGTERM");
+  app.add_option("--copy-every", o.copy_every, "with --save: every so many steps a copy in memory, which --resume takes where it is newer")
+      ->check(positive)
+      ->needs(save);
   app.add_option("--every", o.every, "with --save: also every so many steps, in the background; the last three stay")
       ->check(positive)
       ->needs(save);

@@ -53,12 +53,15 @@ std::vector<at::Tensor> whole_gradients(const torch::nn::Module& model) {
 }
 
 Saved::Saved(dt::State state, const RunOptions& o, bool is_on_mesh) : state_(std::move(state)), o_(o) {
-  if (is_on_mesh && !o.save.empty()) manager_.emplace(state_, o.save, dt::ManagerOptions{.every_steps = o.every});
+  const dt::ManagerOptions options{.every_steps = o.every, .copy_every = o.copy_every};
+  if (is_on_mesh && !o.save.empty()) manager_.emplace(state_, o.save, options);
 }
 
 int64_t Saved::resume() {
-  if (o_.resume.empty() || (o_.resume == o_.save && !dt::last_step(o_.save))) return 0;
-  const auto step = dt::load(state_, o_.resume, o_.from_step < 0 ? std::nullopt : std::optional(o_.from_step));
+  if (o_.resume.empty()) return 0;
+  const auto wanted = o_.from_step < 0 ? std::nullopt : std::optional(o_.from_step);
+  const bool is_own = manager_ && o_.resume == o_.save;
+  const auto step = is_own && !wanted ? manager_->resume().value_or(0) : dt::load(state_, o_.resume, wanted);
   dt::require(step < o_.steps, "--resume",
               "the newest checkpoint in '{}' is of step {}; expected fewer than --steps, {}; hint: --from-step chooses an earlier one",
               o_.resume, step, o_.steps);

@@ -1,13 +1,15 @@
 // Hugging Face's names and orders of weights.
 #include "huggingface.hpp"
 
+#include "huggingface_config.hpp"
+
 #include <dtensor/base/error.hpp>
 #include <dtensor/checkpoint/foreign.hpp>
 
 #include <ATen/ops/cat.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
+#include <limits>
 #include <map>
 #include <set>
 
@@ -84,20 +86,8 @@ const std::vector<Row>& vit_rows() {
   return rows;
 }
 
-struct Family {
-  const std::vector<Row>* rows = nullptr;
-  int64_t layers = 0, heads = 0, kv_heads = 0;
-};
-
-Family family_of(const std::string& config) {
-  const auto all = nlohmann::json::parse(config, nullptr, /*allow_exceptions=*/false);
-  const std::string type = all.is_object() ? all.value("model_type", "") : "";
-  if (type == "gpt2") return {&gpt2_rows(), all.value<int64_t>("n_layer", 12), 1, 1};
-  Family family{type == "llama" ? &llama_rows() : &vit_rows(), all.is_object() ? all.value<int64_t>("num_hidden_layers", 0) : 0, 0, 0};
-  dtensor::require(type == "llama" || type == "vit", "zoo", "config.json is of a '{}'; expected llama, gpt2 or vit", type);
-  family.heads = all.value<int64_t>("num_attention_heads", 1);
-  family.kv_heads = all.value("num_key_value_heads", family.heads);
-  return family;
+const std::vector<Row>& rows_of(const std::string& type) {
+  return type == "gpt2" ? gpt2_rows() : type == "vit" ? vit_rows() : llama_rows();
 }
 
 std::string with(std::string name, char mark, const std::string& text) {
@@ -105,12 +95,12 @@ std::string with(std::string name, char mark, const std::string& text) {
   return at == name.npos ? name : name.replace(at, 1, text);
 }
 
-std::vector<Row> rows_of(const Family& family) {
+std::vector<Row> rows_of(const Counts& counts) {
   std::vector<Row> rows;
-  for (const auto& row : *family.rows) {
+  for (const auto& row : rows_of(counts.type)) {
     if (row.ours.find('#') == row.ours.npos) rows.push_back(row);
     else {
-      for (int64_t i = 0; i < family.layers; ++i)
+      for (int64_t i = 0; i < counts.layers; ++i)
         rows.push_back({with(row.ours, '#', std::to_string(i)), with(row.theirs, '#', std::to_string(i)), row.how});
     }
   }
@@ -130,13 +120,29 @@ torch::Tensor reordered(const torch::Tensor& weight, int64_t heads, bool to_halv
   return weight.reshape(sizes).transpose(1, 2).reshape(weight.sizes());
 }
 
-torch::Tensor converted(const torch::Tensor& weight, How how, const Family& family, bool to_theirs) {
+torch::Tensor converted(const torch::Tensor& weight, How how, const Counts& counts, bool to_theirs) {
   switch (how) {
     case How::transposed: return weight.t().contiguous();
-    case How::rotary: return reordered(weight, family.heads, to_theirs);
-    case How::kv_rotary: return reordered(weight, family.kv_heads, to_theirs);
+    case How::rotary: return reordered(weight, counts.heads, to_theirs);
+    case How::kv_rotary: return reordered(weight, counts.kv_heads, to_theirs);
     default: return weight;
   }
+}
+
+// Throws unless a tensor can be converted. Theirs is the first of three where ours is three in one.
+void check_sizes(const Described& tensor, How how, const Counts& counts, bool is_ours) {
+  const auto& sizes = tensor.sizes;
+  const auto refuse = [&](const std::string& expected) {
+    dtensor::fail("zoo", "'{}' is [{}]; expected {}; hint: is config.json of this model?", tensor.name, fmt::join(sizes, ", "), expected);
+  };
+  if (how == How::same) return;
+  if (how == How::transposed && sizes.size() != 2) refuse("a matrix");
+  if (sizes.empty()) refuse("rows");
+  const auto heads = how == How::rotary ? counts.heads : counts.kv_heads;
+  const bool has_heads = how == How::rotary || how == How::kv_rotary;
+  if (has_heads && sizes[0] % (2 * heads) != 0) refuse(fmt::format("rows of {} heads, an even number each", heads));
+  if (how != How::three_in_one) return;
+  if (is_ours ? sizes[0] % 3 != 0 : sizes[0] > std::numeric_limits<int64_t>::max() / 3) refuse("rows of query, key and value");
 }
 
 std::map<std::string, Described> by_name(const Source& source) {
@@ -154,24 +160,25 @@ std::string known_name(const std::map<std::string, Described>& all, const std::s
 }  // namespace
 
 Source from_huggingface(const std::string& config, const Source& theirs) {
-  const auto family = family_of(config);
+  const auto counts = counts_of(config);
   const auto known = by_name(theirs);
   Source ours;
   std::map<std::string, Row> by_ours;
-  for (auto row : rows_of(family)) {
+  for (auto row : rows_of(counts)) {
     const bool is_three = row.how == How::three_in_one;
     row.theirs = known_name(known, row.theirs);
     const auto found = known.find(is_three ? with(row.theirs, '@', parts()[0]) : row.theirs);
     if (found == known.end()) continue;  // tied weights; what else is missing is found missing where it is wanted
+    check_sizes(found->second, row.how, counts, false);
     auto sizes = found->second.sizes;
-    if (row.how == How::transposed && sizes.size() == 2) std::swap(sizes[0], sizes[1]);
+    if (row.how == How::transposed) std::swap(sizes[0], sizes[1]);
     if (is_three) sizes[0] *= 3;
     ours.tensors.push_back({row.ours, found->second.dtype, sizes});
     by_ours[row.ours] = row;
   }
   ours.get = [=](const std::string& name) {
     const auto& row = by_ours.at(name);
-    if (row.how != How::three_in_one) return converted(theirs.get(row.theirs), row.how, family, false);
+    if (row.how != How::three_in_one) return converted(theirs.get(row.theirs), row.how, counts, false);
     std::vector<torch::Tensor> tensors;
     for (const auto& part : parts()) tensors.push_back(theirs.get(with(row.theirs, '@', part)));
     return at::cat(tensors);
@@ -180,7 +187,7 @@ Source from_huggingface(const std::string& config, const Source& theirs) {
 }
 
 Source to_huggingface(const std::string& config, const Source& ours) {
-  const auto family = family_of(config);
+  const auto counts = counts_of(config);
   const auto known = by_name(ours);
   Source theirs;
   std::map<std::string, std::pair<Row, int64_t>> by_theirs;  // and which part of three
@@ -189,9 +196,10 @@ Source to_huggingface(const std::string& config, const Source& ours) {
     theirs.tensors.push_back(tensor);
     by_theirs[name] = {row, part};
   };
-  for (const auto& row : rows_of(family)) {
+  for (const auto& row : rows_of(counts)) {
     const auto found = known.find(row.ours);
     if (found == known.end()) continue;
+    check_sizes(found->second, row.how, counts, true);
     auto tensor = found->second;
     if (row.how == How::transposed) std::swap(tensor.sizes[0], tensor.sizes[1]);
     if (row.how != How::three_in_one) {
@@ -204,7 +212,7 @@ Source to_huggingface(const std::string& config, const Source& ours) {
   theirs.get = [=](const std::string& name) {
     const auto& [row, part] = by_theirs.at(name);
     const auto whole = ours.get(row.ours);
-    return row.how == How::three_in_one ? whole.chunk(3)[static_cast<size_t>(part)] : converted(whole, row.how, family, true);
+    return row.how == How::three_in_one ? whole.chunk(3)[static_cast<size_t>(part)] : converted(whole, row.how, counts, true);
   };
   return theirs;
 }

@@ -1,5 +1,6 @@
 #include "src/checkpoint/archives.hpp"
 #include "src/checkpoint/damage.hpp"
+#include "src/checkpoint/disk.hpp"
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/deferred/deferred_init.hpp>
@@ -20,6 +21,7 @@
 #include <iterator>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 
 namespace dtensor::files {
 
@@ -44,14 +46,17 @@ class NewFile {
     struct stat old {};
     const bool exists = stat(path_.c_str(), &old) == 0;
     replaces_ = !exists || S_ISREG(old.st_mode) || S_ISDIR(old.st_mode);
-    if (replaces_) name_ = fmt::format("{}.{}.{}.part", path_, getpid(), ++count_);
-    file_ = open(name_.c_str(), O_WRONLY | O_CLOEXEC | (replaces_ ? O_CREAT | O_EXCL : 0), 0666);
+    do {  // a process that ended may have had this one's number, and have left a file
+      if (replaces_) name_ = fmt::format("{}.{}.{}.part", path_, getpid(), ++count_);
+      file_ = open(name_.c_str(), O_WRONLY | O_CLOEXEC | (replaces_ ? O_CREAT | O_EXCL : 0), 0666);
+    } while (file_ < 0 && errno == EEXIST);
     if (file_ < 0) error_ = errno;
+    made_ = file_ >= 0;
     if (file_ >= 0 && exists && S_ISREG(old.st_mode) && fchmod(file_, old.st_mode & 07777) != 0) error_ = errno;
   }
   ~NewFile() {
     if (file_ >= 0) close(file_);
-    if (!done_ && replaces_ && file_ >= 0) unlink(name_.c_str());
+    if (!done_ && replaces_ && made_) unlink(name_.c_str());
   }
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
@@ -69,9 +74,11 @@ class NewFile {
 
   void finish() {
     if (error_ == 0 && replaces_ && fsync(file_) != 0) error_ = errno;
+    if (file_ >= 0 && close(std::exchange(file_, -1)) != 0 && error_ == 0) error_ = errno;
     if (error_ == 0 && replaces_ && std::rename(name_.c_str(), path_.c_str()) != 0) error_ = errno;
     if (error_ != 0) throw std::runtime_error(fmt::format("'{}' cannot be written: {}", path_, text_of(error_)));
     done_ = true;
+    if (replaces_) checkpoints::disk::sync_folder(checkpoints::disk::folder_of(path_));
   }
   bool failed() const { return error_ != 0; }
 
@@ -79,7 +86,7 @@ class NewFile {
   static inline std::atomic<int> count_ = 0;
   std::string path_, name_;
   int file_ = -1, error_ = 0;
-  bool replaces_ = true, done_ = false;
+  bool replaces_ = true, made_ = false, done_ = false;
 };
 
 }  // namespace
@@ -122,6 +129,10 @@ torch::serialize::InputArchive read_file(const std::string& path) {
   }
   if (const auto damage = damage_of(path); !damage.empty())
     throw std::runtime_error(fmt::format("'{}' is damaged: {}; hint: it was cut, or changed on its way here; copy it again", path, damage));
+  if (const auto program = program_in(path); !program.empty())
+    throw std::runtime_error(fmt::format("'{}' has a program that would run when it is read, '{}'; hint: in Python, torch.jit.load it and "
+                                         "save its state_dict(), which dt::checkpoints::read_torch_file reads",
+                                         path, program));
   torch::serialize::InputArchive archive;
   try {
     archive.load_from(path, at::Device(at::kCPU));

@@ -1,5 +1,6 @@
 #include "src/checkpoint/crc32c.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -94,6 +95,13 @@ uint32_t crc32c(const void* data, size_t size, uint32_t before) {
   if (has_instruction) return ~by_instruction(static_cast<const char*>(data), size, ~before);
 #endif
   return crc32c_by_table(data, size, before);
+}
+
+std::vector<uint32_t> crc32c_of_chunks(const void* data, int64_t bytes, int64_t chunk) {
+  const auto* begin = static_cast<const char*>(data);
+  std::vector<uint32_t> sums;
+  for (int64_t at = 0; at < bytes; at += chunk) sums.push_back(crc32c(begin + at, static_cast<size_t>(std::min(chunk, bytes - at))));
+  return sums;
 }
 
 }  // namespace dtensor::checkpoints

@@ -49,10 +49,7 @@ class Archive {
 
   // Throws Damage.
   void check_records() {
-    const auto directory = find_directory();
-    if (!directory) return;
-    const auto records = records_in(*directory);
-    for (const auto& record : records) check_place(record);
+    const auto records = all_records();
     for (const auto& record : records) {
       if (record.checksum == 0 && record.size > 0) continue;  // Python can be told to write none
       const auto sum = record.compressed ? sum_of_compressed(record) : sum_of(record);
@@ -60,7 +57,25 @@ class Archive {
     }
   }
 
+  // Throws Damage.
+  std::string find_program() {
+    for (const auto& record : all_records()) {
+      if (record.name.find("/code/") == std::string::npos) continue;
+      const auto text = as_libtorch_reads(record);
+      if (text && text->find("__setstate__") != std::string::npos) return record.name;
+    }
+    return "";
+  }
+
  private:
+  std::vector<Record> all_records() {
+    const auto directory = find_directory();
+    if (!directory) return {};
+    auto records = records_in(*directory);
+    for (const auto& record : records) check_place(record);
+    return records;
+  }
+
   std::string read(uint64_t offset, uint64_t size) {
     check(offset <= size_ && size <= size_ - offset, "its directory leads out of it");
     std::string bytes(size, '\0');
@@ -144,14 +159,20 @@ class Archive {
     return sum.get();
   }
 
-  // Empty where libtorch cannot read it, and will say so.
   std::optional<uint32_t> sum_of_compressed(const Record& record) {
+    const auto bytes = as_libtorch_reads(record);
+    if (!bytes) return std::nullopt;
+    Crc32 sum;
+    sum.add(bytes->data(), bytes->size());
+    return sum.get();
+  }
+
+  // Empty where libtorch cannot read it, and will say so.
+  std::optional<std::string> as_libtorch_reads(const Record& record) {
     try {
       if (!reader_) reader_.emplace(path_);
       const auto [data, size] = reader_->getRecord(record.name.substr(record.name.find('/') + 1));
-      Crc32 sum;
-      sum.add(static_cast<const char*>(data.get()), size);
-      return sum.get();
+      return std::string(static_cast<const char*>(data.get()), size);
     } catch (const std::exception&) {
       return std::nullopt;
     }
@@ -172,6 +193,14 @@ std::string damage_of(const std::string& path) {
     return damage.text;
   }
   return "";
+}
+
+std::string program_in(const std::string& path) {
+  try {
+    return Archive(path).find_program();
+  } catch (const Damage&) {
+    return "";
+  }
 }
 
 }  // namespace dtensor::files

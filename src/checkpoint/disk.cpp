@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <stdexcept>
@@ -14,7 +15,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-namespace dtensor::checkpoints::disk {
+namespace dtensor::checkpoints {
+
+std::optional<int64_t> step_of(const std::string& name) {
+  constexpr std::string_view kPrefix = "step-";
+  if (!name.starts_with(kPrefix)) return {};
+  int64_t step = 0;
+  const auto* end = name.data() + name.size();
+  const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
+  if (error != std::errc() || rest != end || step < 0 || name != fmt::format("{}{}", kPrefix, step)) return {};
+  return step;
+}
+
+namespace disk {
 
 namespace {
 
@@ -22,12 +35,12 @@ namespace {
   throw std::runtime_error(fmt::format("'{}' cannot be {}: {}", path, what, std::generic_category().message(error)));
 }
 
+}  // namespace
+
 std::string folder_of(const std::string& path) {
   const auto folder = std::filesystem::path(path).parent_path().string();
   return folder.empty() ? "." : folder;
 }
-
-}  // namespace
 
 NewFile::NewFile(std::string path) : path_(std::move(path)) {
   file_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -83,7 +96,8 @@ void File::read(void* data, size_t size, int64_t offset) const {
     const auto got = pread(file_, next, size, offset);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) refuse(path_, "read");
-    if (got == 0) throw std::runtime_error(fmt::format("'{}' ends before byte {}", path_, offset + static_cast<int64_t>(size)));
+    if (got == 0)
+      throw std::runtime_error(fmt::format("'{}{}: it ends before byte {}", path_, kIsDamaged, offset + static_cast<int64_t>(size)));
     next += got;
     size -= static_cast<size_t>(got);
     offset += got;
@@ -113,7 +127,11 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
-bool exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
+bool exists(const std::string& path) {
+  if (access(path.c_str(), F_OK) == 0) return true;
+  if (errno != ENOENT && errno != ENOTDIR) refuse(path, "looked at");
+  return false;
+}
 
 std::vector<std::string> make_folder(const std::string& path) {
   if (exists(path)) return {};
@@ -146,4 +164,6 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-}  // namespace dtensor::checkpoints::disk
+}  // namespace disk
+
+}  // namespace dtensor::checkpoints

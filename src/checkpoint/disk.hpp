@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +11,12 @@
 namespace dtensor::checkpoints {
 
 inline constexpr const char* kIndexName = "index.json";
+
+// In every error about a file that is not what was written: other steps may be whole.
+inline constexpr const char* kIsDamaged = "' is damaged";
+
+// "step-100" gives 100; a name that step_folder() does not make, none.
+std::optional<int64_t> step_of(const std::string& name);
 
 namespace disk {
 
@@ -55,7 +62,8 @@ void replace(const std::string& path, std::string_view text);
 void put(const std::string& path, std::string_view text);
 
 std::string read_text(const std::string& path);
-bool exists(const std::string& path);
+std::string folder_of(const std::string& path);  // "." for a name alone
+bool exists(const std::string& path);            // throws where the system cannot tell
 // Makes a folder, and those above it. Returns the folders that have to be synced for it to last, the innermost first.
 std::vector<std::string> make_folder(const std::string& path);
 void sync_folder(const std::string& path);

@@ -54,12 +54,13 @@ std::vector<std::string> Everyone::gather(const std::string& text) const {
   return texts;
 }
 
-std::string Everyone::from_first(const std::string& text) const {
+std::string Everyone::from(int source, const std::string& text) const {
   if (!group_) return text;
-  const auto size = gather_numbers({is_first() ? static_cast<int64_t>(text.size()) : 0})[0][0];
+  const bool is_source = rank() == source;
+  const auto size = gather_numbers({is_source ? static_cast<int64_t>(text.size()) : 0})[static_cast<size_t>(source)][0];
   const comm::Subject subject(tag_);
   if (size == 0) return "";
-  const auto bytes = group_->broadcast(is_first() ? bytes_of(text.data(), text.size()) : at::empty({size}, at::kByte), 0).get();
+  const auto bytes = group_->broadcast(is_source ? bytes_of(text.data(), text.size()) : at::empty({size}, at::kByte), source).get();
   return {static_cast<const char*>(bytes.data_ptr()), static_cast<size_t>(size)};
 }
 

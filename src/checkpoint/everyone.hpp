@@ -23,7 +23,8 @@ class Everyone {
   // What every rank gives, by rank. Every rank calls them alike.
   std::vector<std::string> gather(const std::string& text) const;
   std::vector<Numbers> gather_numbers(const Numbers& numbers) const;
-  std::string from_first(const std::string& text) const;
+  std::string from(int rank, const std::string& text) const;
+  std::string from_first(const std::string& text) const { return from(0, text); }
 
   // bytes[r] go to rank r. Returns what came, rank after rank, `receive[r]` bytes of rank r.
   at::Tensor exchange(const at::Tensor& bytes, const std::vector<int64_t>& send, const std::vector<int64_t>& receive) const;

@@ -12,6 +12,7 @@
 #include <range/v3/view/zip.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -25,6 +26,8 @@ using nlohmann::json;
 
 constexpr int kVersion = 1;
 constexpr const char* kFormat = "dtensor-checkpoint";
+constexpr int64_t kLeastChunk = int64_t{1} << 12, kMostChunk = int64_t{1} << 30;
+constexpr int64_t kMostHeader = 100'000'008;  // of a safetensors file, with the length before it
 
 std::string first_line(uint32_t sum) { return fmt::format("{{\"crc32c\": \"{:08x}\",\n", sum); }
 
@@ -37,6 +40,35 @@ double double_from(const json& value) {
   if (text == "inf") return std::numeric_limits<double>::infinity();
   if (text == "-inf") return -std::numeric_limits<double>::infinity();
   return text == "-nan" ? -std::numeric_limits<double>::quiet_NaN() : std::numeric_limits<double>::quiet_NaN();
+}
+
+bool is_utf8(const std::string& text) {
+  try {
+    json(text).dump();
+    return true;
+  } catch (const json::exception&) {
+    return false;
+  }
+}
+
+// JSON has no texts that are not UTF-8: {"bytes": "ff0a"}.
+json to_json(const std::string& text) {
+  if (is_utf8(text)) return text;
+  return {{"bytes", fmt::format("{:02x}", fmt::join(std::vector<uint8_t>(text.begin(), text.end()), ""))}};
+}
+
+std::string text_from(const json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  const auto digits = value.at("bytes").get<std::string>();
+  std::string text;
+  for (size_t i = 0; i < digits.size(); i += 2) {
+    const auto *begin = digits.data() + i, *end = digits.data() + std::min(i + 2, digits.size());
+    uint8_t byte = 0;
+    const auto [rest, error] = std::from_chars(begin, end, byte, 16);
+    if (error != std::errc() || rest != begin + 2) throw std::runtime_error("the bytes of a text are no hexadecimal numbers of two digits");
+    text += static_cast<char>(byte);
+  }
+  return text;
 }
 
 json to_json(const Value& value) {
@@ -52,7 +84,11 @@ json to_json(const Value& value) {
         } else if constexpr (std::is_same_v<T, std::vector<int64_t>>) {
           return {{"ints", held}};
         } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
-          return {{"texts", held}};
+          json list = json::array();
+          for (const auto& text : held) list.push_back(to_json(text));
+          return {{"texts", list}};
+        } else if constexpr (std::is_same_v<T, std::string>) {
+          return to_json(held);
         } else {
           return held;
         }
@@ -63,10 +99,14 @@ json to_json(const Value& value) {
 Value value_from(const json& value) {
   if (value.is_boolean()) return value.get<bool>();
   if (value.is_number_integer()) return value.get<int64_t>();
-  if (value.is_string()) return value.get<std::string>();
+  if (value.is_string() || (value.size() == 1 && value.contains("bytes"))) return text_from(value);
   if (value.size() == 1 && value.contains("double")) return double_from(value["double"]);
   if (value.size() == 1 && value.contains("ints")) return value["ints"].get<std::vector<int64_t>>();
-  if (value.size() == 1 && value.contains("texts")) return value["texts"].get<std::vector<std::string>>();
+  if (value.size() == 1 && value.contains("texts")) {
+    std::vector<std::string> texts;
+    for (const auto& text : value["texts"]) texts.push_back(text_from(text));
+    return texts;
+  }
   if (value.size() != 1 || !value.contains("doubles")) throw std::runtime_error("a value is of no known kind");
   std::vector<double> numbers;
   for (const auto& number : value["doubles"]) numbers.push_back(double_from(number));
@@ -161,9 +201,10 @@ void check(const std::string& name, const SavedTensor& tensor, const Index& inde
     const auto& file = index.files[static_cast<size_t>(piece.file)];
     if (piece.offset < 0 || (file.bytes >= 0 && (piece.offset > file.bytes || bytes > file.bytes - piece.offset)))
       wrong(fmt::format("has a piece beyond the end of {}", file.name));
-    if (!piece.sums.empty() && static_cast<int64_t>(piece.sums.size()) != (bytes + index.chunk_bytes - 1) / index.chunk_bytes)
+    const auto chunks = bytes / index.chunk_bytes + (bytes % index.chunk_bytes > 0 ? 1 : 0);
+    if (!piece.sums.empty() && static_cast<int64_t>(piece.sums.size()) != chunks)
       wrong(fmt::format("has {} checksums for {} bytes", piece.sums.size(), bytes));
-    covered += numel_of(piece.box);
+    if (__builtin_add_overflow(covered, numel_of(piece.box), &covered)) wrong("has pieces that are too large together");
     if (numel_of(piece.box) > 0) boxes.push_back(&piece.box);
   }
   if (covered != numel && !is_part) wrong(fmt::format("has {} elements in pieces of {}", numel, covered));
@@ -176,6 +217,35 @@ void check_file_name(const std::string& name) {
   if (!inside) throw std::runtime_error(fmt::format("the name '{}' is of a file outside of the folder", name));
 }
 
+SavedFile file_from(const json& value) {
+  SavedFile file{text_from(value.at("name")), value.at("bytes").get<int64_t>(), value.at("header_bytes").get<int64_t>(),
+                 value.at("header_crc32c").get<uint32_t>()};
+  check_file_name(file.name);
+  if (file.bytes < 0 || file.header_bytes < 0 || file.header_bytes > std::min(file.bytes, kMostHeader))
+    throw std::runtime_error(fmt::format("'{}' is said to have {} bytes, {} of them of its header; expected at most {}", file.name,
+                                         file.bytes, file.header_bytes, kMostHeader));
+  return file;
+}
+
+// Throws where pieces have more bytes together than their files. Since open_file() compares files with what the index says of them, an
+// index asks for no more memory than there are bytes on the disk.
+void check_bytes(const Index& index) {
+  std::vector<int64_t> left;
+  int64_t all = 0;
+  for (const auto& file : index.files) {
+    if (__builtin_add_overflow(all, file.bytes, &all)) throw std::runtime_error("its files are too large together");
+    left.push_back(file.bytes - file.header_bytes);
+  }
+  for (const auto& [name, tensor] : index.tensors) {
+    for (const auto& piece : tensor.pieces) {
+      if (piece.file < 0) continue;
+      const auto number = static_cast<size_t>(piece.file);
+      left[number] -= numel_of(piece.box) * static_cast<int64_t>(c10::elementSize(tensor.dtype));
+      if (left[number] < 0) throw std::runtime_error(fmt::format("'{}' has fewer bytes than its pieces", index.files[number].name));
+    }
+  }
+}
+
 Index parse(const std::string& text, bool is_part) {
   const auto all = json::parse(text);
   if (all.at("format") != kFormat) throw std::runtime_error("it is not the index of a checkpoint");
@@ -185,20 +255,19 @@ Index parse(const std::string& text, bool is_part) {
   Index index;
   index.step = all.at("step").get<int64_t>();
   index.attempt = all.at("attempt").get<std::string>();
-  index.writer = all.at("writer").get<std::map<std::string, std::string>>();
+  for (const auto& [key, value] : all.at("writer").items()) index.writer[key] = text_from(value);
   index.chunk_bytes = all.at("chunk_bytes").get<int64_t>();
-  if (index.chunk_bytes < 16 || index.chunk_bytes % 16 != 0) throw std::runtime_error(fmt::format("chunk_bytes is {}", index.chunk_bytes));
-  for (const auto& file : all.at("files")) {
-    index.files.push_back({file.at("name").get<std::string>(), file.at("bytes").get<int64_t>(), file.at("header_bytes").get<int64_t>(),
-                           file.at("header_crc32c").get<uint32_t>()});
-    check_file_name(index.files.back().name);
-  }
+  if (index.chunk_bytes < kLeastChunk || index.chunk_bytes > kMostChunk || index.chunk_bytes % 16 != 0)
+    throw std::runtime_error(fmt::format("chunk_bytes is {}; expected a multiple of 16 from {} to {}", index.chunk_bytes, kLeastChunk,
+                                         kMostChunk));
+  for (const auto& file : all.at("files")) index.files.push_back(file_from(file));
   for (const auto& [name, value] : all.at("tensors").items()) {
     SavedTensor tensor{dtype_from(value.at("dtype").get<std::string>()), value.at("sizes").get<std::vector<int64_t>>(), {}};
     for (const auto& piece : value.at("pieces")) tensor.pieces.push_back(piece_from(piece));
     check(name, tensor, index, is_part);
     index.tensors.emplace(name, std::move(tensor));
   }
+  check_bytes(index);
   index.same_as = all.at("same_as").get<std::map<std::string, std::string>>();
   for (const auto& [name, other] : index.same_as) {
     if (!is_part && !index.tensors.contains(other))
@@ -246,19 +315,31 @@ std::string text_of(const Value& value) {
       value);
 }
 
+// Names are keys of JSON objects, which are UTF-8.
+static const std::string& checked_name(const std::string& name) {
+  if (is_utf8(name)) return name;
+  throw std::runtime_error(fmt::format("the name {} is not UTF-8; hint: a value may be any text, a name may not",
+                                       json(name).dump(-1, ' ', true, json::error_handler_t::replace)));
+}
+
 std::string to_text(const Index& index) {
-  json files = json::array(), tensors = json::object(), values = json::object();
+  json files = json::array(), tensors = json::object(), values = json::object(), writer = json::object(), same_as = json::object();
   for (const auto& file : index.files)
-    files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"header_bytes", file.header_bytes}, {"header_crc32c", file.header_sum}});
+    files.push_back({{"name", to_json(file.name)},
+                     {"bytes", file.bytes},
+                     {"header_bytes", file.header_bytes},
+                     {"header_crc32c", file.header_sum}});
   for (const auto& [name, tensor] : index.tensors) {
     json pieces = json::array();
     for (const auto& piece : tensor.pieces) pieces.push_back(to_json(piece));
-    tensors[name] = {{"dtype", name_of(tensor.dtype)}, {"sizes", tensor.sizes}, {"pieces", std::move(pieces)}};
+    tensors[checked_name(name)] = {{"dtype", name_of(tensor.dtype)}, {"sizes", tensor.sizes}, {"pieces", std::move(pieces)}};
   }
-  for (const auto& [name, value] : index.values) values[name] = to_json(value);
+  for (const auto& [name, other] : index.same_as) same_as[checked_name(name)] = checked_name(other);
+  for (const auto& [name, value] : index.values) values[checked_name(name)] = to_json(value);
+  for (const auto& [name, text] : index.writer) writer[checked_name(name)] = to_json(text);
   const json all{{"format", kFormat},          {"version", kVersion},           {"step", index.step},
-                 {"attempt", index.attempt},   {"writer", index.writer},        {"chunk_bytes", index.chunk_bytes},
-                 {"files", std::move(files)},  {"tensors", std::move(tensors)}, {"same_as", index.same_as},
+                 {"attempt", index.attempt},   {"writer", std::move(writer)},   {"chunk_bytes", index.chunk_bytes},
+                 {"files", std::move(files)},  {"tensors", std::move(tensors)}, {"same_as", std::move(same_as)},
                  {"values", std::move(values)}};
   const auto rest = all.dump().substr(1) + "\n";  // its '{' is in the first line
   return first_line(crc32c(rest.data(), rest.size())) + rest;

@@ -1,6 +1,8 @@
 // What ranks tell the first one while a step is written, and the checks of an index.
 #pragma once
 
+#include "src/checkpoint/disk.hpp"
+
 #include <dtensor/checkpoint/index.hpp>
 
 #include <string>
@@ -13,5 +15,9 @@ Index part_of_index_from(const std::string& text, const std::string& path);
 // Throws std::runtime_error, which names the tensor, unless the pieces of each are the tensor and lie in their files. Checksums may be
 // missing.
 void check_tensors(const Index& index);
+
+// A file of an index. Throws std::runtime_error, "'path' is damaged: ...", where there is none, or one of another size than the index says.
+// Memory for what an index describes is taken after that.
+disk::File open_file(const Index& index, int32_t number);
 
 }  // namespace dtensor::checkpoints

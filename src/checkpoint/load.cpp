@@ -1,6 +1,7 @@
 // Loading: what there is, what is wanted, whether they fit, the plan, the reading, and the values.
+#include "src/checkpoint/load.hpp"
+
 #include "src/checkpoint/disk.hpp"
-#include "src/checkpoint/read_plan.hpp"
 #include "src/checkpoint/reader.hpp"
 
 #include <dtensor/base/error.hpp>
@@ -55,16 +56,27 @@ Index chosen(const Index& index, const LoadOptions& options) {
   result.tensors.clear();
   result.same_as.clear();
   result.values.clear();
+  std::map<std::string, std::string> saved_as;
+  const auto chosen_name = [&](const std::string& saved) -> std::optional<std::string> {
+    auto name = renamed(saved, options);
+    if (!wanted(name)) return {};
+    const auto [entry, is_new] = saved_as.try_emplace(name, saved);
+    require(is_new, kTag, "'{}' and '{}' are both named '{}' by .rename; hint: .without leaves one of them out, renamed to another name",
+            entry->second, saved, name);
+    return name;
+  };
   for (const auto& [saved, tensor] : index.tensors) {
-    if (const auto name = renamed(saved, options); wanted(name)) result.tensors[name] = tensor;
+    if (const auto name = chosen_name(saved)) result.tensors[*name] = tensor;
   }
   for (const auto& [saved, other] : index.same_as) {
-    const auto name = renamed(saved, options), target = renamed(other, options);
-    if (wanted(name))
-      result.tensors.contains(target) ? void(result.same_as[name] = target) : void(result.tensors[name] = index.tensors.at(other));
+    const auto name = chosen_name(saved);
+    const auto target = renamed(other, options);
+    if (!name) continue;
+    if (result.tensors.contains(target)) result.same_as[*name] = target;
+    else result.tensors[*name] = index.tensors.at(other);
   }
   for (const auto& [saved, value] : index.values) {
-    if (const auto name = renamed(saved, options); wanted(name)) result.values[name] = value;
+    if (const auto name = chosen_name(saved)) result.values[*name] = value;
   }
   return result;
 }
@@ -83,6 +95,7 @@ class Wanted {
     for (const auto& [name, value] : contents_.values) {
       if (!index_.values.contains(name)) lacks(name);
     }
+    name_lacking();
     std::erase_if(contents_.tensors, [&](const auto& entry) { return !index_.find(entry.first); });
   }
 
@@ -124,11 +137,20 @@ class Wanted {
   }
 
   void lacks(const std::string& name) {
-    if (options_.partial) return;
+    if (!options_.partial) lacking_.push_back(name);
+  }
+
+  // Finding the closest name takes a comparison with all of them: only the first of those that lack have it.
+  void name_lacking() {
+    constexpr size_t kWithClosest = 20;
     std::vector<std::string> names;
     for (const auto& [saved, tensor] : index_.tensors) names.push_back(saved);
     for (const auto& [saved, value] : index_.values) names.push_back(saved);
-    problems_.push_back(fmt::format("it has no '{}' (closest: {})", name, names.empty() ? "it has nothing" : detail::closest(name, names)));
+    for (size_t i = 0; i < lacking_.size(); ++i) {
+      if (i >= kWithClosest) problems_.push_back(fmt::format("nor '{}'", lacking_[i]));
+      else if (names.empty()) problems_.push_back(fmt::format("it has no '{}' (it has nothing)", lacking_[i]));
+      else problems_.push_back(fmt::format("it has no '{}' (closest: {})", lacking_[i], detail::closest(lacking_[i], names)));
+    }
   }
 
   void check(const std::string& name, const at::Tensor& tensor) {
@@ -158,7 +180,7 @@ class Wanted {
   Index index_;
   const LoadOptions& options_;
   Contents contents_;
-  std::vector<std::string> problems_;
+  std::vector<std::string> problems_, lacking_;
 };
 
 // Whether a name is of a rank, "random.rank_local@3", that there is not now.
@@ -215,7 +237,9 @@ AllHoldings join_wanted(const Wanted& wanted, const Everyone& everyone) {
   return all;
 }
 
-void load(const State& state, const Index& index, const LoadOptions& options, const Everyone& everyone) {
+}  // namespace
+
+void load(const State& state, const Index& index, const LoadOptions& options, const Everyone& everyone, const SeenBy& seen_by) {
   const auto where = fmt::format("'{}'", index.folder);
   std::optional<Wanted> wanted;
   auto problem = problem_of([&] { wanted.emplace(state, chosen(index, options), options); });
@@ -223,7 +247,8 @@ void load(const State& state, const Index& index, const LoadOptions& options, co
   everyone.agree(problem);
   check_unexpected(*wanted, everyone, where);
   const auto all = join_wanted(*wanted, everyone);
-  const auto plan = plan_reads(wanted->index(), all, everyone.size(), std::max<int64_t>(index.chunk_bytes, kRoundBytes / everyone.size()));
+  const auto round_bytes = std::max<int64_t>(index.chunk_bytes, kRoundBytes / everyone.size());
+  const auto plan = plan_reads(wanted->index(), all, everyone.size(), round_bytes, seen_by);
   auto& counts = World::current().local<LoadCounts>();
   counts = {};
   int64_t bytes_loaded = 0;
@@ -243,16 +268,7 @@ void load(const State& state, const Index& index, const LoadOptions& options, co
   everyone.agree(problem_of([&] { wanted->finish(); }));
 }
 
-// "step-100" gives 100.
-std::optional<int64_t> step_of(const std::string& name) {
-  constexpr std::string_view kPrefix = "step-";
-  if (name.rfind(kPrefix, 0) != 0) return {};
-  int64_t step = 0;
-  const auto* end = name.data() + name.size();
-  const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
-  if (error != std::errc() || rest != end || step < 0) return {};
-  return step;
-}
+namespace {
 
 // The text of the index of a step, as the first rank reads it.
 std::string read_index_text(const std::string& folder, int64_t& step, bool any) {
@@ -306,7 +322,13 @@ std::optional<int64_t> last_step(const std::string& folder) {
 void load(const State& state, const Index& index, const LoadOptions& options) {
   NoSpmd plain;
   at::NoGradGuard no_grad;
-  checkpoints::load(state, index, options, Everyone(kTag));
+  const Everyone everyone(kTag);
+  const auto own = fingerprint(to_text(index))[0];
+  const auto told = everyone.gather_numbers({own});
+  const bool is_other = std::ranges::any_of(told, [&](const auto& numbers) { return numbers[0] != own; });
+  everyone.agree(
+      is_other ? fmt::format("ranks have read other indexes; this one's is of '{}'; hint: all read the same files", index.folder) : "");
+  checkpoints::load(state, index, options, everyone);
 }
 
 int64_t load(const State& state, const std::string& folder, std::optional<int64_t> wanted, const LoadOptions& options) {

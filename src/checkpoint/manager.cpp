@@ -1,5 +1,6 @@
 #include "src/checkpoint/disk.hpp"
-#include "src/checkpoint/everyone.hpp"
+#include "src/checkpoint/holdings.hpp"
+#include "src/checkpoint/step_files.hpp"
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/base/error_text.hpp>
@@ -10,10 +11,17 @@
 #include <ATen/ops/empty.h>
 #include <nlohmann/json.hpp>
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <filesystem>
 #include <map>
+#include <string_view>
+#include <utility>
+
+#include <unistd.h>
 
 namespace dtensor {
 
@@ -26,16 +34,11 @@ constexpr const char* kBestName = "best.json";
 std::atomic<int> signal_that_came = 0;
 void note(int signal) { signal_that_came = signal; }
 
-// Removes the files of ours in a folder of a step, the index first, and then the folder if nothing else is in it.
-void remove_files(const std::string& step_folder) {
-  disk::remove(step_folder + "/" + kIndexName);
-  disk::sync_folder(step_folder);
-  for (const auto& name : disk::names_in(step_folder)) {
-    const auto begins = [&](const char* text) { return name.rfind(text, 0) == 0; };
-    if (begins("data-") || begins("report-") || begins("failure-") || begins("index.json.")) disk::remove(step_folder + "/" + name);
-  }
-  std::error_code not_empty;
-  std::filesystem::remove(step_folder, not_empty);
+// One for each run of a user, so that a job finds its own again.
+std::string copy_folder_of(const std::string& folder, const ManagerOptions& options) {
+  if (!options.copy_folder.empty()) return options.copy_folder;
+  const auto whole = std::filesystem::absolute(folder).lexically_normal().string();
+  return fmt::format("/dev/shm/dtensor-{}-{:016x}", getuid(), static_cast<uint64_t>(fingerprint(whole)[0]));
 }
 
 }  // namespace
@@ -79,23 +82,19 @@ CheckpointManager::CheckpointManager(State state, std::string folder, ManagerOpt
   std::string problem;
   if (everyone.is_first()) {
     try {
-      require(options_.keep_last >= 0 && options_.keep_every >= 0 && options_.every_steps >= 0 && options_.every_minutes >= 0,
-              "CheckpointManager", "a number is negative: every_steps {}, every_minutes {}, keep_last {}, keep_every {}",
-              options_.every_steps, options_.every_minutes, options_.keep_last, options_.keep_every);
-      const auto last = last_step(folder_);
-      if (last && !options_.save.run.empty()) {
-        const auto index = read_index(step_folder(folder_, *last));
-        const auto run = index.writer.find("run");
-        const auto found = run == index.writer.end() ? std::string("no name") : "'" + run->second + "'";
-        require(found == "'" + options_.save.run + "'", "CheckpointManager",
-                "'{}' has the steps of another run, of {}; expected '{}'; hint: choose another folder, or that run", folder_, found,
-                options_.save.run);
-      }
+      require(options_.keep_last >= 0 && options_.keep_every >= 0 && options_.every_steps >= 0 && options_.every_minutes >= 0 &&
+                  options_.copy_every >= 0,
+              "CheckpointManager", "a number is negative: every_steps {}, every_minutes {}, keep_last {}, keep_every {}, copy_every {}",
+              options_.every_steps, options_.every_minutes, options_.keep_last, options_.keep_every, options_.copy_every);
+      if (!options_.save.run.empty()) check_run();
     } catch (...) {
       problem = detail::text_of(std::current_exception());
     }
   }
   everyone.agree(problem);
+  if (options_.copy_every > 0)
+    copies_ = std::make_unique<MemoryCopies>(
+        state_, MemoryCopiesOptions{.folder = copy_folder_of(folder_, options_), .save = options_.save});
   read_best();
   if (everyone.is_first() && !options_.stop_signals.empty()) signals_ = std::make_shared<Signals>(options_.stop_signals);
   else if (everyone.size() > 1 && !options_.stop_signals.empty() && World::current().transport().name() != "threads")
@@ -108,6 +107,24 @@ CheckpointManager::CheckpointManager(State state, std::string folder, ManagerOpt
 
 CheckpointManager::~CheckpointManager() = default;
 
+// The newest step whose index can be read tells whose run it is.
+void CheckpointManager::check_run() const {
+  const auto steps = complete_steps(folder_);
+  for (size_t i = steps.size(); i-- > 0;) {
+    try {
+      const auto index = read_index(step_folder(folder_, steps[i]));
+      const auto run = index.writer.find("run");
+      const auto found = run == index.writer.end() ? std::string("no name") : "'" + run->second + "'";
+      require(found == "'" + options_.save.run + "'", "CheckpointManager",
+              "'{}' has the steps of another run, of {}; expected '{}'; hint: choose another folder, or that run", folder_, found,
+              options_.save.run);
+      return;
+    } catch (const Error& error) {
+      if (i == 0 || std::string_view(error.what_without_backtrace()).find(kIsDamaged) == std::string_view::npos) throw;
+    }
+  }
+}
+
 void CheckpointManager::read_best() {
   const Everyone everyone("CheckpointManager");
   std::string text;
@@ -116,24 +133,27 @@ void CheckpointManager::read_best() {
     if (everyone.is_first() && disk::exists(path)) text = disk::read_text(path);
   } catch (const std::exception&) {  // then there is none
   }
-  text = everyone.from_first(text);
-  const auto best = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (best.is_object() && best.contains("step") && best["step"].is_number_integer() && best.contains("value") && best["value"].is_number())
-    best_ = {best["step"].get<int64_t>(), best["value"].get<double>()};
+  const auto best = nlohmann::json::parse(everyone.from_first(text), nullptr, /*allow_exceptions=*/false);
+  const auto is = [&](const char* key, auto is_kind) { return best.is_object() && best.contains(key) && is_kind(best[key]); };
+  if (!is("step", [](const auto& value) { return value.is_number_integer(); })) return;
+  if (!is("value", [](const auto& value) { return value.is_number(); })) return;
+  best_ = {best["step"].get<int64_t>(), best["value"].get<double>()};
 }
 
 std::optional<int64_t> CheckpointManager::resume(const LoadOptions& options) {
   const Everyone everyone("CheckpointManager");
   std::vector<int64_t> steps;
-  const auto told = everyone.from_first([&]() -> std::string {
-    std::string text;
-    if (everyone.is_first()) {
-      for (const auto step : complete_steps(folder_)) text += std::to_string(step) + " ";
-    }
-    return text;
-  }());
-  for (size_t begin = 0, end; (end = told.find(' ', begin)) != std::string::npos; begin = end + 1)
+  std::string told, problem;
+  try {
+    if (everyone.is_first()) told = fmt::format("{} ", fmt::join(complete_steps(folder_), " "));
+  } catch (...) {
+    problem = detail::text_of(std::current_exception());
+  }
+  everyone.agree(problem);
+  told = everyone.from_first(told);
+  for (size_t begin = 0, end; (end = told.find(' ', begin)) != std::string::npos && end > begin; begin = end + 1)
     steps.push_back(std::stoll(told.substr(begin, end - begin)));
+  if (const auto copy = resume_copy(options, steps.empty() ? -1 : steps.back())) return copy;
   for (size_t i = steps.size(); i-- > 0;) {
     try {
       load(state_, folder_, steps[i], options);
@@ -141,11 +161,27 @@ std::optional<int64_t> CheckpointManager::resume(const LoadOptions& options) {
       return steps[i];
     } catch (const Error& error) {  // the same on every rank
       const std::string text = error.what_without_backtrace();
-      if (i == 0 || text.find("damaged") == std::string::npos) throw;
+      if (i == 0 || text.find(kIsDamaged) == std::string::npos) throw;
       if (everyone.is_first()) detail::say("dtensor: step {} of '{}' is passed over: {}\n", steps[i], folder_, text);
     }
   }
   return {};
+}
+
+// Loads the copy in memory where it is newer than a step.
+std::optional<int64_t> CheckpointManager::resume_copy(const LoadOptions& options, int64_t newer_than) {
+  if (!copies_) return {};
+  const auto step = copies_->last_step();
+  if (!step || *step <= newer_than) return {};
+  try {
+    last_copied_ = copies_->resume(options);
+  } catch (const Error& error) {  // the same on every rank
+    const std::string text = error.what_without_backtrace();
+    if (text.find(kIsDamaged) == std::string::npos) throw;
+    if (World::current().rank() == 0) detail::say("dtensor: the copy of step {} in memory is passed over: {}\n", *step, text);
+    return {};
+  }
+  return last_copied_;
 }
 
 // What was agreed on at the step before; and starts agreeing on this one.
@@ -179,23 +215,27 @@ bool CheckpointManager::step(int64_t step) {
   }
   const bool due = (options_.every_steps > 0 && step % options_.every_steps == 0) || time_is_up;
   if (due && last_saved_ != step) save(step);
+  else if (copies_ && step % options_.copy_every == 0 && last_copied_ != step && last_saved_ != step) {
+    copies_->save(step);
+    last_copied_ = step;
+  }
   return true;
 }
 
 void CheckpointManager::save(int64_t step) {
-  if (saving_) finish();
+  complete();
   last_time_ = std::chrono::steady_clock::now();
   if (agreement_->under_way) std::move(*agreement_->under_way).get();  // of the time before
   agreement_->under_way.reset();
   saving_ = dtensor::save(state_, folder_, step, options_.save);
   last_saved_ = step;
-  if (!options_.save.async) finish();
+  if (!options_.save.async) complete();
 }
 
 bool CheckpointManager::save_if_best(int64_t step, double value, bool higher) {
-  if (best_ && (higher ? value <= best_->second : value >= best_->second)) return false;
+  if (!std::isfinite(value) || (best_ && (higher ? value <= best_->second : value >= best_->second))) return false;
   if (last_saved_ != step) save(step);
-  finish();
+  complete();
   best_ = {step, value};
   const Everyone everyone("CheckpointManager");
   std::string problem;
@@ -210,6 +250,11 @@ bool CheckpointManager::save_if_best(int64_t step, double value, bool higher) {
 }
 
 void CheckpointManager::finish() {
+  complete();
+  if (copies_ && last_copied_ && last_saved_ && *last_copied_ <= *last_saved_) copies_->remove();
+}
+
+void CheckpointManager::complete() {
   if (!saving_) return;
   auto saving = *saving_;
   saving_.reset();
@@ -237,14 +282,15 @@ void CheckpointManager::prune() {
     }
     for (const auto& name : disk::names_in(folder_)) {
       const auto path = folder_ + "/" + name;
-      const bool is_older = name.rfind("step-", 0) == 0 && std::strtoll(name.c_str() + 5, nullptr, 10) < *last_saved_;
-      if (is_older && std::filesystem::is_directory(path) && !disk::exists(path + "/" + kIndexName)) remove_files(path);
+      const auto step = step_of(name);
+      const bool is_older = step && *step < *last_saved_;
+      if (is_older && std::filesystem::is_directory(path) && !disk::exists(path + "/" + kIndexName)) remove_step_files(path);
     }
   } catch (const std::exception& error) {
     detail::say("dtensor: an old checkpoint is left: {}\n", error.what());
   }
 }
 
-void remove_step(const std::string& folder, int64_t step) { remove_files(step_folder(folder, step)); }
+void remove_step(const std::string& folder, int64_t step) { remove_step_files(step_folder(folder, step)); }
 
 }  // namespace dtensor

@@ -11,7 +11,10 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
+#include <string>
 
 namespace dtensor::checkpoints {
 
@@ -71,6 +74,12 @@ template <class Field>
 void fields_of(optim::ParamState& state, const Field& field) {
   field("step", state.step);
   for (auto& [name, tensor] : state.tensors) field(name, tensor);
+}
+
+// Whether an optimizer may remember the others without this one.
+inline bool is_optional(const std::string& field) {
+  constexpr const char* kOptional[] = {"max_exp_avg_sq", "momentum_buffer", "grad_avg", "d", "H_diag", "prev_flat_grad"};
+  return std::ranges::find(kOptional, field) != std::end(kOptional);
 }
 
 // Calls fn(state) with the state as what it is. Returns whether its type is known.

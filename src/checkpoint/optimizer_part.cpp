@@ -59,7 +59,9 @@ class OptimizerPart final : public Part {
       const auto found = saved.values.find(prefix + "group");
       contents.values[prefix + "group"] = static_cast<int64_t>(group);
       if (found == saved.values.end()) return;
-      if (groups_[group].empty()) groups_[group] = name_of_group(name, static_cast<size_t>(std::get<int64_t>(found->second)));
+      const auto* number = std::get_if<int64_t>(&found->second);
+      require(number, "load", "'{}group' was saved as {}; expected the number of a group", prefix, text_of(found->second));
+      if (groups_[group].empty()) groups_[group] = name_of_group(name, static_cast<size_t>(*number));
       prepare_state(parameter, prefix, saved, contents);
     });
     for (size_t g = 0; g < groups_.size(); ++g) {
@@ -160,8 +162,21 @@ class OptimizerPart final : public Part {
     with_type(*read.state, [&](auto& state) {
       fields_of(state, [&](const std::string& field, auto& value) { any |= take(prefix + field, parameter, value, saved, contents); });
     });
-    if (!any) read.state.reset();
+    if (any) check_is_whole(*read.state, prefix, contents);
+    else read.state.reset();
     read_.push_back(std::move(read));
+  }
+
+  // A step cannot be made with a part of what the optimizer remembers.
+  static void check_is_whole(torch::optim::OptimizerParamState& state, const std::string& prefix, Contents& contents) {
+    with_type(state, [&](auto& typed) {
+      fields_of(typed, [&](const std::string& field, const auto& value) {
+        if constexpr (std::is_same_v<std::decay_t<decltype(value)>, at::Tensor>) {
+          if (!value.defined() && !is_optional(field))
+            contents.problems.push_back(fmt::format("it has no '{}{}', though other state of that parameter", prefix, field));
+        }
+      });
+    });
   }
 
   // Whether it was saved.

@@ -1,6 +1,7 @@
 #include "src/checkpoint/read_plan.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <set>
 
@@ -10,8 +11,8 @@ namespace {
 
 class Planner {
  public:
-  Planner(const Index& index, int ranks, int64_t round_bytes)
-      : index_(index), round_bytes_(round_bytes), load_(static_cast<size_t>(ranks), 0) {}
+  Planner(const Index& index, int ranks, int64_t round_bytes, const SeenBy& seen_by)
+      : index_(index), round_bytes_(round_bytes), seen_by_(seen_by), load_(static_cast<size_t>(ranks), 0) {}
 
   void add(const std::string& name, const SavedTensor& tensor, const Held& wanted) {
     for (const auto& piece : tensor.pieces) {
@@ -30,6 +31,8 @@ class Planner {
     for (const auto& chunk : plan_.chunks) {
       if (chunk.wanted_by != std::vector<int>{chunk.reader}) plan_.sends[static_cast<size_t>(chunk.round)] = true;
     }
+    for (size_t f = 0; f < index_.files.size(); ++f)
+      plan_.header_readers.push_back(seen_by_.empty() ? static_cast<int>(f % load_.size()) : seen_by_[f][f % seen_by_[f].size()]);
     return std::move(plan_);
   }
 
@@ -50,7 +53,8 @@ class Planner {
     if (chunk.wanted_by.empty()) return;
     std::ranges::sort(chunk.wanted_by);
     chunk.wanted_by.erase(std::unique(chunk.wanted_by.begin(), chunk.wanted_by.end()), chunk.wanted_by.end());
-    chunk.reader = *std::ranges::min_element(chunk.wanted_by, {}, [&](int rank) { return load_[static_cast<size_t>(rank)]; });
+    const auto readers = readers_of(chunk);
+    chunk.reader = *std::ranges::min_element(readers, {}, [&](int rank) { return load_[static_cast<size_t>(rank)]; });
     auto& load = load_[static_cast<size_t>(chunk.reader)];
     chunk.round = load / round_bytes_;
     load += chunk.bytes();
@@ -58,8 +62,17 @@ class Planner {
     plan_.chunks.push_back(std::move(chunk));
   }
 
+  std::vector<int> readers_of(const Chunk& chunk) const {
+    if (seen_by_.empty()) return chunk.wanted_by;
+    const auto& see = seen_by_[static_cast<size_t>(chunk.piece->file)];
+    std::vector<int> both;
+    std::ranges::set_intersection(chunk.wanted_by, see, std::back_inserter(both));
+    return both.empty() ? see : both;
+  }
+
   const Index& index_;
   const int64_t round_bytes_;
+  const SeenBy& seen_by_;
   std::vector<int64_t> load_;
   ReadPlan plan_;
 };
@@ -87,8 +100,8 @@ std::vector<ChunkPart> parts_of(const Chunk& chunk) {
   return parts;
 }
 
-ReadPlan plan_reads(const Index& index, const AllHoldings& wanted, int ranks, int64_t round_bytes) {
-  Planner planner(index, ranks, round_bytes);
+ReadPlan plan_reads(const Index& index, const AllHoldings& wanted, int ranks, int64_t round_bytes, const SeenBy& seen_by) {
+  Planner planner(index, ranks, round_bytes, seen_by);
   for (const auto& [name, held] : wanted) {
     if (const auto* tensor = index.find(name)) planner.add(name, *tensor, held);
   }

@@ -25,7 +25,8 @@ struct Chunk {
 struct ReadPlan {
   std::vector<Chunk> chunks;
   int64_t rounds = 0;
-  std::vector<bool> sends;  // by round: whether any rank sends another something
+  std::vector<bool> sends;          // by round: whether any rank sends another something
+  std::vector<int> header_readers;  // by file: who reads what stands before the data
 };
 
 // Boxes of global elements that a chunk has, in its order, each with its position in the chunk.
@@ -35,8 +36,11 @@ struct ChunkPart {
 };
 std::vector<ChunkPart> parts_of(const Chunk& chunk);
 
-// Every chunk of which any rank wants a part is read once: by one of the ranks that want it, the one that has least to read so far. The
-// same on every rank. Rounds are of `round_bytes` a rank.
-ReadPlan plan_reads(const Index& index, const AllHoldings& wanted, int ranks, int64_t round_bytes);
+// By file of the index: the ranks that see it, ascending. Empty: all ranks see all files.
+using SeenBy = std::vector<std::vector<int>>;
+
+// Every chunk of which any rank wants a part is read once: by one of the ranks that want it and see its file, or that see it, the one that
+// has least to read so far. The same on every rank. Rounds are of `round_bytes` a rank.
+ReadPlan plan_reads(const Index& index, const AllHoldings& wanted, int ranks, int64_t round_bytes, const SeenBy& seen_by = {});
 
 }  // namespace dtensor::checkpoints

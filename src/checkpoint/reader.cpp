@@ -61,8 +61,9 @@ std::string Reader::run(const ReadPlan& plan) {
       problem_ = error.what();
     }
   };
-  for (size_t f = static_cast<size_t>(everyone_.rank()); f < index_.files.size(); f += static_cast<size_t>(everyone_.size()))
-    attempt([&] { check_header(f); });
+  for (size_t f = 0; f < index_.files.size(); ++f) {
+    if (plan.header_readers[f] == everyone_.rank()) attempt([&] { check_header(f); });
+  }
   std::vector<std::vector<const Chunk*>> rounds(static_cast<size_t>(plan.rounds));
   for (const auto& chunk : plan.chunks) rounds[static_cast<size_t>(chunk.round)].push_back(&chunk);
   for (size_t r = 0; r < rounds.size(); ++r) {
@@ -76,7 +77,9 @@ std::string Reader::run(const ReadPlan& plan) {
     }
     if (!plan.sends[r]) continue;
     std::vector<int64_t> send;
-    const auto bytes = pack(reads, send);
+    at::Tensor bytes;
+    attempt([&] { bytes = pack(reads, send); });
+    if (!bytes.defined()) bytes = at::empty({std::accumulate(send.begin(), send.end(), int64_t{0})}, at::kByte);
     const auto receive = to_receive(chunks);
     const auto received = everyone_.exchange(bytes, send, receive);
     attempt([&] { unpack(chunks, received); });
@@ -88,11 +91,12 @@ std::string Reader::run(const ReadPlan& plan) {
 void Reader::check_header(size_t number) {
   const auto& saved = index_.files[number];
   if (saved.header_bytes == 0) return;
+  const auto& opened = file(static_cast<int32_t>(number));  // of the size that the index says
   std::string header(static_cast<size_t>(saved.header_bytes), '\0');
-  file(static_cast<int32_t>(number)).read(header.data(), header.size(), 0);
+  opened.read(header.data(), header.size(), 0);
   if (crc32c(header.data(), header.size()) == saved.header_sum) return;
   throw std::runtime_error(
-      fmt::format("the header of '{}/{}' is damaged: its checksum is another; hint: load an earlier step", index_.folder, saved.name));
+      fmt::format("'{}/{}{}: the checksum of its header is another; hint: load an earlier step", index_.folder, saved.name, kIsDamaged));
 }
 
 const disk::File& Reader::file(int32_t number) {
@@ -100,10 +104,13 @@ const disk::File& Reader::file(int32_t number) {
   if (known != files_.end()) return known->second;
   if (files_.size() >= kMostFiles) files_.clear();
   const auto& saved = index_.files[static_cast<size_t>(number)];
-  auto& opened = files_.try_emplace(number, index_.folder + "/" + saved.name).first->second;
+  const auto path = index_.folder + "/" + saved.name;
+  if (!disk::exists(path))
+    throw std::runtime_error(fmt::format("'{}{}: there is no such file; hint: load an earlier step", path, kIsDamaged));
+  auto& opened = files_.try_emplace(number, path).first->second;
   if (saved.bytes >= 0 && opened.size() != saved.bytes)
-    throw std::runtime_error(fmt::format("'{}/{}' has {} bytes; expected {}; hint: it was cut; load an earlier step", index_.folder,
-                                         saved.name, opened.size(), saved.bytes));
+    throw std::runtime_error(fmt::format("'{}{}: it has {} bytes, expected {}; hint: it was cut; load an earlier step", path, kIsDamaged,
+                                         opened.size(), saved.bytes));
   return opened;
 }
 
@@ -150,8 +157,9 @@ void Reader::check_sum(const Chunk& chunk, const void* data) const {
   const auto item = static_cast<int64_t>(c10::elementSize(chunk.tensor->dtype));
   const auto number = static_cast<size_t>(chunk.elements.begin * item / index_.chunk_bytes);
   if (crc32c(data, static_cast<size_t>(chunk.bytes())) == chunk.piece->sums[number]) return;
-  throw std::runtime_error(fmt::format("'{}' is damaged in '{}': the checksum of its bytes {} to {} is another; hint: load an earlier step",
-                                       *chunk.name, index_.path_of(*chunk.piece), chunk.offset(), chunk.offset() + chunk.bytes()));
+  throw std::runtime_error(fmt::format("'{}{} in '{}': the checksum of its bytes {} to {} is another; hint: load an earlier step",
+                                       *chunk.name, kIsDamaged, index_.path_of(*chunk.piece), chunk.offset(),
+                                       chunk.offset() + chunk.bytes()));
 }
 
 void Reader::put(const Chunk& chunk, const void* data) {

@@ -1,24 +1,23 @@
 #include "src/checkpoint/saver.hpp"
 
 #include "src/checkpoint/crc32c.hpp"
-#include "src/checkpoint/disk.hpp"
+#include "src/checkpoint/step_files.hpp"
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/base/error_text.hpp>
+#include <dtensor/base/say.hpp>
 #include <dtensor/mesh/world.hpp>
 #include <dtensor/parallel/patterns.hpp>
 #include <dtensor/tensor/spmd.hpp>
 #include <dtensor/tensor/tensor.hpp>
-#include <dtensor/version.hpp>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
-#include <torch/version.h>
 
 #include <algorithm>
 #include <cstring>
-#include <ctime>
+#include <exception>
 #include <random>
 
 #include <sys/resource.h>
@@ -34,7 +33,15 @@ Contents contents_of(const State& state, const SaveOptions& options) {
   TensorNames names;
   for (const auto& entry : state.entries()) entry.part->add_names(entry.name, names);
   Contents contents;
-  for (const auto& entry : state.entries()) entry.part->save(entry.name, names, contents);
+  std::exception_ptr problem;  // of the first part that has one: the others may communicate, and other ranks wait for them
+  for (const auto& entry : state.entries()) {
+    try {
+      entry.part->save(entry.name, names, contents);
+    } catch (...) {
+      if (!problem) problem = std::current_exception();
+    }
+  }
+  if (problem) std::rethrow_exception(problem);
   const auto wanted = [&](const std::string& name) {
     const auto matches = [&](const std::string& pattern) { return detail::matches(pattern, name); };
     return std::ranges::any_of(options.only, matches) && std::ranges::none_of(options.without, matches);
@@ -55,20 +62,6 @@ std::string problem_of(const Work& work) {
   }
 }
 
-std::string time_now() {
-  const auto now = std::time(nullptr);
-  std::tm parts{};
-  char text[32];
-  return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &parts))};
-}
-
-std::map<std::string, std::string> writer_of(int ranks, const SaveOptions& options) {
-  std::map<std::string, std::string> writer{
-      {"dtensor", DTENSOR_VERSION_TEXT}, {"libtorch", TORCH_VERSION}, {"ranks", std::to_string(ranks)}, {"time", time_now()}};
-  if (!options.run.empty()) writer["run"] = options.run;
-  return writer;
-}
-
 // Copies a view to bytes, row-major.
 void copy_to(char* bytes, const at::Tensor& view) {
   const auto size = static_cast<size_t>(view.numel()) * view.element_size();
@@ -82,20 +75,21 @@ SavedTensor sums_of(const at::Tensor& tensor) {
   SavedTensor saved{tensor.scalar_type(), tensor.sizes().vec(), {Piece{{}, -1, 0, {}}}};
   auto& piece = saved.pieces.front();
   for (const auto size : tensor.sizes()) piece.box.push_back({0, size});
-  const auto* data = static_cast<const char*>(row_major.data_ptr());
-  const int64_t bytes = saved.bytes(), chunk = Index().chunk_bytes;
-  for (int64_t at = 0; at < bytes; at += chunk) piece.sums.push_back(crc32c(data + at, static_cast<size_t>(std::min(chunk, bytes - at))));
+  piece.sums = crc32c_of_chunks(row_major.data_ptr(), saved.bytes(), Index().chunk_bytes);
   return saved;
 }
 
 }  // namespace
 
-// Whoever ends a world waits for what is being written, though not for ranks that are gone.
+// Whoever ends a world waits for what is being written, though not for ranks that are gone. Nobody else tells what went wrong then.
 Saver::~Saver() {
-  constexpr int kMostSeconds = 600;
-  for (int i = 0; running_ && i < 100 * kMostSeconds; ++i) usleep(10'000);
-  ended_ = true;
+  const int most_seconds = std::uncaught_exceptions() > 0 ? 20 : 600;
+  for (int i = 0; running_ && i < 100 * most_seconds; ++i) usleep(10'000);
+  others_ = Others::have_failed;
   join();
+  if (problem_.empty()) return;
+  detail::say("dtensor: '{}' was not saved: {}; hint: Saving::wait() or CheckpointManager::finish() at the end of a program throws this\n",
+              last_folder_, problem_);
 }
 
 void Saver::join() {
@@ -109,12 +103,11 @@ void Saver::wait(int64_t number) {
   const Everyone everyone("save");
   if (!everyone.is_first()) join();
   std::string problem = problem_of([&] { everyone.agree(everyone.is_first() ? "" : problem_); });
-  if (!problem.empty()) ended_ = true;
+  others_ = problem.empty() ? Others::have_written : Others::have_failed;
   join();
   const auto of_first = everyone.from_first(problem_);
   if (problem.empty()) problem = of_first;
   problem_.clear();
-  ended_ = false;
   if (problem.empty()) return;
   remove_attempt(last_folder_, last_attempt_, everyone.rank());
   throw_error("save", problem);
@@ -163,15 +156,9 @@ void Saver::copy(const std::map<std::string, at::Tensor>& tensors, Job& job) {
   if (device) at::empty({1}, at::TensorOptions(at::kByte).device(*device)).cpu();  // all copies before it are done
 }
 
-Saving Saver::save(const State& state, const std::string& folder, int64_t step, const SaveOptions& options) {
+Job Saver::prepare(const State& state, const std::string& folder, int64_t step, const SaveOptions& options, const Everyone& everyone) {
   NoSpmd plain;
   at::NoGradGuard no_grad;
-  const Everyone everyone("save");
-  if (number_ > 0) {
-    if (!options.wait)
-      everyone.agree(running_ ? fmt::format("step {} is still being written; hint: save less often, or wait", last_folder_) : "");
-    wait(number_);
-  }
   Job job;
   std::string text;
   auto problem = problem_of([&] {
@@ -203,13 +190,24 @@ Saving Saver::save(const State& state, const std::string& folder, int64_t step, 
   job.folder = step_folder(folder, step);
   job.step = step;
   job.attempt = fmt::format("{:08x}", static_cast<uint32_t>(told[0][3]));
-  job.writer = writer_of(everyone.size(), options);
+  job.writer = written_by(everyone.size());
+  if (!options.run.empty()) job.writer["run"] = options.run;
   job.rank = everyone.rank();
   job.ranks = everyone.size();
   job.files = plan_.files;
   job.data = plan_.data;
   job.all = plan_.all;
-  run(std::move(job), options.async);
+  return job;
+}
+
+Saving Saver::save(const State& state, const std::string& folder, int64_t step, const SaveOptions& options) {
+  const Everyone everyone("save");
+  if (number_ > 0) {
+    if (!options.wait)
+      everyone.agree(running_ ? fmt::format("step {} is still being written; hint: save less often, or wait", last_folder_) : "");
+    wait(number_);
+  }
+  run(prepare(state, folder, step, options, everyone), options.async);
   Saving saving(*this, number_);
   if (!options.async) saving.wait();
   return saving;
@@ -219,12 +217,18 @@ void Saver::run(Job job, bool in_background) {
   ++number_;
   last_folder_ = job.folder;
   last_attempt_ = job.attempt;
+  others_ = Others::may_be_writing;
   running_ = true;
-  thread_ = std::thread([this, job = std::move(job), in_background] {
-    if (in_background) setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 10);  // the training goes first
-    problem_ = problem_of([&] { write(job, ended_); });
-    running_ = false;
+  const auto started = problem_of([&] {
+    thread_ = std::thread([this, job = std::move(job), in_background] {
+      if (in_background) setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 10);  // the training goes first
+      problem_ = problem_of([&] { write(job, others_); });
+      running_ = false;
+    });
   });
+  if (started.empty()) return;
+  problem_ = "its thread cannot be started: " + started;
+  running_ = false;
 }
 
 }  // namespace dtensor::checkpoints

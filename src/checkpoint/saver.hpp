@@ -28,9 +28,11 @@ struct Job {
   std::map<std::string, SavedTensor> replicas;  // plain tensors that another rank writes: their checksums here
 };
 
-// Writes this rank's files and, on the first rank, waits for the others and writes the index. Throws std::runtime_error. `ended` becomes
-// true when nobody will wait for it any more.
-void write(const Job& job, const std::atomic<bool>& ended);
+// What is known of the other ranks' parts, while the first one waits for their reports.
+enum class Others { may_be_writing, have_written, have_failed };
+
+// Writes this rank's files and, on the first rank, waits for the others and writes the index. Throws std::runtime_error.
+void write(const Job& job, const std::atomic<Others>& others);
 
 // Removes the files that an attempt left.
 void remove_attempt(const std::string& folder, const std::string& attempt, int rank);
@@ -43,6 +45,9 @@ class Saver {
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
+  // The copy of the state, and who writes what of it. Every rank calls it; throws on all. The job's data are the saver's, until the
+  // next one.
+  Job prepare(const State& state, const std::string& folder, int64_t step, const SaveOptions& options, const Everyone& everyone);
   Saving save(const State& state, const std::string& folder, int64_t step, const SaveOptions& options);
   void wait(int64_t number);
   bool done(int64_t number) const { return number < number_ || !running_; }
@@ -59,14 +64,14 @@ class Saver {
   };
 
   void join();
-  std::string take_problem();
   void make_plan(const Everyone& everyone, const std::string& text, const SaveOptions& options);
   void copy(const std::map<std::string, at::Tensor>& tensors, Job& job);
   void run(Job job, bool in_background);
 
   Plan plan_;
   std::thread thread_;
-  std::atomic<bool> running_ = false, ended_ = false;
+  std::atomic<bool> running_ = false;
+  std::atomic<Others> others_ = Others::may_be_writing;
   std::string problem_;  // of the last save, until it has been thrown
   std::string last_folder_, last_attempt_;
   int64_t number_ = 0, waited_for_ = 0;  // of saves: begun, and waited for on all ranks

@@ -82,15 +82,15 @@ class TensorPart final : public Part {
   explicit TensorPart(at::Tensor& tensor) : tensor_(tensor) {}
   void save(const std::string& name, const TensorNames&, Contents& contents) override { contents.tensors[name] = tensor_; }
   void prepare(const std::string& name, const TensorNames&, const Index& saved, Contents& contents) override {
-    if (!tensor_.defined()) {
-      if (const auto* found = saved.find(name)) tensor_ = at::empty(found->sizes, found->dtype);
-    }
-    contents.tensors[name] = tensor_;
+    loaded_ = tensor_;
+    if (const auto* found = saved.find(name); found && !tensor_.defined()) loaded_ = at::empty(found->sizes, found->dtype);
+    contents.tensors[name] = loaded_;
   }
-  void finish(const Index&) override {}
+  void finish(const Index&) override { tensor_ = std::move(loaded_); }
 
  private:
   at::Tensor& tensor_;
+  at::Tensor loaded_;
 };
 
 template <class Held, class Number>
@@ -104,6 +104,12 @@ class ValuePart final : public Part {
     const auto found = saved.values.find(name);
     require(found == saved.values.end() || std::holds_alternative<Held>(found->second), "load", "'{}' was saved as {}, of another kind",
             name, found == saved.values.end() ? "" : text_of(found->second));
+    if constexpr (std::is_integral_v<Number>) {
+      if (found == saved.values.end()) return;
+      const auto value = std::get<Held>(found->second);
+      require(static_cast<Held>(static_cast<Number>(value)) == value, "load",
+              "'{}' was saved as {}, which its variable cannot hold; hint: make it an int64_t", name, text_of(found->second));
+    }
   }
   void finish(const Index& saved) override {
     const auto found = saved.values.find(name_);

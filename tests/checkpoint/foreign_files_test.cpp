@@ -1,11 +1,16 @@
 // Files of other libraries: what is written is read back bit for bit. foreign.sh has the other libraries themselves.
 #include "src/checkpoint/foreign/pickle_writer.hpp"
 #include "src/checkpoint/foreign/zip.hpp"
+#include "src/checkpoint/safetensors.hpp"
 #include "tests/support/torch_files_support.hpp"
 
 #include <dtensor/checkpoint/checkpoint.hpp>
 #include <dtensor/checkpoint/foreign.hpp>
 #include <dtensor/checkpoint/read.hpp>
+
+#include "examples/zoo/huggingface.hpp"
+
+#include <unistd.h>
 
 namespace dt = dtensor;
 namespace ck = dtensor::checkpoints;
@@ -234,4 +239,75 @@ TEST_CASE("foreign files: a folder of ByteCheckpoint is read", "[checkpoint][for
   CHECK(index.writer.at("format") == "bytecheckpoint");
   CHECK(ck::read_tensor(index, "model.weight").equal(whole));
   CHECK(ck::read_tensor(ck::read_any(folder / "model"), "weight").equal(whole));
+}
+
+TEST_CASE("foreign files: what a killed process of the same number left is no part of what is written", "[checkpoint][foreign_files]") {
+  const Folder folder;
+  int64_t left = 0;
+  const auto leave = [&](const std::string& name, int most, const auto& make) {
+    const auto begin = name + ".part-" + std::to_string(getpid()) + "-";
+    for (int number = 0; number < most; ++number, ++left) make(folder / (begin + std::to_string(number)));
+  };
+  leave("all.pt", 500, [](const std::string& path) { std::ofstream(path) << "left"; });
+  leave("hf", 1500, [](const std::string& path) {
+    std::filesystem::create_directory(path);
+    std::ofstream(path + "/left.safetensors") << "left";
+  });
+  ck::write_torch_file(folder / "all.pt", foreign_source());
+  check_foreign(ck::read_any(folder / "all.pt"), true);
+  ck::write_huggingface(folder / "hf", foreign_source());
+  check_foreign(ck::read_any(folder / "hf"), false);
+  CHECK(!std::filesystem::exists(folder / "hf/left.safetensors"));
+  CHECK(folder.files() == left + 2);
+}
+
+TEST_CASE("foreign files: a further name is that of a tensor", "[checkpoint][foreign_files]") {
+  const Folder folder;
+  const auto header = ck::safetensors::header_text({{"t", "F32", {1}, 0, 4}}, {{"a", "t"}, {"b", "a"}, {"c", "c"}});
+  std::ofstream(folder / "file.safetensors", std::ios::binary) << header << std::string(4, '\0');
+  const auto index = ck::read_any(folder / "file.safetensors");
+  CHECK((index.same_as == std::map<std::string, std::string>{{"a", "t"}}));
+  auto tensor = at::ones({1});
+  dt::load({{"a", tensor}}, index, {.only = {"a"}, .partial = true});
+  CHECK(tensor.item<float>() == 0);
+  CHECK_NOTHROW(ck::write_dcp(folder / "dcp", ck::source_of(index)));
+}
+
+TEST_CASE("foreign files: numbers of a config that are no sizes are refused by name", "[checkpoint][foreign_files]") {
+  const auto refused = [](const std::string& fields, const std::string& text) {
+    const auto config = "{\"model_type\": " + fields + "}";
+    for (const auto& said :
+         {foreign_error([&] { zoo::model_from_config(config); }), foreign_error([&] { zoo::from_huggingface(config, {}); }),
+          foreign_error([&] { zoo::to_huggingface(config, {}); })}) {
+      INFO(config << ": " << said);
+      CHECK(said.find(text) != std::string::npos);
+    }
+  };
+  refused(R"("llama", "num_attention_heads": 0)", "num_attention_heads 0; expected 1 to");
+  refused(R"("llama", "num_key_value_heads": 0)", "num_key_value_heads 0; expected 1 to");
+  refused(R"("llama", "num_hidden_layers": 1000000000000)", "num_hidden_layers 1000000000000; expected 1 to 4096");
+  refused(R"("llama", "hidden_size": 18446744073709551615)", "hidden_size -1; expected 1 to");
+  refused(R"("gpt2", "n_head": -1)", "n_head -1; expected 1 to");
+  refused(R"("gpt2", "n_embd": 1e300)", "n_embd 1e+300; expected one like 768");
+  refused(R"("vit", "patch_size": 0)", "patch_size 0; expected 1 to");
+  refused(R"("vit", "num_channels": "three")", "num_channels \"three\"; expected one like 3");
+  refused("7", "model_type 7; expected one like");
+  refused("\"bert\"", "is of a 'bert'");
+}
+
+TEST_CASE("foreign files: tensors that cannot be converted are refused by name", "[checkpoint][foreign_files]") {
+  const auto refused = [](const std::string& type, bool is_ours, const std::string& name, std::vector<int64_t> sizes) {
+    const auto source = ck::source_of({{name, at::ones(sizes)}});
+    const auto config = "{\"model_type\": \"" + type + "\"}";
+    const auto said = foreign_error([&] { is_ours ? zoo::to_huggingface(config, source) : zoo::from_huggingface(config, source); });
+    INFO(said);
+    CHECK(said.find("'" + name + "' is [") != std::string::npos);
+  };
+  refused("vit", false, "vit.encoder.layer.0.attention.attention.query.weight", {});
+  refused("vit", true, "blocks.0.attn.qkv.weight", {});
+  refused("vit", true, "blocks.0.attn.qkv.bias", {4});
+  refused("gpt2", false, "transformer.h.0.attn.c_attn.weight", {3});
+  refused("gpt2", true, "h.0.attn.c_attn.weight", {});
+  refused("llama", false, "model.layers.0.self_attn.q_proj.weight", {});
+  refused("llama", true, "layers.0.attention.wk.weight", {63, 2});
 }

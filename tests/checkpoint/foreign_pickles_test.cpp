@@ -6,7 +6,10 @@
 #include <dtensor/checkpoint/foreign.hpp>
 #include <dtensor/checkpoint/read.hpp>
 
+#include <cstring>
 #include <random>
+
+#include <sys/resource.h>
 
 namespace dt = dtensor;
 namespace ck = dtensor::checkpoints;
@@ -15,13 +18,13 @@ using namespace std::string_literals;
 
 namespace {
 
-void write_archive(const std::string& path, const std::string& pickle, int64_t storage_bytes = 24) {
+void write_archive(const std::string& path, const std::string& pickle, int64_t storage_bytes = 24, const std::string& key = "0") {
   std::filesystem::remove(path);
   ck::disk::NewFile file(path);
   ck::foreign::ZipWriter zip(file);
   const std::string storage(static_cast<size_t>(storage_bytes), '\1');
   zip.add("archive/data.pkl", pickle.data(), static_cast<int64_t>(pickle.size()));
-  zip.add("archive/data/0", storage.data(), storage_bytes);
+  zip.add("archive/data/" + key, storage.data(), storage_bytes);
   zip.finish();
   file.finish(false);
 }
@@ -62,6 +65,56 @@ std::string tensor_in_pickle(const std::string& key, int elements, int offset, c
   };
   return "ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\n"s + text_in_pickle(key) + text_in_pickle("cpu") +
          "K" + static_cast<char>(elements) + "tQK" + static_cast<char>(offset) + numbers(sizes) + numbers(strides) + "\x89}tR";
+}
+
+template <class Number>
+std::string raw_in_pickle(char op, Number number) {
+  return op + std::string(reinterpret_cast<const char*>(&number), sizeof number);
+}
+
+std::string numbers_in_pickle(const std::vector<int32_t>& list) {
+  std::string all = "(";
+  for (const auto number : list) all += raw_in_pickle('J', number);
+  return all + "t";
+}
+
+std::string long_text_in_pickle(const std::string& text) { return raw_in_pickle('X', static_cast<uint32_t>(text.size())) + text; }
+
+// A dict of tensors of one storage of floats: entries are a name in the pickle, and the tensor's offset.
+std::string pickle_of_tensors(const std::string& key, const std::vector<int32_t>& sizes, const std::vector<int32_t>& strides,
+                              const std::vector<std::pair<std::string, uint16_t>>& tensors) {
+  auto pickle = "\x80\x04" "ctorch._utils\n_rebuild_tensor_v2\nq\x01" "0"  // what repeats is remembered
+                "(X\x07\0\0\0storagectorch\nFloatStorage\n"s +
+                long_text_in_pickle(key) + text_in_pickle("cpu") + "K\x01tQq\x02" "0" + numbers_in_pickle(sizes) + "q\x03" "0" +
+                numbers_in_pickle(strides) + "q\x04" "0}(";
+  for (const auto& [name, offset] : tensors) pickle += name + "h\x01(h\x02" + raw_in_pickle('M', offset) + "h\x03h\x04\x89}tR";
+  return pickle + "u.";
+}
+
+std::vector<std::pair<std::string, uint16_t>> numbered_tensors(int count, bool are_distinct = true) {
+  std::vector<std::pair<std::string, uint16_t>> all;
+  for (int i = 0; i < count; ++i) all.emplace_back(text_in_pickle("t" + std::to_string(i)), static_cast<uint16_t>(are_distinct ? i : 0));
+  return all;
+}
+
+std::string object_in_pickle(const std::string& module, const std::string& name, const std::string& fields) {
+  return "c" + module + "\n" + name + "\n)\x81}(" + fields + "ub";
+}
+
+std::string said_of_file(const std::string& path) {
+  try {
+    ck::read_any(path);
+  } catch (const dt::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
+// The most memory that the process has had, in MiB.
+int64_t most_memory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss >> 10;
 }
 
 }  // namespace
@@ -173,6 +226,53 @@ TEST_CASE("foreign pickles: a tensor lies in its own storage", "[checkpoint][for
   const Folder folder;
   write_archive(folder / "turned.pt", "\x80\x04}" + text_in_pickle("w") + tensor_in_pickle("0", 6, 0, "\3\2", "\1\3") + "s.");
   CHECK(ck::read_any(folder / "turned.pt").tensors.at("w").pieces.size() == 6);
+}
+
+TEST_CASE("foreign pickles: what a file repeats takes memory by its size", "[checkpoint][foreign_files]") {
+  const Folder folder;
+  const auto path = folder / "file.pt", key = std::string(60000, 'k');
+  const auto memory = most_memory();
+  write_archive(path, pickle_of_tensors(key, {1}, {1}, numbered_tensors(4000)), 16000, key);
+  CHECK(ck::read_any(path).tensors.size() == 4000);
+  CHECK(most_memory() - memory < 100);
+  std::vector<int32_t> no_elements(64, 1);
+  no_elements[0] = 0;
+  write_archive(path, pickle_of_tensors("0", no_elements, std::vector<int32_t>(64, 1), numbered_tensors(40000)));
+  CHECK(said_of_file(path).find("far more memory") != std::string::npos);
+  auto same = numbered_tensors(30000, /*are_distinct=*/false);
+  same.front().first = long_text_in_pickle(std::string(4000, 'n'));
+  write_archive(path, pickle_of_tensors("0", {1}, {1}, same));
+  CHECK(said_of_file(path).find("far more memory") != std::string::npos);
+  const std::string dcp = "torch.distributed.checkpoint.metadata";
+  std::string places;
+  for (uint16_t i = 0; i < 3000; ++i) {
+    const auto offset = "(" + raw_in_pickle('M', i) + "t";
+    places += object_in_pickle(dcp, "MetadataIndex", text_in_pickle("fqn") + "h\x01" + text_in_pickle("offset") + offset) + "h\x02";
+  }
+  const auto info = object_in_pickle("torch.distributed.checkpoint.filesystem", "_StorageInfo",
+                                     text_in_pickle("relative_path") + text_in_pickle("file") + text_in_pickle("offset") + "K\0"s +
+                                         text_in_pickle("length") + "K\0"s);
+  const auto fields = text_in_pickle("storage_data") + "}(" + places + "u" + text_in_pickle("state_dict_metadata") + "}";
+  const auto metadata = "\x80\x04" + long_text_in_pickle(std::string(100'000, 'n')) + "q\x01" "0" + info + "q\x02" "0" +
+                        object_in_pickle(dcp, "Metadata", fields) + ".";
+  CHECK(said_of(metadata)[1].find("far more memory") != std::string::npos);
+}
+
+TEST_CASE("foreign pickles: a tensor repeats elements within bounds", "[checkpoint][foreign_files]") {
+  const Folder folder;
+  const auto path = folder / "file.pt";
+  const auto write = [&](const std::vector<int32_t>& sizes, const std::vector<int32_t>& strides, int64_t storage_bytes) {
+    write_archive(path, pickle_of_tensors("0", sizes, strides, {{text_in_pickle("w"), uint16_t{0}}}), storage_bytes);
+  };
+  write({65536, 1 << 20}, {0, 1}, 4 << 20);
+  CHECK(said_of_file(path).find("'w': it is [65536, 1048576] with strides [0, 1], which repeats the 4194304 bytes") != std::string::npos);
+  write({65536, 1 << 20}, {1, 1}, 5 << 20);
+  CHECK(said_of_file(path).find("which repeats the 5242880 bytes") != std::string::npos);
+  write({10, 6}, {0, 1}, 24);
+  const auto expanded = ck::read_tensor(ck::read_any(path), "w");
+  CHECK(expanded.sizes() == at::IntArrayRef({10, 6}));
+  CHECK(expanded[9].equal(expanded[0]));
+  CHECK(expanded.count_nonzero().item<int64_t>() == 60);
 }
 
 TEST_CASE("foreign pickles: files that were changed at random are read or refused", "[checkpoint][foreign_files]") {

@@ -6,6 +6,7 @@
 #include "src/checkpoint/safetensors.hpp"
 
 #include <dtensor/checkpoint/checkpoint.hpp>
+#include <dtensor/checkpoint/read.hpp>
 
 #include <cstdlib>
 #include <random>
@@ -46,6 +47,14 @@ struct OneStep {
   int64_t epoch = 3;
   std::string step = dt::step_folder(folder.path, 1), index = step + "/index.json";
 };
+
+// An index of some bytes of one file.
+dt::checkpoints::Index index_of_bytes(const std::map<std::string, int64_t>& tensors) {
+  dt::checkpoints::Index index;
+  index.files = {{"data.safetensors", 1000, 200, 0}};
+  for (const auto& [name, size] : tensors) index.tensors[name] = {at::kByte, {size}, {{{{0, size}}, 0, 200}}};
+  return index;
+}
 
 }  // namespace
 
@@ -99,7 +108,7 @@ TEST_CASE("checkpoint: files that are cut empty or gone are named", "[checkpoint
   overwrite(path, "");
   CHECK_THAT(load(), says("has 0 bytes"));
   std::filesystem::remove(path);
-  CHECK_THAT(load(), says("cannot be opened: No such file"));
+  CHECK_THAT(load(), says("' is damaged: there is no such file"));
   overwrite(path, data);
   overwrite(saved.index, "");
   CHECK_THAT(load(), says("no index of a checkpoint"));
@@ -221,4 +230,67 @@ TEST_CASE("checkpoint: safetensors files are read as strictly as their own reade
   CHECK_THAT(file("{}", 0, UINT64_MAX), says("expected at most 100000000"));
   overwrite(path, "");
   CHECK_THAT(thrown_by([&] { safetensors::read_header(path); }), says("fewer than 8 bytes"));
+}
+
+TEST_CASE("checkpoint: an index that claims more than there can be is refused", "[checkpoint][errors]") {
+  using dt::checkpoints::Index;
+  const auto said = [](const auto& change) {
+    auto index = index_of_bytes({{"a", 500}, {"b", 300}});
+    change(index);
+    return thrown_by([&] { dt::checkpoints::index_from(to_text(index), "claims"); });
+  };
+  CHECK(said([](Index&) {}).empty());
+  CHECK(said([](Index& index) { index.chunk_bytes = 4096; }).empty());
+  for (const int64_t chunk : {int64_t{16}, int64_t{4080}, int64_t{1} << 31, int64_t{1} << 62, int64_t{4104}})
+    CHECK_THAT(said([&](Index& index) { index.chunk_bytes = chunk; }), says("chunk_bytes is " + std::to_string(chunk)));
+  CHECK_THAT(said([](Index& index) { index.files[0].bytes = -1; }), says("'data.safetensors' is said to have -1 bytes"));
+  for (const int64_t bytes : {int64_t{-1}, int64_t{1001}, int64_t{1} << 62})
+    CHECK_THAT(said([&](Index& index) { index.files[0].header_bytes = bytes; }), says(std::to_string(bytes) + " of them of its header"));
+  CHECK_THAT(said([](Index& index) { index.files[0] = {"data.safetensors", int64_t{1} << 40, int64_t{1} << 39, 0}; }),
+             says("expected at most 100000008"));
+  CHECK_THAT(said([](Index& index) { index.tensors["b"] = index.tensors["a"]; }), says("has fewer bytes than its pieces"));
+  CHECK_THAT(said([](Index& index) { index.files.assign(3, {"large", INT64_MAX / 2, 0, 0}); }), says("its files are too large together"));
+  CHECK_THAT(said([](Index& index) {
+               index.files.assign(2, {"large", INT64_MAX, 0, 0});
+               index.tensors["a"] = {at::kByte, {INT64_MAX}, {{{{0, INT64_MAX}}, 0, 0}, {{{0, INT64_MAX}}, 1, 0}}};
+             }),
+             says("'a' has pieces that are too large together"));
+}
+
+TEST_CASE("checkpoint: files are as long as the index says before memory is taken", "[checkpoint][errors]") {
+  const Folder folder;
+  overwrite(folder / "data.safetensors", std::string(1000, 'x'));
+  auto index = index_of_bytes({{"a", 500}, {"b", 300}});
+  index.folder = folder.path;
+  index.files[0].header_sum = dt::checkpoints::crc32c(std::string(200, 'x').data(), 200);
+  CHECK(dt::checkpoints::faults_of(index).empty());
+  CHECK(dt::checkpoints::read_tensor(index, "a").eq(int64_t{'x'}).all().item<bool>());
+  index = index_of_bytes({{"a", int64_t{1} << 48}, {"b", 300}});  // more than a process can address
+  index.folder = folder.path;
+  index.files[0].bytes = int64_t{1} << 49;
+  CHECK_THAT(thrown_by([&] { dt::checkpoints::read_tensor(index, "a"); }), says("it has 1000 bytes; expected 562949953421312"));
+  CHECK(dt::checkpoints::faults_of(index).size() == 1);
+  index.files[0].bytes = -1;  // not known
+  CHECK_THAT(thrown_by([&] { dt::checkpoints::read_tensor(index, "a"); }), says("has 1000 bytes; expected 281474976710656 from byte 200"));
+  CHECK(dt::checkpoints::faults_of(index).size() == 2);  // its header is another, too
+}
+
+TEST_CASE("checkpoint: texts that are not UTF-8 come back as they were", "[checkpoint]") {
+  const Folder folder;
+  std::string text, own, empty = "none";
+  for (int byte = 0; byte < 256; ++byte) text += static_cast<char>(byte);
+  own = text;
+  dt::save({{"text", text}, {"empty", empty}}, folder.path, 1, {.run = "\xfe run"});
+  text.clear();
+  dt::load({{"text", text}, {"empty", empty}}, folder.path);
+  CHECK(text == own);
+  auto index = index_of_bytes({});
+  index.values = {{"list", std::vector<std::string>{"\xff", "plain", "", own}}, {"cut", std::string("\xc3")},
+                  {"plain", std::string("\xc3\xa4")}, {"empty", std::string()}};
+  index.writer = {{"run", "\x80"}};
+  const auto read = dt::checkpoints::index_from(to_text(index), "texts");
+  CHECK((read.values == index.values));
+  CHECK((read.writer == index.writer));
+  index.values["\xff name"] = int64_t{1};
+  CHECK_THROWS_WITH(to_text(index), says("the name \"\\ufffd name\" is not UTF-8"));
 }

@@ -275,3 +275,18 @@ TEST_CASE("files: a link stays one and a file keeps its permissions", "[files]")
   CHECK(through == bytes_of(plain));
   CHECK(folder.files() == 6);
 }
+
+TEST_CASE("files: a program in a file is refused", "[files][errors]") {
+  const Folder folder;
+  const auto path = folder / "model.pt";
+  torch::jit::Module program("Program");
+  program.register_parameter("weight", torch::ones({2, 2}), false);
+  program.register_attribute("count", c10::IntType::get(), int64_t{0});
+  program.save(path);
+  torch::nn::Linear model(torch::nn::LinearOptions(2, 2).bias(false));
+  dt::load(model, path);
+  CHECK(model->weight.equal(torch::ones({2, 2})));
+  program.define("def __getstate__(self) -> int:\n  return 1\ndef __setstate__(self, state: int):\n  self.count = state\n");
+  program.save(path);
+  CHECK_THROWS_WITH(dt::load(model, path), says("has a program that would run when it is read"));
+}

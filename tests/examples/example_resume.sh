@@ -50,6 +50,17 @@ pkill -TERM -f "dtensor-run.*$TMPDIR/told" || { echo "it does not run"; cat "$TM
 wait $! || true
 [ "$(ls "$TMPDIR/told" | wc -l)" = 1 ] || { echo "nothing was saved"; cat "$TMPDIR/out"; exit 1; }
 
+# A job whose ranks are killed goes on from the copies in memory.
+job=("$DTENSOR_BUILD/tools/dtensor-run" -n 2 "$DTENSOR_BUILD/examples/train_gpt" --dim 32 --seq 32 --batch 8 --steps 300 --mesh dp=2 --save "$TMPDIR/killed"
+  --copy-every 2 --resume)
+("${job[@]}" --log "$TMPDIR/killed.jsonl" >"$TMPDIR/out" 2>&1) &
+for _ in {1..1200}; do [ "$(wc -l <"$TMPDIR/killed.jsonl" 2>/dev/null || echo 0)" -gt 5 ] && break; sleep 0.1; done
+pkill -KILL -f "^[^ ]*train_gpt.*$TMPDIR/killed" || { echo "it does not run"; cat "$TMPDIR/out"; exit 1; }
+wait $! || true
+timeout 300 "${job[@]}" --log "$TMPDIR/again.jsonl" >"$TMPDIR/out" 2>&1 || { cat "$TMPDIR/out"; exit 1; }
+first=$(sed -E '1s/.*"step":([0-9]+).*/\1/;q' "$TMPDIR/again.jsonl")
+[ "$first" -ge 4 ] || { echo "it began with step $first"; exit 1; }
+
 # What a run cannot go on from.
 fails() {
   local text=$1

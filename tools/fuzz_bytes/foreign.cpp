@@ -1,6 +1,8 @@
 // Checkpoint files of other libraries.
 #include "tools/fuzz_bytes/target.hpp"
 
+#include "src/checkpoint/foreign/zip.hpp"
+
 #include <dtensor/checkpoint/foreign.hpp>
 #include <dtensor/checkpoint/read.hpp>
 
@@ -36,13 +38,36 @@ std::string torch_file() {
   return path("all.pt");
 }
 
-// Reads all that a checkpoint says it has, with other bytes in one file of it.
-void read_all(const std::string& checkpoint, const std::string& file, const std::string& bytes) {
-  write_bytes(file, bytes);
+// Reads all that a checkpoint says it has.
+void read_all(const std::string& checkpoint) {
   const auto index = checkpoints::read_any(checkpoint);
   for (const auto& [name, tensor] : index.tensors) {
     if (tensor.bytes() < (1 << 24)) checkpoints::read_tensor(index, name);
   }
+}
+
+// With other bytes in one file of it.
+void read_all(const std::string& checkpoint, const std::string& file, const std::string& bytes) {
+  write_bytes(file, bytes);
+  read_all(checkpoint);
+}
+
+std::string pickle_of_file() {
+  const checkpoints::disk::File file(torch_file());
+  return checkpoints::foreign::ZipReader(file, 0, file.size()).read("archive/data.pkl", 1 << 20);
+}
+
+// In an archive whose checksum is right, or nothing of it would be read.
+void read_pickle(const std::string& bytes) {
+  std::filesystem::remove(path("pickle.pt"));
+  checkpoints::disk::NewFile file(path("pickle.pt"));
+  checkpoints::foreign::ZipWriter zip(file);
+  zip.add("archive/data.pkl", bytes.data(), static_cast<int64_t>(bytes.size()));
+  const std::string storage(96, '\1');
+  for (const std::string key : {"0", "1", "2"}) zip.add("archive/data/" + key, storage.data(), static_cast<int64_t>(storage.size()));
+  zip.finish();
+  file.finish(false);
+  read_all(path("pickle.pt"));
 }
 
 const std::vector<std::string> kPickleWords{"cos\nsystem\n", "cbuiltins\neval\n", "R", "b", "\x93", "\x81", "Q", "(", "t", "u", "e", "."};
@@ -53,6 +78,7 @@ std::vector<Target> foreign_targets() {
   return {
       {"torch-file", "read_torch_file, and its tensors", [] { return std::vector{read_bytes(torch_file())}; },
        [](const std::string& bytes) { read_all(path("all.pt"), path("all.pt"), bytes); }, kPickleWords},
+      {"torch-pickle", "the pickle in such a file, and tensors", [] { return std::vector{pickle_of_file()}; }, read_pickle, kPickleWords},
       {"dcp-metadata", "read_dcp, and its tensors", [] { return std::vector{read_bytes(folder_of("dcp", true) + "/.metadata")}; },
        [](const std::string& bytes) { read_all(path("dcp"), folder_of("dcp", false) + "/.metadata", bytes); }, kPickleWords},
       {"safetensors", "read_huggingface of a file, and its tensors",

@@ -23,6 +23,8 @@ const std::vector<Target>& targets();
 
 std::vector<Target> file_targets();
 std::vector<Target> foreign_targets();
+std::vector<Target> step_targets();
+std::vector<Target> zoo_targets();
 std::vector<Target> flight_targets();
 std::vector<Target> message_targets();
 std::vector<Target> exchange_targets();

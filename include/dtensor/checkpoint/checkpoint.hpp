@@ -81,7 +81,8 @@ struct LoadOptions {
 // tensor; then some tensors have the new values and others the old ones, so load another step.
 int64_t load(const State& state, const std::string& folder, std::optional<int64_t> step = {}, const LoadOptions& options = {});
 
-// Loads what an index names: a step, or the files of another library.
+// Loads what an index names: a step, or the files of another library. Every rank of the world has read the same index, and sees its files.
+// Throws as above, and where the ranks' indexes differ.
 void load(const State& state, const checkpoints::Index& index, const LoadOptions& options = {});
 
 // The complete steps in a folder, ascending; by the names of folders and whether they have an index. The folder may be missing.

@@ -80,6 +80,17 @@ void write_torch_file(const std::string& path, const Source& source);
 // appears when it is complete.
 void write_dcp(const std::string& folder, const Source& source);
 
+struct StepOptions {
+  int64_t step = 0;                             // of a folder whose name does not say it, as "step-100" does
+  int64_t file_bytes = int64_t{4} << 30;        // of the tensors of a file; a larger tensor has a file to itself
+  std::map<std::string, std::string> writer{};  // further entries of Index::writer, such as {"run", "a"}
+};
+
+// Writes the folder of a step, with checksums, as dt::save would have written it on one rank: dt::load(state, "run", 100) reads
+// "run/step-100", and dt::load(state, read_index(folder)) any folder. The folder must be new or empty; it appears, synced, when it is
+// complete. Throws where the source gives a tensor of another dtype or other sizes than it said, and for dtypes that dt::save refuses.
+void write_step(const std::string& folder, const Source& source, const StepOptions& options = {});
+
 }  // namespace dtensor::checkpoints
 
 #pragma GCC visibility pop

@@ -9,9 +9,11 @@
 #pragma once
 
 #include <dtensor/checkpoint/checkpoint.hpp>
+#include <dtensor/checkpoint/memory_copies.hpp>
 
 #include <chrono>
 #include <csignal>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,6 +29,8 @@ struct ManagerOptions {
   int64_t keep_every = 0;                  // steps that are multiples of this stay too; 0: none
   std::vector<int> stop_signals{SIGTERM};  // that make step() save and return false; Slurm sends SIGTERM before the time is up
   SaveOptions save{.async = true};         // .run: a folder that has another run's steps is refused
+  int64_t copy_every = 0;                  // steps from one copy in memory to the next (MemoryCopies); 0: none
+  std::string copy_folder{};               // where; empty: a folder in /dev/shm, named after this one's path and the user
 };
 
 // Every rank makes one and calls its functions alike. While one lives, its process catches the stop signals; one manager at a time does.
@@ -38,8 +42,8 @@ class CheckpointManager {
   CheckpointManager(const CheckpointManager&) = delete;
   CheckpointManager& operator=(const CheckpointManager&) = delete;
 
-  // Loads the newest complete step and returns it; nothing where there is none. A step whose data turn out to be damaged is passed over,
-  // with a line on stderr that says so, and the one before it is loaded.
+  // Loads the newest complete step, or the copy in memory where that is newer, and returns it; nothing where there is none. A step whose
+  // data turn out to be damaged is passed over, with a line on stderr that says so, and the one before it is loaded.
   std::optional<int64_t> resume(const LoadOptions& options = {});
 
   // Call after each training step, with the number of steps that are done. Saves where that is due. Returns false once a stop signal came
@@ -51,16 +55,20 @@ class CheckpointManager {
   void save(int64_t step);
 
   // Saves, and keeps the step for as long as no other is given a better value: a lower one, or with `higher` a higher one. For losses and
-  // scores of an evaluation, which are equal on all ranks. Returns whether it saved.
+  // scores of an evaluation, which are equal on all ranks. NaN and infinity are no best. Returns whether it saved.
   bool save_if_best(int64_t step, double value, bool higher = false);
   std::optional<int64_t> best_step() const { return best_ ? std::optional(best_->first) : std::nullopt; }
 
-  // Waits for what is being written, and removes what need not be kept. Throws what went wrong in the background.
+  // Waits for what is being written, and removes what need not be kept: older steps, and copies in memory that are not newer than the last
+  // step. Throws what went wrong in the background.
   void finish();
 
  private:
   bool asked_to_stop(bool& time_is_up);
+  std::optional<int64_t> resume_copy(const LoadOptions& options, int64_t newer_than);
+  void complete();
   void prune();
+  void check_run() const;
   void read_best();
 
   State state_;
@@ -70,6 +78,8 @@ class CheckpointManager {
   std::shared_ptr<Signals> signals_;
   struct Agreement;
   std::shared_ptr<Agreement> agreement_;
+  std::unique_ptr<MemoryCopies> copies_;
+  std::optional<int64_t> last_copied_;
   std::optional<Saving> saving_;
   std::optional<std::pair<int64_t, double>> best_;
   std::optional<int64_t> last_saved_;

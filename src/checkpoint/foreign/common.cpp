@@ -7,12 +7,14 @@
 #include <fmt/ranges.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <set>
 #include <stdexcept>
 #include <system_error>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace dtensor::checkpoints {
@@ -54,12 +56,21 @@ void check_source(const Source& source) {
   for (const auto& [name, value] : source.values) add(name);
 }
 
+std::string hidden_name(const std::string& path) {
+  static std::atomic<int> number{0};
+  return fmt::format("{}.part-{}-{}", path, getpid(), number++);
+}
+
 NewFolder::NewFolder(std::string path) : path_(std::move(path)) {
   while (path_.size() > 1 && path_.back() == '/') path_.pop_back();
   check_is_free();
-  static std::atomic<int> number{0};
-  const auto hidden = fmt::format("{}.part-{}-{}", path_, getpid(), number++);
-  changed_ = disk::make_folder(hidden);
+  const auto above = disk::folder_of(path_);
+  changed_ = disk::make_folder(above);
+  changed_.insert(changed_.begin(), above);
+  auto hidden = hidden_name(path_);
+  for (; mkdir(hidden.c_str(), 0777) != 0; hidden = hidden_name(path_)) {
+    if (errno != EEXIST) throw std::runtime_error(fmt::format("'{}' cannot be made: {}", hidden, std::generic_category().message(errno)));
+  }
   hidden_ = hidden;
 }
 

@@ -30,6 +30,9 @@ at::Tensor whole(const Source& source, const Source::Described& tensor);
 // Throws std::runtime_error where names repeat or are empty, or where a further name is of no tensor.
 void check_source(const Source& source);
 
+// A name beside `path` that was not given before in this process. One that ended may have had this one's number, and have left something.
+std::string hidden_name(const std::string& path);
+
 // A folder that appears under its name when it is complete. Until then it has another name; not completed, it is removed.
 class NewFolder {
  public:

@@ -68,9 +68,10 @@ class Reading {
   std::pair<std::string, Offsets> place_from(const pickle::Value& key) {
     if (key.kind != Kind::object) refuse("its metadata have an index that is none");
     const auto* offset = key.find("offset");
-    budget_.spend(256);
-    return {std::string(field(key, "fqn", Kind::text).text),
-            offset && offset->kind != Kind::none ? foreign::sizes_from(*offset) : Offsets{}};
+    const auto name = field(key, "fqn", Kind::text).text;
+    auto offsets = offset && offset->kind != Kind::none ? foreign::sizes_from(*offset) : Offsets{};
+    budget_.spend(name.size() + offsets.size() * sizeof(int64_t) + 256);
+    return {std::string(name), std::move(offsets)};
   }
 
   void take_slices(const pickle::Value& metadata) {

@@ -59,8 +59,9 @@ struct Folder {
       found.insert(entry.name);
       add(entry, number, header.data_begin);
     }
+    const auto tensors = found;
     for (const auto& [name, other] : header.metadata) {
-      if (!found.contains(other) || index.tensors.contains(name)) continue;
+      if (!tensors.contains(other) || index.tensors.contains(name)) continue;
       index.same_as[name] = other;
       found.insert(name);
     }

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <stdexcept>
+#include <string_view>
 #include <unordered_map>
 
 namespace dtensor::checkpoints {
@@ -20,7 +21,7 @@ constexpr const char* kHint =
 
 struct HashOf {
   size_t operator()(const TorchTensor& tensor) const {
-    auto hash = std::hash<std::string>()(tensor.storage) ^ static_cast<size_t>(tensor.offset);
+    auto hash = std::hash<std::string_view>()(tensor.storage) ^ static_cast<size_t>(tensor.offset);
     for (const auto size : tensor.sizes) hash = hash * 31 + static_cast<size_t>(size);
     return hash;
   }
@@ -54,8 +55,12 @@ Index read(const std::string& path) {
     try {
       const auto tensor = foreign::tensor_from(value);
       const auto [first, is_new] = known.emplace(tensor, name);
-      if (is_new) index.tensors.emplace(name, archive.saved(tensor, 0, budget));
-      else index.same_as.emplace(name, first->second);
+      if (is_new) {
+        index.tensors.emplace(name, archive.saved(tensor, 0, budget));
+      } else {
+        budget.spend(first->second.size());
+        index.same_as.emplace(name, first->second);
+      }
     } catch (const std::exception& problem) {
       throw std::runtime_error(fmt::format("tensor '{}': {}", name, problem.what()));
     }

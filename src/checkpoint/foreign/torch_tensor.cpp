@@ -67,8 +67,8 @@ size_t dims_apart(const TorchTensor& tensor) {
 
 }  // namespace
 
-void Budget::spend(size_t bytes) {
-  if (bytes > left_) refuse("what it describes takes far more memory than it has bytes");
+void Budget::spend(size_t bytes, const std::string& why) {
+  if (bytes > left_) refuse(why);
   left_ -= bytes;
 }
 
@@ -138,8 +138,8 @@ std::vector<Piece> pieces_of(const TorchTensor& tensor, int32_t file, int64_t be
   }
   Box box;
   for (const auto size : tensor.sizes) box.push_back({0, size});
-  if (numel_of(box) == 0) return {Piece{box, file, begin}};
-  const auto apart = dims_apart(tensor);
+  const auto needed = numel_of(box) * item;
+  const auto apart = needed > 0 ? dims_apart(tensor) : 0;
   int64_t runs = 1;
   for (size_t d = 0; d < apart; ++d) runs = runs > kMostRuns ? runs : runs * std::min(tensor.sizes[d], kMostRuns + 1);
   if (runs > kMostRuns) {
@@ -147,7 +147,14 @@ std::vector<Piece> pieces_of(const TorchTensor& tensor, int32_t file, int64_t be
         "it is [{}] with strides [{}], not row-major in the file, and more than {} runs of elements; save it after .contiguous()",
         fmt::join(tensor.sizes, ", "), fmt::join(tensor.strides, ", "), kMostRuns));
   }
-  budget.spend(static_cast<size_t>(runs) * (sizeof(Piece) + tensor.sizes.size() * sizeof(Interval) + 32));
+  budget.spend(static_cast<size_t>(runs) * (sizeof(Piece) + tensor.sizes.size() * sizeof(Interval) + 32) +
+               3 * tensor.sizes.size() * sizeof(int64_t));
+  if (needed == 0) return {Piece{box, file, begin}};
+  if (needed > bytes) {
+    budget.spend(static_cast<size_t>(needed - bytes),
+                 fmt::format("it is [{}] with strides [{}], which repeats the {} bytes of its storage to {}; save it after .contiguous()",
+                             fmt::join(tensor.sizes, ", "), fmt::join(tensor.strides, ", "), bytes, needed));
+  }
   std::vector<int64_t> at(apart, 0);
   std::vector<Piece> pieces;
   for (int64_t run = 0; run < runs; ++run) {
@@ -178,7 +185,7 @@ TorchArchive::TorchArchive(const disk::File& file, int64_t begin, int64_t bytes)
 }
 
 SavedTensor TorchArchive::saved(const TorchTensor& tensor, int32_t file, Budget& budget) const {
-  const auto name = prefix_ + "/data/" + tensor.storage;
+  const auto name = fmt::format("{}/data/{}", prefix_, tensor.storage);
   const auto begin = zip_.offset_of(name);
   return {tensor.dtype, tensor.sizes, pieces_of(tensor, file, begin, zip_.find(name)->bytes, budget)};
 }

@@ -20,7 +20,8 @@ namespace dtensor::checkpoints::foreign {
 class Budget {
  public:
   explicit Budget(int64_t file_bytes) : left_((size_t{64} << 20) + 16 * static_cast<size_t>(std::min(file_bytes, int64_t{1} << 28))) {}
-  void spend(size_t bytes);  // throws std::runtime_error when it is used up
+  // Throws std::runtime_error, which says why, when it is used up.
+  void spend(size_t bytes, const std::string& why = "what it describes takes far more memory than it has bytes");
 
  private:
   size_t left_;
@@ -34,11 +35,11 @@ std::optional<c10::ScalarType> dtype_of_storage(std::string_view name);
 // Empty for dtypes that have no such class.
 std::string_view name_of_storage(c10::ScalarType dtype);
 
-// A tensor as a pickle describes it; its numbers are checked to be sensible, not to lie in the storage.
+// A tensor as a pickle describes it, which lives on; its numbers are checked to be sensible, not to lie in the storage.
 struct TorchTensor {
   c10::ScalarType dtype = c10::kFloat;
-  std::string storage;  // the name of its record, "0"
-  int64_t offset = 0;   // in elements
+  std::string_view storage;  // the name of its record, "0"
+  int64_t offset = 0;        // in elements
   std::vector<int64_t> sizes, strides;
 
   bool operator==(const TorchTensor&) const = default;
@@ -51,7 +52,7 @@ TorchTensor tensor_from(const pickle::Value& value);
 std::vector<int64_t> sizes_from(const pickle::Value& value);
 
 // The tensor in a storage of `bytes` bytes that begins at `begin` of a file: one piece where it is row-major there, else one of each run of
-// elements that is.
+// elements that is. What it takes is spent: memory for the pieces, and what a tensor has beyond its storage, elements of which it repeats.
 std::vector<Piece> pieces_of(const TorchTensor& tensor, int32_t file, int64_t begin, int64_t bytes, Budget& budget);
 
 // An archive of torch.save within a file: its pickle and its storages.

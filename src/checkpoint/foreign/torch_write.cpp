@@ -4,14 +4,12 @@
 #include "src/checkpoint/foreign/pickle_writer.hpp"
 #include "src/checkpoint/foreign/zip.hpp"
 
-#include <atomic>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <stdexcept>
 #include <system_error>
 #include <vector>
-
-#include <unistd.h>
 
 namespace dtensor::checkpoints {
 
@@ -63,11 +61,24 @@ std::string pickle_of(const Source& source) {
   return out.finish();
 }
 
+// Makes a file beside `path`, and gives its name.
+std::string make_hidden(const std::string& path, std::optional<disk::NewFile>& file) {
+  for (;;) {
+    const auto hidden = foreign::hidden_name(path);
+    try {
+      file.emplace(hidden);
+      return hidden;
+    } catch (const std::runtime_error&) {
+      if (!disk::exists(hidden)) throw;
+    }
+  }
+}
+
 void write_file(const std::string& path, const Source& source) {
   foreign::check_source(source);
-  static std::atomic<int> number{0};
-  const auto hidden = fmt::format("{}.part-{}-{}", path, getpid(), number++);
-  disk::NewFile file(hidden);
+  std::optional<disk::NewFile> made;
+  const auto hidden = make_hidden(path, made);
+  auto& file = *made;
   ZipWriter zip(file);
   begin(zip, pickle_of(source));
   for (size_t i = 0; i < source.tensors.size(); ++i) add_storage(zip, source, source.tensors[i], i);
