@@ -18,6 +18,9 @@ namespace dtensor::comm {
 
 using Milliseconds = std::chrono::milliseconds;
 
+// How long a rank waits for the others unless it is told otherwise.
+inline constexpr Milliseconds kDefaultDeadline{300'000};
+
 class Transport {
  public:
   Transport();
@@ -56,7 +59,7 @@ class Transport {
   const std::shared_ptr<FailedOperators> failed_;
   std::optional<Events> events_;
   std::map<std::pair<std::string, std::vector<int>>, int> connected_;  // how many groups of a name and ranks were made
-  Milliseconds deadline_{300'000};
+  Milliseconds deadline_ = kDefaultDeadline;
 };
 
 // Transports for `size` ranks in this process; element r is for rank r.
@@ -71,7 +74,7 @@ struct GlooOptions {
   int port = 29500;
   std::string interface;  // network interface to listen on; empty: the one that routes to host
   bool shared_memory = true;  // collectives of ranks that share a host go through its memory
-  Milliseconds deadline{300'000};
+  Milliseconds deadline = kDefaultDeadline;
 };
 std::unique_ptr<Transport> make_gloo_transport(const GlooOptions& options);
 

@@ -19,7 +19,7 @@ class Listener;
 // Ranks that are threads of this process.
 struct ThreadsJob {
   int ranks = 1;
-  Milliseconds deadline{300'000};
+  Milliseconds deadline = kDefaultDeadline;
 };
 
 // A rank that is a process of its own.

@@ -74,7 +74,7 @@ struct LaunchOptions {
   // "threads", "shm", "gloo", "nccl" or "fake"; empty: under a launcher nccl where every rank has a CUDA device, else shm; threads
   // otherwise
   std::string transport;
-  comm::Milliseconds deadline{300'000};
+  comm::Milliseconds deadline = comm::kDefaultDeadline;
 };
 
 // Runs `body` on every rank and returns the process's exit status: 0, or 1 after printing the first error with the rank that threw it.
