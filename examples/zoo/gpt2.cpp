@@ -79,15 +79,14 @@ Gpt2Impl::Gpt2Impl(const Gpt2Options& options)
 void Gpt2BlockImpl::set_dropout(double dropout) { dropout_ = attn_->dropout = dropout; }
 
 torch::Tensor Gpt2Impl::embed(const torch::Tensor& ids) {
-  const auto t = ids.size(1);
-  TORCH_CHECK(t <= wpe->weight.size(0), "gpt2: a sequence of ", t, " is longer than the ", wpe->weight.size(0), " positions");
-  return at::dropout(dtensor::lay_out_like(wte(ids), ids) + dtensor::nn::position_rows(wpe->weight, t), dropout_, is_training());
+  const auto places = dtensor::nn::position_rows(wpe->weight, ids.size(1));
+  return at::dropout(dtensor::lay_out_like(wte(ids), ids) + places, dropout_, is_training());
 }
 
 torch::Tensor Gpt2Impl::forward(const torch::Tensor& ids) {
   auto x = embed(ids);
   for (const auto& block : *h_) x = block->as<Gpt2Block>()->forward(x);
-  return at::linear(ln_f_(x), wte->weight);
+  return at::linear(ln_f_(dtensor::nn::scored_rows(x)), wte->weight);
 }
 
 std::vector<dtensor::Piece> Gpt2Impl::pieces() {

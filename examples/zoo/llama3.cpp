@@ -47,7 +47,7 @@ torch::Tensor Llama3Impl::forward(const torch::Tensor& ids) {
   auto x = embed(ids);
   const auto positions = table(x);
   for (const auto& layer : *layers_) x = layer->as<Llama3Block>()->forward(x, positions);
-  return scores(x);
+  return scores(dtensor::nn::scored_rows(x));
 }
 
 std::vector<dtensor::Piece> Llama3Impl::pieces() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <dtensor/parallel/context/context_parallel.hpp>
+#include <dtensor/tensor/decoding.hpp>
 
 #include <ATen/core/Tensor.h>
 #if __has_include(<ATen/ops/scaled_dot_product_attention.h>)
@@ -27,8 +28,16 @@ struct AttentionOptions {
 
 // softmax(q k^T / sqrt(dim)) v, for each head by itself: q, k and v [batch, heads, length, dim] -> [batch, heads, length, dim]. Calls
 // libtorch's kernel where there is one. Communicates nothing when batch and heads are sharded. In a dt::ContextParallel, over positions
-// that are cut, its method computes this; k and v may then have fewer heads, which groups share.
+// that are cut, its method computes this; k and v may then have fewer heads, which groups share. Where a decoder runs the model, it computes
+// this from the keys and values that it keeps.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options = {});
+
+// How often keys and values of `key_heads` are to be repeated for the heads of q [batch, heads, length, dim]: 1 where groups of heads may
+// share them.
+int64_t repeats_of_keys(const at::Tensor& q, int64_t key_heads, double dropout = 0);
+
+// Those of x [batch, length, ...] that a head is to score: all but where a decoder wants fewer. Write head(scored_rows(x)) in a model.
+at::Tensor scored_rows(const at::Tensor& x);
 
 // Repeats every head `times` times in a row: [batch, length, heads, dim] -> [batch, length, heads * times, dim]. Grouped-query attention
 // does this to keys and values.
@@ -37,6 +46,7 @@ at::Tensor repeat_heads(const at::Tensor& x, int64_t times);
 // -- How ------------------------------------------------------------------------------------------------------------------
 
 inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
+  if (auto* decoding = Decoding::current()) return decoding->attention({q, k, v, {}, options.dropout, options.causal});
   if (auto* region = ContextParallel::of(q, options.dropout)) return region->attention(q, k, v, options.causal, options.dropout);
 #if __has_include(<ATen/ops/scaled_dot_product_attention.h>)
   return at::scaled_dot_product_attention(q, k, v, {}, options.dropout, options.causal);
@@ -48,6 +58,18 @@ inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::
   }
   return at::matmul(at::dropout(scores.softmax(-1), options.dropout, options.dropout > 0), v);
 #endif
+}
+
+inline int64_t repeats_of_keys(const at::Tensor& q, int64_t key_heads, double dropout) {
+  const auto* context = ContextParallel::of(q, dropout);
+  auto* decoding = Decoding::current();
+  const bool shared = decoding ? decoding->shares_heads(q, key_heads) : context && context->may_share_heads(q, key_heads);
+  return shared ? 1 : q.size(1) / key_heads;
+}
+
+inline at::Tensor scored_rows(const at::Tensor& x) {
+  auto* decoding = Decoding::current();
+  return decoding ? decoding->scored_rows(x) : x;
 }
 
 inline at::Tensor repeat_heads(const at::Tensor& x, int64_t times) {

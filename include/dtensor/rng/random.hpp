@@ -23,6 +23,12 @@ class Generator : public at::Generator {
   explicit Generator(uint64_t seed = 0);
 };
 
+namespace rng {
+// The number in [0, 1), of 53 bits, that a dt::Generator(seed) gives the element of this index in the draw that so many came before, by
+// uniform_ of a float64 tensor. For streams of one's own: a function of the three, which communicates nothing.
+double uniform_at(uint64_t seed, uint64_t draw, int64_t index);
+}  // namespace rng
+
 // When ranks compare the generators that they draw distributed tensors from (8 bytes per rank). If ranks have drawn different amounts, or
 // were seeded differently, an error on every rank names them.
 enum class GeneratorCheck {

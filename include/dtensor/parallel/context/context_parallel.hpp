@@ -11,6 +11,7 @@
 #include <dtensor/mesh/world.hpp>
 #include <dtensor/parallel/context/attention.hpp>
 #include <dtensor/tensor/attention_hook.hpp>
+#include <dtensor/tensor/decoding.hpp>
 #include <dtensor/tensor/custom_op.hpp>
 
 #include <ATen/ops/arange.h>
@@ -109,8 +110,8 @@ class ContextParallel {
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> results_;  // of order()
 };
 
-// The positions of a sequence's rows, int64 [length], plain: 0, 1, ..., or the order of the region that this rank is in. Rotary tables and
-// position embeddings go by these.
+// The positions of a sequence's rows, int64 [length], plain: 0, 1, ..., or the order of the region that this rank is in, or the places of a
+// decoder's rows. Rotary tables and position embeddings go by these.
 at::Tensor sequence_positions(int64_t length, const at::TensorOptions& device = {});
 
 // -- How ------------------------------------------------------------------------------------------------------------------
@@ -374,6 +375,7 @@ inline at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tens
 }
 
 inline at::Tensor sequence_positions(int64_t length, const at::TensorOptions& device) {
+  if (auto* decoding = Decoding::current()) return decoding->positions(length, 0).to(device.device());
   if (const auto* region = ContextParallel::current()) return region->positions(length).to(device.device());
   return at::arange(length, device.dtype(at::kLong));
 }

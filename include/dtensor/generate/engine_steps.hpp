@@ -1,0 +1,452 @@
+// How an engine works: see engine.hpp.
+#pragma once
+
+#include <dtensor/generate/engine.hpp>
+
+#pragma GCC visibility push(default)
+
+namespace dtensor::generate {
+
+namespace detail {
+
+// One output of a request, in the making.
+struct Growing final : Sequence {
+  Growing(Blocks& blocks, Group& of, int64_t number);
+  Group& group;
+  Output output;
+  GrowingText text;
+  std::vector<Draft> guesses;
+  bool ended = false;
+};
+
+struct Group {
+  Request request;
+  int64_t arrival = 0;
+  std::vector<std::unique_ptr<Growing>> outputs;  // the first, and when its prompt is computed the others
+  Completion completion;
+  std::exception_ptr error;
+  bool ended = false;
+
+  bool has_callbacks() const { return request.on_piece || request.settings.allowed; }
+};
+
+inline Growing::Growing(Blocks& blocks, Group& of, int64_t number) : Sequence(blocks), group(of) {
+  tokens = of.request.prompt;
+  prompt = static_cast<int64_t>(tokens.size());
+  priority = of.request.priority;
+  arrival = of.arrival;
+  index = number;
+  reads_prefix = !of.request.settings.prompt_logprobs;
+}
+
+// The module's first distributed tensor says on which mesh it lies.
+inline std::optional<DeviceMesh> mesh_of(const torch::nn::Module* module) {
+  if (!module) return {};
+  for (const auto& parameter : module->parameters()) {
+    if (const auto* layout = find_layout(parameter)) return layout->mesh();
+  }
+  return {};
+}
+
+inline Forward in_evaluation(Forward forward, torch::nn::Module* module) {
+  if (!module) return forward;
+  return [forward = std::move(forward), module](const at::Tensor& ids) {
+    struct Mode {
+      torch::nn::Module* module;
+      ~Mode() {
+        if (module) module->train();
+      }
+    };
+    const Mode mode{module->is_training() ? module : nullptr};
+    if (mode.module) module->eval();
+    return forward(ids);
+  };
+}
+
+template <class T>
+std::span<const T> row_of(const at::Tensor& rows, int64_t row) {
+  return {rows.data_ptr<T>() + row * rows.size(1), static_cast<size_t>(rows.size(1))};
+}
+
+inline Distribution distribution_of(const at::Tensor& scores, int64_t row, const Sequence& sequence, const Settings& settings) {
+  if (scores.scalar_type() == at::kDouble) return {row_of<double>(scores, row), settings, sequence.tokens, sequence.prompt};
+  return {row_of<float>(scores, row), settings, sequence.tokens, sequence.prompt};
+}
+
+inline double value_at(const at::Tensor& rows, int64_t row, int64_t column) {
+  return rows.scalar_type() == at::kDouble ? row_of<double>(rows, row)[column] : row_of<float>(rows, row)[column];
+}
+
+inline std::vector<TokenLogprob> most_probable(std::vector<TokenLogprob> all, int64_t most) {
+  const auto before = [](const TokenLogprob& a, const TokenLogprob& b) { return a.logprob != b.logprob ? a.logprob > b.logprob : a.token < b.token; };
+  most = std::min(most, static_cast<int64_t>(all.size()));
+  std::ranges::partial_sort(all, all.begin() + most, before);
+  all.resize(most);
+  return all;
+}
+
+// Of a tree's nodes, which of them each sees: its ancestors and itself.
+inline std::vector<uint64_t> ancestors_of(const std::vector<Draft>& drafts, int64_t count) {
+  std::vector<uint64_t> sees(count);
+  for (int64_t i = 0; i < count; ++i) sees[i] = (drafts[i].parent < 0 ? 0 : sees[drafts[i].parent]) | uint64_t{1} << i;
+  return sees;
+}
+
+}  // namespace detail
+
+// What a plan becomes.
+struct Engine::Pass {
+  struct Place {            // of a part
+    int64_t scored = 0;     // its first scored row
+    int64_t of_prompt = 0;  // so many of them are for log-probabilities of the prompt
+    int64_t drafts = 0;     // rows after that of the last token
+    bool is_chain = true;
+  };
+
+  explicit Pass(const Scheduler::Plan& from) : plan(from) {
+    for (const auto& part : plan.parts) add(part, static_cast<detail::Growing&>(*part.sequence));
+  }
+
+  void add(const Scheduler::Part& part, detail::Growing& output) {
+    const auto count = static_cast<int64_t>(output.tokens.size()), end = std::min(part.end, count);
+    Place place{static_cast<int64_t>(rows.scored.size()), 0, part.end - end, is_chain(output.guesses)};
+    RowSpan span{rows.rows(), 0, part.begin, output.table.blocks().data(), nullptr};
+    for (auto position = part.begin; position < end; ++position) {
+      const bool of_prompt = output.group.request.settings.prompt_logprobs && output.output.tokens.empty() && position + 1 < output.prompt;
+      if (of_prompt || position + 1 == count) rows.scored.push_back(rows.rows());
+      place.of_prompt += of_prompt && position + 1 < count;
+      add_row(output.tokens[position], position);
+    }
+    before.emplace_back(std::span(output.tokens).first(part.begin));
+    if (place.drafts > 0 && !place.is_chain) {
+      span.end = rows.rows();
+      rows.spans.push_back(span);
+      masks.push_back(detail::ancestors_of(output.guesses, place.drafts));
+      span = {rows.rows(), 0, count, output.table.blocks().data(), masks.back().data()};
+      before.emplace_back(std::span(output.tokens));
+    }
+    std::vector<int64_t> depths;
+    for (int64_t i = 0; i < place.drafts; ++i) {
+      const auto parent = output.guesses[i].parent;
+      depths.push_back(parent < 0 ? 0 : depths[parent] + 1);
+      rows.scored.push_back(rows.rows());
+      add_row(output.guesses[i].token, count + depths.back());
+    }
+    span.end = rows.rows();
+    rows.spans.push_back(span);
+    places.push_back(place);
+  }
+
+  void add_row(int64_t token, int64_t position) {
+    rows.ids.push_back(token);
+    rows.positions.push_back(position);
+  }
+
+  const Scheduler::Plan& plan;
+  StepRows rows;
+  std::vector<Place> places;
+  std::vector<std::span<const int64_t>> before;
+  std::deque<std::vector<uint64_t>> masks;
+  at::Tensor scores, logprobs;  // [scored rows, vocabulary]
+};
+
+inline Engine::Engine(Forward forward, torch::nn::Module* module, const EngineOptions& options)
+    : options_(options), runner_(detail::in_evaluation(std::move(forward), module), detail::mesh_of(module)) {
+  require(options.max_requests >= 1 && options.tokens_per_step >= 1 && options.chunk >= 0 && options.max_length >= 0, "generate",
+          "got max_requests {}, tokens_per_step {}, chunk {} and max_length {}; expected at least 1, 1, 0 and 0", options.max_requests,
+          options.tokens_per_step, options.chunk, options.max_length);
+  require(options.drafts >= 0 && options.drafts <= 64, "generate", "got {} drafts at a time; expected 0 to 64", options.drafts);
+  const auto bytes = runner_.bytes_of_block();
+  auto count = int64_t{1} << 24;  // where nothing is kept
+  if (runner_.pages()) count = std::min(count, options.cache_bytes / bytes);
+  require(count >= 1, "generate", "a cache of {} bytes has no room for a block of {} positions, which takes {} bytes on this rank; hint: cache_bytes",
+          options.cache_bytes, kBlockRows, bytes);
+  if (!runner_.pages()) count = int64_t{1} << 16;
+  runner_.allocate(count);
+  blocks_ = std::make_unique<Blocks>(count, options.share_prefixes && runner_.pages());
+  scheduler_ = std::make_unique<Scheduler>(*blocks_, SchedulerOptions{options.max_requests, options.tokens_per_step, options.chunk});
+}
+
+inline Engine::~Engine() { end_all(Finish::aborted); }
+
+inline int64_t Engine::longest() const {
+  auto most = std::numeric_limits<int64_t>::max();
+  if (options_.max_length > 0) most = std::min(most, options_.max_length);
+  if (runner_.positions() > 0) most = std::min(most, runner_.positions());
+  return most;
+}
+
+inline void Engine::check_request(const Request& request) const {
+  check(request.settings, runner_.vocabulary());
+  const auto length = static_cast<int64_t>(request.prompt.size());
+  require(length > 0, "generate", "got an empty prompt; expected at least one token; hint: begin with the model's begin-of-text token");
+  for (const auto token : request.prompt) {
+    require(token >= 0 && token < runner_.vocabulary(), "generate", "the prompt has token {}; expected 0 to {}", token,
+            runner_.vocabulary() - 1);
+  }
+  require(length < longest(), "generate", "got a prompt of {} tokens; the longest sequence, with output, has {}", length, longest());
+  const auto rows = std::min(length + request.settings.max_tokens, longest()) - 1;
+  const auto needed = (rows + kBlockRows - 1) / kBlockRows;
+  require(needed <= blocks_->count(), "generate",
+          "a prompt of {} tokens and {} new ones need {} bytes of cache on this rank, which has {}; hint: a larger cache_bytes, or fewer max_tokens",
+          length, request.settings.max_tokens, needed * runner_.bytes_of_block(), options_.cache_bytes);
+}
+
+inline Future Engine::submit(Request request) {
+  check_request(request);
+  const auto group = std::make_shared<detail::Group>();
+  group->request = std::move(request);
+  group->arrival = arrivals_++;
+  group->outputs.push_back(std::make_unique<detail::Growing>(*blocks_, *group, 0));
+  scheduler_->add(*group->outputs[0]);
+  groups_.push_back(group);
+  return {*this, group};
+}
+
+inline std::vector<Completion> Engine::generate(const std::vector<Tokens>& prompts, const Settings& settings) {
+  std::vector<Future> futures;
+  try {
+    for (const auto& prompt : prompts) futures.push_back(submit({prompt, settings}));
+  } catch (...) {
+    for (auto& future : futures) future.cancel();
+    throw;
+  }
+  std::vector<Completion> completions;
+  for (auto& future : futures) completions.push_back(future.get());
+  return completions;
+}
+
+inline bool Future::ready() const { return group_->ended; }
+
+inline Completion Future::get() {
+  while (!group_->ended) engine_->step();
+  if (group_->error) std::rethrow_exception(group_->error);
+  return group_->completion;
+}
+
+inline void Future::cancel() {
+  if (group_->ended) return;
+  engine_->end(*group_, Finish::cancelled);
+  std::erase_if(engine_->groups_, [](const auto& group) { return group->ended; });
+}
+
+inline void Engine::step() {
+  if (idle()) return;
+  const NoSpmd plain;
+  try {
+    if (options_.drafter) propose();
+    const auto plan = scheduler_->plan();
+    require(!plan.parts.empty(), "generate", "nothing can be computed with {} of {} blocks unused", blocks_->unused(), blocks_->count());
+    run(plan);
+  } catch (...) {
+    end_all(Finish::aborted, std::current_exception());
+    throw;
+  }
+  std::erase_if(groups_, [](const auto& group) { return group->ended; });
+}
+
+// Guesses for the outputs that have all but their last token computed.
+inline void Engine::propose() {
+  for (const auto& group : groups_) {
+    const auto& settings = group->request.settings;
+    for (const auto& output : group->outputs) {
+      output->guesses.clear();
+      const auto count = static_cast<int64_t>(output->tokens.size());
+      if (!output->ended && count == output->computed + 1) {
+        const auto left = std::min(settings.max_tokens - static_cast<int64_t>(output->output.tokens.size()), longest() - count) - 1;
+        const auto most = std::min(left, options_.drafts);
+        if (most > 0) output->guesses = options_.drafter->propose(output->tokens, output->prompt, most);
+        if (static_cast<int64_t>(output->guesses.size()) > most) output->guesses.resize(most);
+        if (!runner_.pages() && !is_chain(output->guesses)) output->guesses.clear();
+      }
+      output->drafts = static_cast<int64_t>(output->guesses.size());
+    }
+  }
+}
+
+inline void Engine::run(const Scheduler::Plan& plan) {
+  Pass pass(plan);
+  counts_.most_blocks = std::max(counts_.most_blocks, blocks_->count() - blocks_->unused());
+  runner_.copy(plan.copies);
+  if (pass.rows.scored.empty()) pass.rows.scored.push_back(0);
+  pass.scores = runner_.run(pass.rows, pass.before);
+  pass.logprobs = at::log_softmax(pass.scores, -1);
+  ++counts_.passes;
+  counts_.rows += pass.rows.rows();
+  for (size_t part = 0; part < plan.parts.size(); ++part) advance(pass, part);
+  if (runner_.mesh() && runner_.mesh()->size() > 1) agree(pass);
+}
+
+// The tokens that a part gives: one, and one more for each guess that was right.
+inline void Engine::advance(Pass& pass, size_t index) {
+  const auto& part = pass.plan.parts[index];
+  const auto& place = pass.places[index];
+  auto& output = static_cast<detail::Growing&>(*part.sequence);
+  if (output.ended) return;
+  const auto count = static_cast<int64_t>(output.tokens.size());
+  for (int64_t i = 0; i < place.of_prompt; ++i) {
+    output.group.completion.prompt_logprobs.push_back(detail::value_at(pass.logprobs, place.scored + i, output.tokens[part.begin + i + 1]));
+  }
+  output.computed = std::min(part.end, count);
+  output.table.filled(output.tokens, output.computed);
+  if (output.computed < count) return;
+  ++counts_.sequence_passes;
+  const auto first_row = place.scored + place.of_prompt;
+  try {
+    if (output.index == 0 && output.output.tokens.empty()) fork(pass, output, first_row);
+    std::vector<int64_t> path;
+    for (int64_t node = -1;;) {
+      const auto token = draw(pass, output, first_row + 1 + node);
+      if (output.ended) return;
+      int64_t next = node + 1;
+      while (next < place.drafts && (output.guesses[next].parent != node || output.guesses[next].token != token)) ++next;
+      if (next >= place.drafts) break;
+      path.push_back(node = next);
+    }
+    for (size_t i = 0; i < path.size(); ++i) {
+      const auto to = count + static_cast<int64_t>(i), from = count + path[i];
+      if (from != to) runner_.copy_place(output.table.blocks().data(), from, to);
+    }
+    output.computed += static_cast<int64_t>(path.size());
+    output.table.filled(output.tokens, output.computed);
+    if (options_.drafter) options_.drafter->observe(output.tokens, output.prompt, false);
+  } catch (...) {
+    end(output.group, Finish::aborted, std::current_exception());
+  }
+}
+
+// The other outputs of a request begin with the pages of the first, when its prompt is computed.
+inline void Engine::fork(Pass& pass, detail::Growing& first, int64_t row) {
+  auto& group = first.group;
+  for (int64_t i = 1; i < group.request.settings.n; ++i) {
+    auto& other = *group.outputs.emplace_back(std::make_unique<detail::Growing>(*blocks_, group, i));
+    other.table = first.table.fork();
+    other.computed = first.computed;
+    other.cached = 0;
+    draw(pass, other, row);
+    if (!other.ended) scheduler_->add(other);
+  }
+}
+
+inline int64_t Engine::draw(Pass& pass, detail::Growing& output, int64_t row) {
+  const auto& settings = output.group.request.settings;
+  const auto distribution = detail::distribution_of(pass.scores, row, output, settings);
+  const auto token = distribution.draw(uniform_of(settings.seed, output.index, static_cast<int64_t>(output.tokens.size())));
+  append(pass, output, row, token, distribution);
+  return token;
+}
+
+inline void Engine::append(Pass& pass, detail::Growing& to, int64_t row, int64_t token, const Distribution& from) {
+  const auto& request = to.group.request;
+  const auto& settings = request.settings;
+  auto& output = to.output;
+  ++counts_.tokens;
+  to.tokens.push_back(token);
+  output.tokens.push_back(token);
+  output.versions.push_back(version_);
+  output.logprobs.push_back(settings.logprobs_of_sampled ? from.log_probability(token) : detail::value_at(pass.logprobs, row, token));
+  if (settings.top_logprobs > 0) {
+    std::vector<TokenLogprob> all;
+    if (settings.logprobs_of_sampled) {
+      for (const auto& entry : from.entries()) all.push_back({entry.token, std::log(entry.probability)});
+    } else {
+      for (int64_t i = 0; i < pass.logprobs.size(1); ++i) all.push_back({i, detail::value_at(pass.logprobs, row, i)});
+    }
+    output.top.push_back(detail::most_probable(std::move(all), settings.top_logprobs));
+  }
+  auto end = Finish::unfinished;
+  if (std::ranges::find(settings.stop_tokens, token) != settings.stop_tokens.end()) {
+    end = Finish::stop_token;
+  } else {
+    const auto text = options_.text_of ? options_.text_of(token) : std::string(1, static_cast<char>(token));
+    if (to.text.add(text, settings.stop)) end = Finish::stop_text;
+  }
+  const auto count = static_cast<int64_t>(output.tokens.size());
+  if (end == Finish::unfinished && (count >= settings.max_tokens || static_cast<int64_t>(to.tokens.size()) >= longest())) end = Finish::length;
+  if (request.on_piece) {
+    request.on_piece({to.index, token, to.text.show(settings.stop, end != Finish::unfinished), output.logprobs.back(), end});
+  }
+  if (end != Finish::unfinished) finish(to, end);
+}
+
+inline void Engine::finish(detail::Growing& output, Finish why) {
+  output.ended = true;
+  output.output.finish = why;
+  output.output.text = output.text.text();
+  scheduler_->remove(output);
+  if (options_.drafter && why != Finish::cancelled && why != Finish::aborted) options_.drafter->observe(output.tokens, output.prompt, true);
+  auto& group = output.group;
+  const auto n = static_cast<size_t>(group.request.settings.n);
+  if (group.outputs.size() == n && std::ranges::all_of(group.outputs, &detail::Growing::ended)) end(group, why);
+}
+
+// Completes what is complete, and else what there is, or its error.
+inline void Engine::end(detail::Group& group, Finish why, std::exception_ptr error) {
+  if (group.ended) return;
+  group.ended = true;
+  group.error = error;
+  group.completion.outputs.resize(group.request.settings.n);
+  group.completion.cached = std::max<int64_t>(0, group.outputs[0]->cached);
+  for (auto& output : group.completion.outputs) output.finish = why;
+  for (const auto& output : group.outputs) {
+    scheduler_->remove(*output);
+    if (!output->ended) output->output.finish = why, output->output.text = output->text.text();
+    output->ended = true;
+    group.completion.outputs[output->index] = std::move(output->output);
+  }
+}
+
+inline void Engine::end_all(Finish why, std::exception_ptr error) {
+  for (const auto& group : groups_) end(*group, why, error);
+  groups_.clear();
+}
+
+inline void Engine::abort() { end_all(Finish::aborted); }
+
+// Callbacks are a rank's own. What failed on one rank fails on all, and tokens that differ end all requests.
+inline void Engine::agree(const Pass& pass) {
+  Tokens told;
+  for (const auto& part : pass.plan.parts) {
+    const auto& output = static_cast<const detail::Growing&>(*part.sequence);
+    if (!output.group.has_callbacks()) continue;
+    const auto last = output.tokens.back() + (static_cast<int64_t>(output.tokens.size()) << 32);
+    told.insert(told.end(), {output.group.error ? 1 : 0, output.group.error ? 0 : last, output.group.error ? 0 : -last});
+  }
+  if (told.empty()) return;
+  const auto most = all_reduce(detail::plain_tensor(told), *runner_.mesh(), ReduceOp::max);
+  const auto* of_any = most.data_ptr<int64_t>();
+  size_t i = 0;
+  for (const auto& part : pass.plan.parts) {
+    auto& output = static_cast<detail::Growing&>(*part.sequence);
+    if (!output.group.has_callbacks()) continue;
+    const bool failed = of_any[i] != 0;
+    require(failed || of_any[i + 1] == -of_any[i + 2], "generate",
+            "ranks drew other tokens; hint: a callback for allowed tokens must do the same on every rank");
+    i += 3;
+    if (!failed || output.group.error) continue;
+    try {
+      fail("generate", "a callback of this request failed on another rank");
+    } catch (...) {
+      output.group.ended = false;  // it may have ended here
+      end(output.group, Finish::aborted, std::current_exception());
+    }
+  }
+}
+
+inline void Engine::load_weights(int64_t version, bool recompute) {
+  version_ = version;
+  blocks_->forget();
+  recompute ? scheduler_->restart() : scheduler_->keep();
+  if (options_.drafter) options_.drafter->weights_changed();
+}
+
+inline EngineCounts Engine::counts() const {
+  auto counts = counts_;
+  counts.preemptions = scheduler_->preemptions();
+  counts.blocks_found = blocks_->found();
+  return counts;
+}
+
+}  // namespace dtensor::generate
+
+#pragma GCC visibility pop

@@ -1,0 +1,208 @@
+// A model as a decoder runs it: rows of tokens in, scores out. It keeps the pages.
+#pragma once
+
+#include <dtensor/base/error_text.hpp>
+#include <dtensor/base/say.hpp>
+#include <dtensor/generate/step.hpp>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+
+#include <functional>
+#include <optional>
+#include <span>
+
+#pragma GCC visibility push(default)
+
+namespace dtensor::generate {
+
+// Ids int64 [1, length] -> scores [1, length, vocabulary], or those of nn::scored_rows. Inside Spmd on a mesh, with replicated ids.
+using Forward = std::function<at::Tensor(const at::Tensor& ids)>;
+
+class Runner {
+ public:
+  // Finds out what the model's layers keep, by three small passes. Where their attention does not take part in a decoder's passes, or the
+  // results are not those of the model's own, everything is computed anew for each token: slow, but right. Rank 0 says so, once. On a mesh
+  // every rank calls it.
+  Runner(Forward forward, std::optional<DeviceMesh> mesh);
+
+  int64_t vocabulary() const { return vocabulary_; }
+  const std::optional<DeviceMesh>& mesh() const { return mesh_; }
+  int64_t positions() const { return positions_; }  // how many the model has; 0: any number
+  // Whether keys and values are kept; if not, why.
+  bool pages() const { return why_not_.empty(); }
+  const std::string& why_not() const { return why_not_; }
+  // On this rank, and the most of any rank.
+  int64_t bytes_of_block() const { return bytes_of_block_; }
+
+  // Makes room for so many blocks.
+  void allocate(int64_t blocks);
+  void copy(const std::vector<std::pair<Block, Block>>& copies) const;
+  void copy_place(const Block* table, int64_t from, int64_t to) const;
+
+  // Scores [scored rows, vocabulary] of a pass, plain, on the CPU. `before`: of each span the tokens before its rows.
+  at::Tensor run(const StepRows& rows, const std::vector<std::span<const int64_t>>& before) const;
+  int64_t passes() const { return passes_; }
+
+ private:
+  at::Tensor forward(const Tokens& ids) const;
+  at::Tensor recompute(const StepRows& rows, const std::vector<std::span<const int64_t>>& before) const;
+  at::Tensor run_padded(const StepRows& rows) const;
+  std::string measure(const Tokens& ids);
+  std::string compare(const Tokens& ids, const at::Tensor& expected);
+
+  const Forward forward_;
+  const std::optional<DeviceMesh> mesh_;
+  World& world_;
+  int64_t vocabulary_ = 0, positions_ = 0, bytes_of_block_ = 0;
+  std::vector<LayerShape> shapes_;
+  std::vector<Pages> layers_;
+  std::string why_not_;
+  mutable int64_t passes_ = 0;
+};
+
+// -- How ------------------------------------------------------------------------------------------------------------------
+
+inline Runner::Runner(Forward forward, std::optional<DeviceMesh> mesh)
+    : forward_(std::move(forward)),
+      mesh_(std::move(mesh)),
+      world_(mesh_ ? mesh_->world() : World::current()) {
+  const Tokens ids{0, 1, 1, 0, 1};
+  const auto expected = this->forward(ids);
+  vocabulary_ = expected.size(1);
+  why_not_ = measure(ids);
+  if (why_not_.empty()) why_not_ = compare(ids, expected);
+  layers_.clear();
+  passes_ = 0;
+  if (!why_not_.empty() && world_.rank() == 0) {
+    dtensor::detail::say("generate: keys and values are not kept, so everything is computed anew for each token: {}\n", why_not_);
+  }
+}
+
+inline at::Tensor Runner::forward(const Tokens& ids) const {
+  ++passes_;
+  const at::NoGradGuard no_grad;
+  auto input = detail::plain_tensor(ids).unsqueeze(0);
+  at::Tensor scores;
+  if (mesh_) {
+    const Spmd spmd(*mesh_);
+    const Placements whole(mesh_->ndim(), replicate());
+    const auto sizes = input.sizes().vec();
+    input = from_local(input, *mesh_, whole, sizes);
+    scores = forward_(input);
+  } else {
+    scores = forward_(input);
+  }
+  const NoSpmd plain;
+  if (is_dtensor(scores)) scores = DTensor(scores).full_tensor();
+  const bool fits = scores.dim() == 3 && scores.size(0) == 1;
+  require(fits, "generate", "the model gave scores of {}; expected [1, rows, vocabulary]", dtensor::detail::str_of(scores.sizes()));
+  const auto dtype = scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return scores.squeeze(0).to(at::kCPU, dtype).contiguous();
+}
+
+// Returns why there can be no pages.
+inline std::string Runner::measure(const Tokens& ids) {
+  StepRows rows{ids, {}, {{0, static_cast<int64_t>(ids.size()), 0, nullptr, nullptr}}, {}};
+  for (size_t i = 0; i < ids.size(); ++i) rows.positions.push_back(static_cast<int64_t>(i)), rows.scored.push_back(static_cast<int64_t>(i));
+  try {
+    MeasuringStep step(world_, rows);
+    forward(ids);
+    shapes_ = step.shapes;
+    positions_ = step.limit();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  if (shapes_.empty()) return "the model calls neither dtensor::nn::attention nor scaled_dot_product_attention";
+  for (const auto& shape : shapes_) bytes_of_block_ += shape.bytes_of_block();
+  if (mesh_ && mesh_->size() > 1) {  // a rank may have fewer heads than others
+    const auto most = all_reduce(detail::plain_tensor({bytes_of_block_}), *mesh_, ReduceOp::max);
+    bytes_of_block_ = most.item<int64_t>();
+  }
+  return {};
+}
+
+// The model's scores of a sequence, in two pieces and beside another one.
+inline std::string Runner::compare(const Tokens& ids, const at::Tensor& expected) {
+  allocate(2);
+  const Block first = 0, second = 1;
+  at::Tensor scores;
+  try {
+    StepRows one{{ids[0], ids[1], ids[2], 1, 1}, {0, 1, 2, 0, 1}, {{0, 3, 0, &first, nullptr}, {3, 5, 0, &second, nullptr}}, {0, 1, 2}};
+    StepRows two{{0, ids[3], ids[4]}, {2, 3, 4}, {{0, 1, 2, &second, nullptr}, {1, 3, 3, &first, nullptr}}, {1, 2}};
+    scores = at::cat({run(one, {}), run(two, {})});
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  const auto difference = (scores - expected).abs().max().item<double>(), largest = expected.abs().max().item<double>();
+  const bool is_short = shapes_[0].dtype == at::kBFloat16;
+  if (difference <= (is_short ? 0.1 : 1e-3) * (largest + 1e-6)) return {};
+  return fmt::format("its scores of a sequence in two pieces differ by {} from those in one", difference);
+}
+
+inline void Runner::allocate(int64_t blocks) {
+  layers_.clear();
+  if (!pages()) return;
+  for (const auto& shape : shapes_) layers_.emplace_back(shape, blocks);
+}
+
+inline void Runner::copy(const std::vector<std::pair<Block, Block>>& copies) const {
+  const NoSpmd plain;
+  for (const auto& [from, to] : copies) {
+    for (const auto& layer : layers_) layer.copy_block(from, to);
+  }
+}
+
+inline void Runner::copy_place(const Block* table, int64_t from, int64_t to) const {
+  const NoSpmd plain;
+  for (const auto& layer : layers_) layer.copy_place(table, from, to);
+}
+
+inline at::Tensor Runner::run(const StepRows& rows, const std::vector<std::span<const int64_t>>& before) const {
+  if (!pages()) return recompute(rows, before);
+  if (mesh_ && mesh_->size() > 1) return run_padded(rows);
+  const PagedStep step(world_, rows, layers_);
+  const auto scores = forward(rows.ids);
+  if (step.picked()) return scores;
+  const NoSpmd plain;
+  return scores.index_select(0, detail::plain_tensor(rows.scored));
+}
+
+// On a mesh each new size of an operator has to be decided, so sizes are made round.
+inline at::Tensor Runner::run_padded(const StepRows& rows) const {
+  const auto round = [](int64_t count) {
+    int64_t size = 1;
+    while (size < count && size < 64) size *= 2;
+    return size < count ? (count + 63) / 64 * 64 : size;
+  };
+  auto padded = rows;
+  padded.ids.resize(round(rows.rows()), 0);
+  padded.positions.resize(padded.ids.size(), 0);
+  const auto wanted = static_cast<int64_t>(rows.scored.size());
+  padded.scored.resize(std::min(round(wanted), padded.rows()), 0);
+  const PagedStep step(world_, padded, layers_);
+  const auto scores = forward(padded.ids);
+  const NoSpmd plain;
+  if (step.picked()) return scores.narrow(0, 0, wanted);
+  return scores.index_select(0, detail::plain_tensor(rows.scored));
+}
+
+inline at::Tensor Runner::recompute(const StepRows& rows, const std::vector<std::span<const int64_t>>& before) const {
+  const NoSpmd plain;
+  std::vector<at::Tensor> scores;
+  size_t next = 0;
+  for (size_t i = 0; i < rows.spans.size(); ++i) {
+    const auto& span = rows.spans[i];
+    Tokens wanted;
+    for (; next < rows.scored.size() && rows.scored[next] < span.end; ++next) wanted.push_back(rows.scored[next] - span.begin + span.place);
+    if (wanted.empty()) continue;
+    Tokens ids(before[i].begin(), before[i].end());
+    ids.insert(ids.end(), rows.ids.begin() + span.begin, rows.ids.begin() + span.end);
+    scores.push_back(forward(ids).index_select(0, detail::plain_tensor(wanted)));
+  }
+  return at::cat(scores);
+}
+
+}  // namespace dtensor::generate
+
+#pragma GCC visibility pop

@@ -1,0 +1,170 @@
+// One forward pass of a decoder: some rows of each of several sequences, with the keys and values of earlier rows in pages.
+#pragma once
+
+#include <dtensor/collectives/pieces.hpp>
+#include <dtensor/generate/paged_attention.hpp>
+#include <dtensor/tensor/custom_op.hpp>
+#include <dtensor/tensor/decoding.hpp>
+#include <dtensor/tensor/spmd.hpp>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
+
+#include <algorithm>
+#include <cmath>
+
+#pragma GCC visibility push(default)
+
+namespace dtensor::generate {
+
+// What a pass computes. Rows in no span are there to make their number a round one.
+struct StepRows {
+  Tokens ids, positions;        // of each row
+  std::vector<RowSpan> spans;   // of sequences, in the order of rows
+  std::vector<int64_t> scored;  // rows whose scores are wanted, in order
+
+  int64_t rows() const { return static_cast<int64_t>(ids.size()); }
+};
+
+// What the layers of a model are given while a pass runs. Each call of attention is the next layer's.
+class Step : public Decoding {
+ public:
+  Step(World& world, const StepRows& rows) : Decoding(world), rows_(rows) {}
+
+  at::Tensor positions(int64_t rows, int64_t limit) override;
+  bool shares_heads(const at::Tensor& q, int64_t key_heads) override;
+  // Refuses what a decoder cannot do: a mask of the model's own, attention to later positions, dropout.
+  at::Tensor attention(const AttentionArguments& arguments) override;
+  at::Tensor scored_rows(const at::Tensor& x) override;
+
+  bool picked() const { return picked_; }        // whether the model scores the wanted rows only
+  int64_t limit() const { return limit_; }  // of positions, that the model named; 0: none
+
+ protected:
+  // q [heads, rows, dim], k and v with key heads, plain and this rank's: as `layer`-th layer -> [heads, rows, value dim].
+  virtual at::Tensor attend(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) = 0;
+
+  const StepRows& rows_;
+
+ private:
+  at::Tensor positions_, scored_;
+  int64_t layer_ = 0, limit_ = 0;
+  bool picked_ = false;
+};
+
+// With pages.
+class PagedStep final : public Step {
+ public:
+  PagedStep(World& world, const StepRows& rows, const std::vector<Pages>& layers) : Step(world, rows), layers_(layers) {}
+
+ protected:
+  at::Tensor attend(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) override;
+
+ private:
+  const std::vector<Pages>& layers_;
+};
+
+// Without: the rows are one sequence from its begin. Notes what pages this rank would need.
+class MeasuringStep final : public Step {
+ public:
+  using Step::Step;
+  std::vector<LayerShape> shapes;
+
+ protected:
+  at::Tensor attend(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) override;
+};
+
+// -- How ------------------------------------------------------------------------------------------------------------------
+
+namespace detail {
+
+// A plain tensor of numbers.
+inline at::Tensor plain_tensor(const Tokens& numbers) {
+  const NoSpmd plain;
+  return at::tensor(numbers, at::kLong);
+}
+
+// How attention lies on a mesh: heads may be cut, all else is whole.
+inline Placements by_heads(const Layout& layout) {
+  Placements placements;
+  for (const auto& placement : layout.placements()) placements.push_back(placement == shard(1) ? placement : replicate());
+  return placements;
+}
+
+}  // namespace detail
+
+inline at::Tensor Step::positions(int64_t rows, int64_t limit) {
+  require(rows == rows_.rows(), "generate", "the model asked for the positions of {} rows; expected {}", rows, rows_.rows());
+  if (limit > 0) {
+    limit_ = limit;
+    const auto last = std::ranges::max(rows_.positions);
+    require(last < limit, "generate", "a sequence of {} tokens is longer than the {} positions of the model; hint: max_length", last + 1,
+            limit);
+  }
+  if (!positions_.defined()) positions_ = detail::plain_tensor(rows_.positions);
+  return positions_;
+}
+
+inline bool Step::shares_heads(const at::Tensor& q, int64_t key_heads) {
+  if (!is_dtensor(q)) return true;
+  const auto& layout = *find_layout(q);
+  int64_t ranks = 1;
+  for (int64_t d = 0; d < layout.mesh().ndim(); ++d) {
+    if (layout.placements()[d] == shard(1)) ranks *= layout.mesh().size(d);
+  }
+  return key_heads % ranks == 0;
+}
+
+inline at::Tensor Step::scored_rows(const at::Tensor& x) {
+  picked_ = true;
+  if (!scored_.defined()) scored_ = detail::plain_tensor(rows_.scored);
+  return x.index_select(1, scored_);
+}
+
+inline at::Tensor Step::attention(const AttentionArguments& a) {
+  const bool fits = a.q.dim() == 4 && a.k.dim() == 4 && a.v.dim() == 4 && a.q.size(0) == 1 && a.q.size(2) == rows_.rows() &&
+                    a.k.size(2) == rows_.rows() && a.v.size(2) == rows_.rows();
+  if (!fits) {
+    fail("generate", "attention got q {} and k {}; expected [1, heads, {}, dim]", dtensor::detail::str_of(a.q.sizes()),
+         dtensor::detail::str_of(a.k.sizes()), rows_.rows());
+  }
+  require(a.causal && !a.mask.defined() && a.dropout == 0, "generate",
+          "attention got {}; a decoder computes causal attention, without a mask of the model's own and without dropout",
+          a.mask.defined() ? "a mask" : a.dropout > 0 ? "a dropout" : "all positions to attend to");
+  const auto layer = layer_++;
+  const auto scale = a.scale > 0 ? a.scale : 1 / std::sqrt(static_cast<double>(a.q.size(3)));
+  const auto run = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+    return attend(layer, q.squeeze(0), k.squeeze(0), v.squeeze(0), scale).unsqueeze(0);
+  };
+  if (!is_dtensor(a.q)) return run(a.q, a.k, a.v);
+  const auto& layout = *find_layout(a.q);
+  const auto all = detail::by_heads(layout);
+  LocalMapOptions options;
+  options.out_sizes = {{1, a.q.size(1), a.q.size(2), a.v.size(3)}};
+  return local_map(run, layout.mesh(), {all, all, all}, {all}, options)(a.q, a.k, a.v);
+}
+
+inline at::Tensor PagedStep::attend(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+  require(layer < static_cast<int64_t>(layers_.size()), "generate", "the model called attention {} times; expected {}", layer + 1,
+          layers_.size());
+  if (k.size(0) == 0) return at::empty({0, q.size(1), v.size(2)}, q.options());
+  layers_[layer].write(k.transpose(0, 1), v.transpose(0, 1), rows_.spans);
+  return layers_[layer].attend(q.transpose(0, 1), rows_.spans, scale).transpose(0, 1);
+}
+
+inline at::Tensor MeasuringStep::attend(int64_t, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+  shapes.push_back({k.size(0), k.size(2), v.size(2), k.scalar_type()});
+  if (k.size(0) == 0) return at::empty({0, q.size(1), v.size(2)}, q.options());
+  const auto group = q.size(0) / k.size(0);
+  const auto scores = at::matmul(q, k.repeat_interleave(group, 0).transpose(1, 2)).mul(scale);
+  const auto hidden = at::ones({q.size(1), q.size(1)}, q.options().dtype(at::kBool)).triu(1);
+  return at::matmul(scores.masked_fill(hidden, -std::numeric_limits<double>::infinity()).softmax(-1), v.repeat_interleave(group, 0));
+}
+
+}  // namespace dtensor::generate
+
+#pragma GCC visibility pop
