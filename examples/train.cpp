@@ -9,6 +9,7 @@
 #include "zoo/zoo.hpp"
 
 #include <dtensor/dtensor.hpp>
+#include <dtensor/generate/engine.hpp>
 #include <dtensor/parallel/context/context_parallel.hpp>
 #include <dtensor/pipeline.hpp>
 #include <dtensor/training/clip.hpp>
@@ -34,6 +35,7 @@ struct ZooOptions : RunOptions {
   std::string schedule = "1f1b", attention = "zigzag";
   int microbatches = 0, chunks = 0;  // 0: what suits
   double dropout = 0;
+  int64_t sample_every = 0;  // steps; 0: never
 };
 
 bool has(const dt::DeviceMesh& mesh, const std::string& name) { return std::ranges::find(mesh.names(), name) != mesh.names().end(); }
@@ -199,6 +201,29 @@ Learner make(const ZooOptions& o, const zoo::Entry& entry, const std::optional<d
   return learner;
 }
 
+// What the model writes while it trains, in bytes: its own text, after a line's end.
+class Samples {
+ public:
+  Samples(const ZooOptions& o, Learner& learner, bool prints) : o_(o), prints_(prints) {
+    if (o.sample_every > 0) engine_.emplace(*learner.model, dt::generate::EngineOptions{.cache_bytes = int64_t{16} << 20});
+  }
+  void step(int64_t steps) {
+    if (!engine_ || steps % o_.sample_every != 0) return;
+    engine_->load_weights(steps);
+    dt::generate::Settings settings{.temperature = 0.8, .max_tokens = std::max<int64_t>(1, std::min<int64_t>(80, o_.seq - 1)), .seed = o_.seed};
+    settings.allowed = [](std::span<const int64_t>, std::vector<bool>& allowed) {
+      if (allowed.size() > 256) std::fill(allowed.begin() + 256, allowed.end(), false);
+    };
+    const auto text = engine_->generate({{'\n'}}, settings)[0].outputs[0].text;
+    if (prints_) fmt::print("sample after {} steps: {}\n", steps, nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  }
+
+ private:
+  const ZooOptions& o_;
+  const bool prints_;
+  std::optional<dt::generate::Engine> engine_;
+};
+
 // Trains from the seed and returns the losses; without a mesh on one device.
 Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, const std::optional<dt::DeviceMesh>& whole,
             const std::string& name, StepLog* log) {
@@ -223,6 +248,7 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
   std::optional<dt::Trace> trace;
   if (mesh && !o.trace.empty()) trace.emplace(o.trace);
   const dt::OverlapLinear overlap(o.overlap);
+  Samples samples(o, learner, log != nullptr);
   for (int64_t step = first; step < o.steps; ++step) {
     const auto start = std::chrono::steady_clock::now();
     const auto [input, target] = batch(step);
@@ -243,6 +269,7 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
 
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     if (log) log->add({step, curve.loss.back(), norm, rate, took.count() * 1e3, items / took.count()});
+    samples.step(step + 1);
     if (!goes_on) break;
   }
   if (trace) trace->stop();
@@ -274,6 +301,8 @@ void check_use(const CLI::App& app, const ZooOptions& o) {
   if (cp && !zoo::find(o.model).is_text())
     throw CLI::ValidationError("--mesh", "cp cuts positions of text, and " + o.model + " takes images");
   unused("--documents", zoo::find(o.model).is_text(), o.model + " takes images");
+  unused("--sample-every", zoo::find(o.model).is_text(), o.model + " takes images");
+  unused("--sample-every", !pp && !cp, "a model that pp or cp cuts writes no text here");
   for (const auto& mesh : o.meshes) {
     const bool cuts = std::ranges::count(mesh.names, "cp") > 0;
     unused("--documents", cuts, "needs a dimension cp in each mesh: add one, as in --mesh dp=2,cp=2");
@@ -308,6 +337,7 @@ ZooOptions parse_options(CLI::App& app, int argc, char** argv) {
   app.add_option("--microbatches", o.microbatches, "into how many a batch is cut (default: 1, or twice the ranks of pp)")->check(positive);
   app.add_option("--chunks", o.chunks, "with pp: stages of a rank (default: what the schedule has)")->check(positive);
   app.add_option("--dropout", o.dropout, "how much of what transformer blocks add is dropped")->check(CLI::Range(0.0, 0.999));
+  app.add_option("--sample-every", o.sample_every, "print what the model writes, every so many steps")->check(positive);
   app.add_flag("--traffic", o.traffic, "print what the ranks sent, by collective and operator, and by module");
   app.add_option("--trace", o.trace, "write what all ranks did, and when, to this file, for ui.perfetto.dev")->check(can_be_written);
   for (auto* option : app.get_options()) option->capture_default_str();

@@ -112,12 +112,11 @@ static int report_parity(const RunOptions& o, const std::vector<Curve>& curves) 
   return same_start && largest <= o.tolerance ? 0 : 1;
 }
 
-// The arguments, with --ranks for the ranks of the mesh where there is none. Under a launcher it does not count.
-static std::vector<std::string> with_ranks(int argc, char** argv, const RunOptions& o) {
+std::vector<std::string> with_ranks(int argc, char** argv, const std::vector<MeshOption>& meshes) {
   std::vector<std::string> arguments(argv, argv + argc);
   const auto gives_ranks = [](const std::string& argument) { return argument.rfind("--ranks", 0) == 0; };
-  if (o.meshes.empty() || std::ranges::any_of(arguments, gives_ranks)) return arguments;
-  arguments.insert(arguments.begin() + 1, fmt::format("--ranks={}", c10::multiply_integers(o.meshes[0].sizes)));
+  if (meshes.empty() || std::ranges::any_of(arguments, gives_ranks)) return arguments;
+  arguments.insert(arguments.begin() + 1, fmt::format("--ranks={}", c10::multiply_integers(meshes[0].sizes)));
   return arguments;
 }
 
@@ -135,7 +134,7 @@ int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::funct
   std::vector<Curve> curves;  // rank 0's
   std::optional<StepLog> log;
   int ranks = 1;
-  auto arguments = with_ranks(argc, argv, o);
+  auto arguments = with_ranks(argc, argv, o.meshes);
   std::vector<char*> pointers;
   for (auto& argument : arguments) pointers.push_back(argument.data());
   const int status = dt::launch(static_cast<int>(pointers.size()), pointers.data(), [&](dt::World& world) {

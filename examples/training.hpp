@@ -55,6 +55,9 @@ struct Units {
   std::string item = "tokens", loss = "nats a byte";
 };
 
+// The arguments, with --ranks for the ranks of the first mesh where there is none. Under a launcher it does not count.
+std::vector<std::string> with_ranks(int argc, char** argv, const std::vector<MeshOption>& meshes);
+
 // Launches the ranks and trains on the meshes of the options, one after the other, and for --compare on one device. `load` is called on
 // every rank, and once more for one device. Returns the exit status: 1 when a difference is above --tolerance.
 int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::function<Train()>& load, const Units& units = {});

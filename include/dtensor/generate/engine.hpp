@@ -118,6 +118,7 @@ class Engine {
   int64_t longest() const;
   void check_request(const Request& request) const;
   void propose();
+  void observe(detail::Growing& output);
   void run(const Scheduler::Plan& plan);
   void advance(Pass& pass, size_t part);
   int64_t draw(Pass& pass, detail::Growing& output, int64_t row);

@@ -1,154 +1,11 @@
 // How an engine works: see engine.hpp.
 #pragma once
 
-#include <dtensor/generate/engine.hpp>
+#include <dtensor/generate/engine_pass.hpp>
 
 #pragma GCC visibility push(default)
 
 namespace dtensor::generate {
-
-namespace detail {
-
-// One output of a request, in the making.
-struct Growing final : Sequence {
-  Growing(Blocks& blocks, Group& of, int64_t number);
-  Group& group;
-  Output output;
-  GrowingText text;
-  std::vector<Draft> guesses;
-  bool ended = false;
-};
-
-struct Group {
-  Request request;
-  int64_t arrival = 0;
-  std::vector<std::unique_ptr<Growing>> outputs;  // the first, and when its prompt is computed the others
-  Completion completion;
-  std::exception_ptr error;
-  bool ended = false;
-
-  bool has_callbacks() const { return request.on_piece || request.settings.allowed; }
-};
-
-inline Growing::Growing(Blocks& blocks, Group& of, int64_t number) : Sequence(blocks), group(of) {
-  tokens = of.request.prompt;
-  prompt = static_cast<int64_t>(tokens.size());
-  priority = of.request.priority;
-  arrival = of.arrival;
-  index = number;
-  reads_prefix = !of.request.settings.prompt_logprobs;
-}
-
-// The module's first distributed tensor says on which mesh it lies.
-inline std::optional<DeviceMesh> mesh_of(const torch::nn::Module* module) {
-  if (!module) return {};
-  for (const auto& parameter : module->parameters()) {
-    if (const auto* layout = find_layout(parameter)) return layout->mesh();
-  }
-  return {};
-}
-
-inline Forward in_evaluation(Forward forward, torch::nn::Module* module) {
-  if (!module) return forward;
-  return [forward = std::move(forward), module](const at::Tensor& ids) {
-    struct Mode {
-      torch::nn::Module* module;
-      ~Mode() {
-        if (module) module->train();
-      }
-    };
-    const Mode mode{module->is_training() ? module : nullptr};
-    if (mode.module) module->eval();
-    return forward(ids);
-  };
-}
-
-template <class T>
-std::span<const T> row_of(const at::Tensor& rows, int64_t row) {
-  return {rows.data_ptr<T>() + row * rows.size(1), static_cast<size_t>(rows.size(1))};
-}
-
-inline Distribution distribution_of(const at::Tensor& scores, int64_t row, const Sequence& sequence, const Settings& settings) {
-  if (scores.scalar_type() == at::kDouble) return {row_of<double>(scores, row), settings, sequence.tokens, sequence.prompt};
-  return {row_of<float>(scores, row), settings, sequence.tokens, sequence.prompt};
-}
-
-inline double value_at(const at::Tensor& rows, int64_t row, int64_t column) {
-  return rows.scalar_type() == at::kDouble ? row_of<double>(rows, row)[column] : row_of<float>(rows, row)[column];
-}
-
-inline std::vector<TokenLogprob> most_probable(std::vector<TokenLogprob> all, int64_t most) {
-  const auto before = [](const TokenLogprob& a, const TokenLogprob& b) { return a.logprob != b.logprob ? a.logprob > b.logprob : a.token < b.token; };
-  most = std::min(most, static_cast<int64_t>(all.size()));
-  std::ranges::partial_sort(all, all.begin() + most, before);
-  all.resize(most);
-  return all;
-}
-
-// Of a tree's nodes, which of them each sees: its ancestors and itself.
-inline std::vector<uint64_t> ancestors_of(const std::vector<Draft>& drafts, int64_t count) {
-  std::vector<uint64_t> sees(count);
-  for (int64_t i = 0; i < count; ++i) sees[i] = (drafts[i].parent < 0 ? 0 : sees[drafts[i].parent]) | uint64_t{1} << i;
-  return sees;
-}
-
-}  // namespace detail
-
-// What a plan becomes.
-struct Engine::Pass {
-  struct Place {            // of a part
-    int64_t scored = 0;     // its first scored row
-    int64_t of_prompt = 0;  // so many of them are for log-probabilities of the prompt
-    int64_t drafts = 0;     // rows after that of the last token
-    bool is_chain = true;
-  };
-
-  explicit Pass(const Scheduler::Plan& from) : plan(from) {
-    for (const auto& part : plan.parts) add(part, static_cast<detail::Growing&>(*part.sequence));
-  }
-
-  void add(const Scheduler::Part& part, detail::Growing& output) {
-    const auto count = static_cast<int64_t>(output.tokens.size()), end = std::min(part.end, count);
-    Place place{static_cast<int64_t>(rows.scored.size()), 0, part.end - end, is_chain(output.guesses)};
-    RowSpan span{rows.rows(), 0, part.begin, output.table.blocks().data(), nullptr};
-    for (auto position = part.begin; position < end; ++position) {
-      const bool of_prompt = output.group.request.settings.prompt_logprobs && output.output.tokens.empty() && position + 1 < output.prompt;
-      if (of_prompt || position + 1 == count) rows.scored.push_back(rows.rows());
-      place.of_prompt += of_prompt && position + 1 < count;
-      add_row(output.tokens[position], position);
-    }
-    before.emplace_back(std::span(output.tokens).first(part.begin));
-    if (place.drafts > 0 && !place.is_chain) {
-      span.end = rows.rows();
-      rows.spans.push_back(span);
-      masks.push_back(detail::ancestors_of(output.guesses, place.drafts));
-      span = {rows.rows(), 0, count, output.table.blocks().data(), masks.back().data()};
-      before.emplace_back(std::span(output.tokens));
-    }
-    std::vector<int64_t> depths;
-    for (int64_t i = 0; i < place.drafts; ++i) {
-      const auto parent = output.guesses[i].parent;
-      depths.push_back(parent < 0 ? 0 : depths[parent] + 1);
-      rows.scored.push_back(rows.rows());
-      add_row(output.guesses[i].token, count + depths.back());
-    }
-    span.end = rows.rows();
-    rows.spans.push_back(span);
-    places.push_back(place);
-  }
-
-  void add_row(int64_t token, int64_t position) {
-    rows.ids.push_back(token);
-    rows.positions.push_back(position);
-  }
-
-  const Scheduler::Plan& plan;
-  StepRows rows;
-  std::vector<Place> places;
-  std::vector<std::span<const int64_t>> before;
-  std::deque<std::vector<uint64_t>> masks;
-  at::Tensor scores, logprobs;  // [scored rows, vocabulary]
-};
 
 inline Engine::Engine(Forward forward, torch::nn::Module* module, const EngineOptions& options)
     : options_(options), runner_(detail::in_evaluation(std::move(forward), module), detail::mesh_of(module)) {
@@ -247,21 +104,41 @@ inline void Engine::step() {
 
 // Guesses for the outputs that have all but their last token computed.
 inline void Engine::propose() {
+  std::vector<DraftContext> contexts;
+  std::vector<detail::Growing*> of;
   for (const auto& group : groups_) {
     const auto& settings = group->request.settings;
     for (const auto& output : group->outputs) {
       output->guesses.clear();
+      output->drafts = 0;
       const auto count = static_cast<int64_t>(output->tokens.size());
-      if (!output->ended && count == output->computed + 1) {
-        const auto left = std::min(settings.max_tokens - static_cast<int64_t>(output->output.tokens.size()), longest() - count) - 1;
-        const auto most = std::min(left, options_.drafts);
-        if (most > 0) output->guesses = options_.drafter->propose(output->tokens, output->prompt, most);
-        if (static_cast<int64_t>(output->guesses.size()) > most) output->guesses.resize(most);
-        if (!runner_.pages() && !is_chain(output->guesses)) output->guesses.clear();
-      }
-      output->drafts = static_cast<int64_t>(output->guesses.size());
+      if (output->ended || count != output->computed + 1) continue;
+      const auto left = std::min(settings.max_tokens - static_cast<int64_t>(output->output.tokens.size()), longest() - count) - 1;
+      const auto most = std::min(left, options_.drafts);
+      if (most < 1) continue;
+      contexts.push_back({output->tokens, output->prompt, settings, output->index, most});
+      of.push_back(output.get());
     }
   }
+  if (of.empty()) return;
+  auto guesses = options_.drafter->propose(contexts);
+  require(guesses.size() == of.size(), "generate", "the drafter gave guesses for {} outputs; expected {}", guesses.size(), of.size());
+  for (size_t i = 0; i < of.size(); ++i) {
+    if (static_cast<int64_t>(guesses[i].size()) > contexts[i].most) guesses[i].resize(contexts[i].most);
+    if (!runner_.pages() && !is_chain(guesses[i])) continue;
+    of[i]->guesses = std::move(guesses[i]);
+    of[i]->drafts = static_cast<int64_t>(of[i]->guesses.size());
+    for (const auto& guess : of[i]->guesses) {
+      const bool fits = guess.token >= 0 && guess.token < runner_.vocabulary() && guess.parent >= -1 && guess.parent < &guess - of[i]->guesses.data();
+      require(fits, "generate", "the drafter guessed token {} after guess {}", guess.token, guess.parent);
+    }
+  }
+}
+
+inline void Engine::observe(detail::Growing& output) {
+  if (!options_.drafter) return;
+  options_.drafter->observe(output.tokens, output.prompt, output.observed);
+  output.observed = static_cast<int64_t>(output.tokens.size());
 }
 
 inline void Engine::run(const Scheduler::Plan& plan) {
@@ -309,7 +186,7 @@ inline void Engine::advance(Pass& pass, size_t index) {
     }
     output.computed += static_cast<int64_t>(path.size());
     output.table.filled(output.tokens, output.computed);
-    if (options_.drafter) options_.drafter->observe(output.tokens, output.prompt, false);
+    observe(output);
   } catch (...) {
     end(output.group, Finish::aborted, std::current_exception());
   }
@@ -330,7 +207,7 @@ inline void Engine::fork(Pass& pass, detail::Growing& first, int64_t row) {
 
 inline int64_t Engine::draw(Pass& pass, detail::Growing& output, int64_t row) {
   const auto& settings = output.group.request.settings;
-  const auto distribution = detail::distribution_of(pass.scores, row, output, settings);
+  const auto distribution = detail::distribution_of(pass.scores, row, output.tokens, output.prompt, settings);
   const auto token = distribution.draw(uniform_of(settings.seed, output.index, static_cast<int64_t>(output.tokens.size())));
   append(pass, output, row, token, distribution);
   return token;
@@ -374,7 +251,7 @@ inline void Engine::finish(detail::Growing& output, Finish why) {
   output.output.finish = why;
   output.output.text = output.text.text();
   scheduler_->remove(output);
-  if (options_.drafter && why != Finish::cancelled && why != Finish::aborted) options_.drafter->observe(output.tokens, output.prompt, true);
+  observe(output);
   auto& group = output.group;
   const auto n = static_cast<size_t>(group.request.settings.n);
   if (group.outputs.size() == n && std::ranges::all_of(group.outputs, &detail::Growing::ended)) end(group, why);

@@ -3,6 +3,7 @@
 
 #include <dtensor/base/error_text.hpp>
 #include <dtensor/base/say.hpp>
+#include <dtensor/generate/sampling.hpp>
 #include <dtensor/generate/step.hpp>
 
 #include <ATen/core/grad_mode.h>
@@ -62,6 +63,25 @@ class Runner {
 };
 
 // -- How ------------------------------------------------------------------------------------------------------------------
+
+namespace detail {
+
+template <class T>
+std::span<const T> row_of(const at::Tensor& rows, int64_t row) {
+  return {rows.data_ptr<T>() + row * rows.size(1), static_cast<size_t>(rows.size(1))};
+}
+
+inline Distribution distribution_of(const at::Tensor& scores, int64_t row, std::span<const int64_t> tokens, int64_t prompt,
+                                    const Settings& settings) {
+  if (scores.scalar_type() == at::kDouble) return {row_of<double>(scores, row), settings, tokens, prompt};
+  return {row_of<float>(scores, row), settings, tokens, prompt};
+}
+
+inline double value_at(const at::Tensor& rows, int64_t row, int64_t column) {
+  return rows.scalar_type() == at::kDouble ? row_of<double>(rows, row)[column] : row_of<float>(rows, row)[column];
+}
+
+}  // namespace detail
 
 inline Runner::Runner(Forward forward, std::optional<DeviceMesh> mesh)
     : forward_(std::move(forward)),
