@@ -14,6 +14,7 @@
 #pragma once
 
 #include <dtensor/collectives.hpp>
+#include <dtensor/generate/batch_invariant.hpp>
 #include <dtensor/generate/drafts.hpp>
 #include <dtensor/generate/request.hpp>
 #include <dtensor/generate/runner.hpp>
@@ -35,6 +36,7 @@ struct EngineOptions {
   int64_t chunk = 0;                         // of a prompt, in a pass; 0: as much as fits
   int64_t max_length = 0;                    // of prompt and output; 0: as far as the cache goes
   bool share_prefixes = true;                // prompts that begin alike share blocks
+  bool batch_invariant = false;              // passes inside of BatchInvariant: no bit depends on what shares a pass
   std::function<std::string(int64_t)> text_of{};  // of a token; empty: a byte
   std::shared_ptr<Drafter> drafter{};        // guesses tokens; see drafts.hpp
   int64_t drafts = 8;                        // guesses at a time

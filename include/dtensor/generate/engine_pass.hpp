@@ -49,7 +49,13 @@ inline std::optional<DeviceMesh> mesh_of(const torch::nn::Module* module) {
   return {};
 }
 
-inline Forward in_evaluation(Forward forward, torch::nn::Module* module) {
+inline Forward in_evaluation(Forward forward, torch::nn::Module* module, bool batch_invariant) {
+  if (batch_invariant) {
+    forward = [forward = std::move(forward)](const at::Tensor& ids) {
+      const InvariantRows region;
+      return forward(ids);
+    };
+  }
   if (!module) return forward;
   return [forward = std::move(forward), module](const at::Tensor& ids) {
     struct Mode {

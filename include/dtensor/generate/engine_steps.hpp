@@ -8,7 +8,7 @@
 namespace dtensor::generate {
 
 inline Engine::Engine(Forward forward, torch::nn::Module* module, const EngineOptions& options)
-    : options_(options), runner_(detail::in_evaluation(std::move(forward), module), detail::mesh_of(module)) {
+    : options_(options), runner_(detail::in_evaluation(std::move(forward), module, options.batch_invariant), detail::mesh_of(module)) {
   require(options.max_requests >= 1 && options.tokens_per_step >= 1 && options.chunk >= 0 && options.max_length >= 0, "generate",
           "got max_requests {}, tokens_per_step {}, chunk {} and max_length {}; expected at least 1, 1, 0 and 0", options.max_requests,
           options.tokens_per_step, options.chunk, options.max_length);

@@ -48,6 +48,11 @@ at::Tensor repeat_heads(const at::Tensor& x, int64_t times);
 inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
   if (auto* decoding = Decoding::current()) return decoding->attention({q, k, v, {}, options.dropout, options.causal});
   if (auto* region = ContextParallel::of(q, options.dropout)) return region->attention(q, k, v, options.causal, options.dropout);
+#if !__has_include(<ATen/ops/scaled_dot_product_attention.h>)
+  if (const auto& hook = World::current().local<AttentionHook>(); hook.compute) {
+    if (const auto y = hook.compute({q, k, v, {}, options.dropout, options.causal})) return *y;
+  }
+#endif
 #if __has_include(<ATen/ops/scaled_dot_product_attention.h>)
   return at::scaled_dot_product_attention(q, k, v, {}, options.dropout, options.causal);
 #else
@@ -63,6 +68,7 @@ inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::
 inline int64_t repeats_of_keys(const at::Tensor& q, int64_t key_heads, double dropout) {
   const auto* context = ContextParallel::of(q, dropout);
   auto* decoding = Decoding::current();
+  if (q.size(1) == key_heads) return 1;
   const bool shared = decoding ? decoding->shares_heads(q, key_heads) : context && context->may_share_heads(q, key_heads);
   return shared ? 1 : q.size(1) / key_heads;
 }

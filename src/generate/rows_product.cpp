@@ -1,0 +1,179 @@
+// Products of rows whose bits do not depend on how many rows there are: the operator dtensor::rows_product, its gradient, its sharding rule,
+// and what takes libtorch's linear layers and activations to it inside of BatchInvariant.
+#include <dtensor/generate/batch_invariant.hpp>
+
+#include <dtensor/tensor/custom_op.hpp>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/silu.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <algorithm>
+
+namespace dtensor::generate {
+
+namespace {
+
+#define INLINE inline __attribute__((always_inline))
+
+namespace generic {
+#define DTENSOR_VECTOR_BYTES 16
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=fast")
+#include "src/generate/rows_product_kernel.inl"
+#pragma GCC pop_options
+#undef DTENSOR_VECTOR_BYTES
+}  // namespace generic
+
+#if defined(__x86_64__)
+namespace avx2 {
+#define DTENSOR_VECTOR_BYTES 32
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=fast")
+#pragma GCC target("avx2,fma")
+#include "src/generate/rows_product_kernel.inl"
+#pragma GCC pop_options
+#undef DTENSOR_VECTOR_BYTES
+}  // namespace avx2
+
+namespace avx512 {
+#define DTENSOR_VECTOR_BYTES 64
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=fast")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")
+#include "src/generate/rows_product_kernel.inl"
+#pragma GCC pop_options
+#undef DTENSOR_VECTOR_BYTES
+}  // namespace avx512
+#endif
+
+template <class S, class T>
+void multiply(const S* x, int64_t rows, const S* w, int64_t outputs, int64_t k, T* y, int64_t y_stride) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl")) {
+    return avx512::multiply(x, rows, w, outputs, k, y, y_stride);
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::multiply(x, rows, w, outputs, k, y, y_stride);
+#endif
+  generic::multiply(x, rows, w, outputs, k, y, y_stride);
+}
+
+// y of sums, float32 or float64.
+template <class S, class T>
+void multiply_in_parts(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y) {
+  const auto rows = x.size(0), k = x.size(1), outputs = w.size(0);
+  const auto* from = static_cast<const S*>(x.data_ptr());
+  const auto* weights = static_cast<const S*>(w.data_ptr());
+  auto* const to = y.data_ptr<T>();
+  const auto grain = std::max<int64_t>(4, 32768 / std::max<int64_t>(1, rows * k));
+  at::parallel_for(0, outputs, (grain + 3) / 4 * 4, [&](int64_t begin, int64_t end) {
+    multiply<S, T>(from, rows, weights + begin * k, end - begin, k, to + begin, outputs);
+  });
+}
+
+at::Tensor rows_product_cpu(const at::Tensor& x, const at::Tensor& w) {
+  const bool fits = x.dim() == 2 && w.dim() == 2 && x.size(1) == w.size(1) && x.scalar_type() == w.scalar_type();
+  if (!fits) {
+    fail("rows_product", "got x of {} dims, w of {} dims, of {} and {}; expected [rows, k] and [outputs, k] of one dtype", x.dim(), w.dim(),
+         c10::toString(x.scalar_type()), c10::toString(w.scalar_type()));
+  }
+  const auto rows = x.contiguous(), weights = w.contiguous();
+  const auto sums = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto y = at::empty({x.size(0), w.size(0)}, x.options().dtype(sums));
+  switch (x.scalar_type()) {
+    case at::kFloat: multiply_in_parts<float, float>(rows, weights, y); break;
+    case at::kDouble: multiply_in_parts<double, double>(rows, weights, y); break;
+    case at::kBFloat16: multiply_in_parts<uint16_t, float>(rows, weights, y); break;
+    default: fail("rows_product", "computes float32, bfloat16 and float64; got {}", c10::toString(x.scalar_type()));
+  }
+  return y.to(x.scalar_type());
+}
+
+at::Tensor rows_product_meta(const at::Tensor& x, const at::Tensor& w) { return at::empty({x.size(0), w.size(0)}, x.options()); }
+
+at::Tensor call_rows_product(const at::Tensor& x, const at::Tensor& w) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("dtensor::rows_product", "").typed<at::Tensor(const at::Tensor&, const at::Tensor&)>();
+  return op.call(x, w);
+}
+
+class RowsProduct : public torch::autograd::Function<RowsProduct> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& w) {
+    context->save_for_backward({x, w});
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return call_rows_product(x, w);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    return {gradients[0].mm(saved[1]), gradients[0].t().mm(saved[0])};
+  }
+};
+
+at::Tensor rows_product_autograd(const at::Tensor& x, const at::Tensor& w) { return RowsProduct::apply(x, w); }
+
+// -- What libtorch's operators become inside of BatchInvariant ---------------------------------------------------------------
+
+constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
+bool computes(const at::Tensor& x) {
+  return x.device().is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble || x.scalar_type() == at::kBFloat16);
+}
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const c10::optional<at::Tensor>& bias) {
+  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
+  if (!computes(x) || x.dim() < 2 || w.dim() != 2) return at::linear(x, w, bias);
+  auto sizes = x.sizes().vec();
+  const auto y = rows_product(x.dim() == 2 ? x : x.flatten(0, -2), w);
+  sizes.back() = w.size(0);
+  const auto shaped = y.reshape(sizes);
+  return bias && bias->defined() ? shaped + *bias : shaped;
+}
+
+// libtorch computes the last elements of a tensor by other instructions. So each row is made to end where a vector ends.
+template <class F>
+at::Tensor in_whole_vectors(const at::Tensor& x, const F& f) {
+  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
+  const auto width = x.dim() > 0 ? x.size(-1) : 0, more = (64 - width % 64) % 64;
+  if (more == 0 || !computes(x)) return f(x.contiguous());
+  return f(at::constant_pad_nd(x, {0, more})).narrow(-1, 0, width);
+}
+
+at::Tensor silu(const at::Tensor& x) {
+  return in_whole_vectors(x, [](const at::Tensor& y) { return at::silu(y); });
+}
+
+at::Tensor gelu(const at::Tensor& x, c10::string_view approximate) {
+  return in_whole_vectors(x, [&](const at::Tensor& y) { return at::gelu(y, approximate); });
+}
+
+TORCH_LIBRARY(dtensor, library) { library.def("rows_product(Tensor x, Tensor w) -> Tensor"); }
+TORCH_LIBRARY_IMPL(dtensor, CPU, library) { library.impl("rows_product", rows_product_cpu); }
+TORCH_LIBRARY_IMPL(dtensor, Meta, library) { library.impl("rows_product", rows_product_meta); }
+TORCH_LIBRARY_IMPL(dtensor, Autograd, library) { library.impl("rows_product", rows_product_autograd); }
+
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericWrapper, library) {
+  library.impl("linear", linear);
+  library.impl("silu", silu);
+  library.impl("gelu", gelu);
+}
+
+}  // namespace
+
+at::Tensor rows_product(const at::Tensor& x, const at::Tensor& w) {
+  [[maybe_unused]] static const bool has_rule = [] {
+    register_rule("dtensor::rows_product", "mk,nk->mn");
+    return true;
+  }();
+  return call_rows_product(x, w);
+}
+
+}  // namespace dtensor::generate
