@@ -9,6 +9,7 @@
 #include "zoo/zoo.hpp"
 
 #include <ATen/Parallel.h>
+#include <dtensor/base/say.hpp>
 #include <dtensor/checkpoint/foreign.hpp>
 #include <dtensor/dtensor.hpp>
 #include <dtensor/generate/drafters.hpp>
@@ -128,7 +129,7 @@ std::optional<std::string> read_line(const std::optional<dt::DeviceMesh>& mesh, 
   std::string line;
   int64_t length = -1;
   if (is_first) {
-    fmt::print(stderr, "> ");
+    dt::detail::say("> ");
     if (std::getline(std::cin, line)) length = static_cast<int64_t>(line.size());
   }
   if (mesh && mesh->size() > 1) {
@@ -155,7 +156,7 @@ void chat(gen::Engine& engine, TextOptions o, const std::optional<dt::DeviceMesh
       const auto answer = write_text(engine, o, text, is_first);
       text.insert(text.end(), answer.begin(), answer.end());
     } catch (const dt::Error& error) {
-      if (is_first) fmt::print(stderr, "{}\n", error.what_without_backtrace());
+      if (is_first) dt::detail::say("{}\n", error.what_without_backtrace());
       text.clear();
     }
   }
@@ -181,7 +182,9 @@ void run(const TextOptions& o, dt::World& world) {
   gen::Engine engine(*model, engine_options(o));
   auto options = o;
   if (engine.runner().vocabulary() > 256) {  // tokens that are no bytes
-    options.settings.allowed = [](std::span<const int64_t>, std::vector<bool>& allowed) { std::fill(allowed.begin() + 256, allowed.end(), false); };
+    options.settings.allowed = [](std::span<const int64_t>, std::vector<bool>& allowed) {
+      std::fill(allowed.begin() + 256, allowed.end(), false);
+    };
   }
   const bool is_first = world.rank() == 0;
   if (o.prompts.empty()) return chat(engine, options, mesh, is_first);
@@ -194,8 +197,10 @@ TextOptions parse_options(CLI::App& app, int argc, char** argv) {
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   add_mesh_options(app, o, {"tp"});
   app.add_option("--model", o.model, "a name of the zoo, or a folder with config.json and safetensors");
-  app.add_option("--checkpoint", o.checkpoint, "weights: a folder of train --save, one of its steps, or another library's files (default: drawn)");
-  app.add_option("--prompt", o.prompts, "what the text begins with; several: one after the other")->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app.add_option("--checkpoint", o.checkpoint,
+                 "weights: a folder of train --save, one of its steps, or another library's files (default: drawn)");
+  app.add_option("--prompt", o.prompts, "what the text begins with; several: one after the other")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--tokens", s.max_tokens, "new tokens, at most")->check(positive);
   app.add_option("--n", s.n, "texts for each prompt")->check(positive);
   app.add_option("--seed", o.seed, "of the draws, and of the parameters where there is no checkpoint");

@@ -210,12 +210,14 @@ class Samples {
   void step(int64_t steps) {
     if (!engine_ || steps % o_.sample_every != 0) return;
     engine_->load_weights(steps);
-    dt::generate::Settings settings{.temperature = 0.8, .max_tokens = std::max<int64_t>(1, std::min<int64_t>(80, o_.seq - 1)), .seed = o_.seed};
+    const auto tokens = std::max<int64_t>(1, std::min<int64_t>(80, o_.seq - 1));
+    dt::generate::Settings settings{.temperature = 0.8, .max_tokens = tokens, .seed = o_.seed};
     settings.allowed = [](std::span<const int64_t>, std::vector<bool>& allowed) {
       if (allowed.size() > 256) std::fill(allowed.begin() + 256, allowed.end(), false);
     };
     const auto text = engine_->generate({{'\n'}}, settings)[0].outputs[0].text;
-    if (prints_) fmt::print("sample after {} steps: {}\n", steps, nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    const auto printed = nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    if (prints_) fmt::print("sample after {} steps: {}\n", steps, printed);
   }
 
  private:

@@ -15,7 +15,8 @@ namespace dtensor::generate {
 
 namespace {
 
-// The Taylor series of exp, largest power first, and what brings its argument near 0. kLn2High has few bits, so that its multiples are exact.
+// The Taylor series of exp, largest power first, and what brings its argument near 0. kLn2High has few bits, so that its multiples are
+// exact.
 template <class T>
 struct ExpSeries;
 template <>
@@ -34,8 +35,9 @@ struct ExpSeries<double> {
   static constexpr Bits kOne = Bits{1023} << 52;
   static constexpr double kLowest = -708.0, kLog2e = 1.44269504088896341, kRound = 6755399441055744.0;  // 1.5 2^52
   static constexpr double kLn2High = 6.93145751953125e-1, kLn2Low = 1.42860682030941723212e-6;
-  static constexpr double kTerms[kCount] = {1. / 6227020800, 1. / 479001600, 1. / 39916800, 1. / 3628800, 1. / 362880, 1. / 40320, 1. / 5040,
-                                            1. / 720,        1. / 120,       1. / 24,       1. / 6,       1. / 2,      1,          1};
+  static constexpr double kTerms[kCount] = {
+      1. / 6227020800, 1. / 479001600, 1. / 39916800, 1. / 3628800, 1. / 362880, 1. / 40320, 1. / 5040,
+      1. / 720,        1. / 120,       1. / 24,       1. / 6,       1. / 2,      1,          1};
 };
 
 // What a row sees: the places before `seen`, and of the 64 after that those of `tree`.
@@ -175,8 +177,9 @@ struct Call {
         last = std::max(last, seen.back().last);
       }
     }
-    const Rows<S, T> job{keys,     values,        tile.span->table, last / kBlockRows + 1, shape.key_heads, tile.key_head, dim, value_dim,
-                         seen.data(), queries.data(), rows,            largest.data(),        sums.data(),     values_sum.data()};
+    const Rows<S, T> job{
+        keys,           values, tile.span->table, last / kBlockRows + 1, shape.key_heads,  tile.key_head, dim, value_dim, seen.data(),
+        queries.data(), rows,   largest.data(),   sums.data(),           values_sum.data()};
     attend(job);
     for (int64_t r = 0; r < rows; ++r) {
       auto* to = out.at(tile.begin + r / group, tile.key_head * group + r % group);
@@ -190,7 +193,8 @@ std::vector<Tile> tiles_of(const std::vector<RowSpan>& spans, int64_t key_heads,
   const auto step = std::max<int64_t>(1, kRowsOfJob / group);
   for (const auto& span : spans) {
     for (int64_t head = 0; head < key_heads; ++head) {
-      for (auto begin = span.begin; begin < span.end; begin += step) tiles.push_back({&span, begin, std::min(begin + step, span.end), head});
+      for (auto begin = span.begin; begin < span.end; begin += step)
+        tiles.push_back({&span, begin, std::min(begin + step, span.end), head});
     }
   }
   return tiles;
@@ -214,8 +218,8 @@ void Pages::write(const at::Tensor& k, const at::Tensor& v, const std::vector<Ro
                     k.size(2) == shape_.dim && v.size(2) == shape_.value_dim && k.scalar_type() == shape_.dtype &&
                     v.scalar_type() == shape_.dtype;
   if (!fits) {
-    fail("generate", "got keys of {} heads of {} and values of {} ({}); the cache was made for {} heads of {} and {} ({})", k.size(1), k.size(2),
-         v.size(2), c10::toString(k.scalar_type()), shape_.key_heads, shape_.dim, shape_.value_dim, c10::toString(shape_.dtype));
+    fail("generate", "got keys of {} heads of {} and values of {} ({}); the cache was made for {} heads of {} and {} ({})", k.size(1),
+         k.size(2), v.size(2), c10::toString(k.scalar_type()), shape_.key_heads, shape_.dim, shape_.value_dim, c10::toString(shape_.dtype));
   }
   with_dtype(shape_.dtype, [&]<class S>(S, auto) {
     const Strided<S> from_k(k), from_v(v);
@@ -253,8 +257,13 @@ at::Tensor Pages::attend(const at::Tensor& q, const std::vector<RowSpan>& spans,
   const auto out = rows == q.size(0) ? at::empty(sizes, q.options()) : at::zeros(sizes, q.options());
   const auto tiles = tiles_of(spans, shape_.key_heads, group);
   with_dtype(shape_.dtype, [&]<class S, class T>(S, T) {
-    const Call<S, T> call{shape_,         static_cast<const S*>(keys_.data_ptr()), static_cast<const S*>(values_.data_ptr()), Strided<S>(q),
-                          Strided<S>(out), group,                                   static_cast<T>(scale)};
+    const Call<S, T> call{shape_,
+                          static_cast<const S*>(keys_.data_ptr()),
+                          static_cast<const S*>(values_.data_ptr()),
+                          Strided<S>(q),
+                          Strided<S>(out),
+                          group,
+                          static_cast<T>(scale)};
     at::parallel_for(0, static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {
       for (auto i = begin; i < end; ++i) call.run(tiles[i]);
     });

@@ -16,8 +16,8 @@ INLINE void exp_in_place(Sixteen<T>& x) {
     const auto rest = (at - n * S::kLn2High) - n * S::kLn2Low;
     auto sum = S::kTerms[0] - typename Sixteen<T>::Part{};
     for (int i = 1; i < S::kCount; ++i) sum = sum * rest + S::kTerms[i];
-    const auto exponent = (reinterpret_cast<const Whole&>(shifted) << S::kMantissa) + S::kOne;
-    part = low ? typename Sixteen<T>::Part{} : sum * reinterpret_cast<const typename Sixteen<T>::Part&>(exponent);
+    const auto exponent = (__builtin_bit_cast(Whole, shifted) << S::kMantissa) + S::kOne;
+    part = low ? typename Sixteen<T>::Part{} : sum * __builtin_bit_cast(typename Sixteen<T>::Part, exponent);
   }
 }
 

@@ -1,5 +1,5 @@
-// Products of rows whose bits do not depend on how many rows there are: the operator dtensor::rows_product, its gradient, its sharding rule,
-// and what takes libtorch's linear layers and activations to it inside of BatchInvariant.
+// Products of rows whose bits do not depend on how many rows there are: the operator dtensor::rows_product, its gradient, its sharding
+// rule, and what takes libtorch's linear layers and activations to it inside of BatchInvariant.
 #include <dtensor/generate/batch_invariant.hpp>
 
 #include <dtensor/tensor/custom_op.hpp>
@@ -111,7 +111,8 @@ class RowsProduct : public torch::autograd::Function<RowsProduct> {
     const at::AutoDispatchBelowADInplaceOrView below;
     return call_rows_product(x, w);
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
     const auto saved = context->get_saved_variables();
     return {gradients[0].mm(saved[1]), gradients[0].t().mm(saved[0])};
   }

@@ -42,14 +42,18 @@ struct Random {
 // By the formula, in float64. `seen` [rows, rows].
 at::Tensor by_formula(const Random& x, const at::Tensor& seen, double scale) {
   const auto group = x.q.size(1) / x.k.size(1);
-  const auto heads = [&](const at::Tensor& y) { return y.to(at::kDouble).repeat_interleave(y.size(1) == x.q.size(1) ? 1 : group, 1).transpose(0, 1); };
+  const auto heads = [&](const at::Tensor& y) {
+    return y.to(at::kDouble).repeat_interleave(y.size(1) == x.q.size(1) ? 1 : group, 1).transpose(0, 1);
+  };
   const auto scores = torch::matmul(heads(x.q), heads(x.k).transpose(1, 2)) * scale;
   return torch::matmul(scores.masked_fill(seen.logical_not(), -1e300).softmax(-1), heads(x.v)).transpose(0, 1);
 }
 
 at::Tensor causal(int64_t rows) { return torch::ones({rows, rows}, at::kBool).tril(); }
 
-double largest_difference(const at::Tensor& a, const at::Tensor& b) { return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>(); }
+double largest_difference(const at::Tensor& a, const at::Tensor& b) {
+  return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
+}
 
 }  // namespace
 
@@ -57,7 +61,8 @@ TEST_CASE("generate attention: equals the formula", "[generate]") {
   struct Shape {
     int64_t heads, key_heads, dim, value_dim, length;
   };
-  for (const auto& s : {Shape{4, 2, 64, 64, 70}, Shape{3, 3, 8, 8, 33}, Shape{8, 1, 6, 20, 50}, Shape{2, 1, 80, 80, 17}, Shape{1, 1, 128, 128, 200}}) {
+  for (const auto& s :
+       {Shape{4, 2, 64, 64, 70}, Shape{3, 3, 8, 8, 33}, Shape{8, 1, 6, 20, 50}, Shape{2, 1, 80, 80, 17}, Shape{1, 1, 128, 128, 200}}) {
     for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
       CAPTURE(s.heads, s.dim, s.length, c10::toString(dtype));
       const LayerShape shape{s.key_heads, s.dim, s.value_dim, dtype};

@@ -52,13 +52,15 @@ double tokens_a_pass(const Engine& engine) {
 TEST_CASE("generate drafts: no guess changes a token", "[generate]") {
   SmallText model, smaller(11);
   const auto prompts = some_prompts(6, 3);
-  for (const auto& settings : {Settings{.temperature = 0, .max_tokens = 24}, Settings{.temperature = 0.8, .top_p = 0.9, .max_tokens = 24, .seed = 9, .n = 3}}) {
+  for (const auto& settings :
+       {Settings{.temperature = 0, .max_tokens = 24}, Settings{.temperature = 0.8, .top_p = 0.9, .max_tokens = 24, .seed = 9, .n = 3}}) {
     std::vector<std::vector<generate::Output>> expected;
     for (const auto& prompt : prompts) {
       auto& outputs = expected.emplace_back();
       for (int64_t i = 0; i < settings.n; ++i) outputs.push_back(decode_slowly(model, prompt, settings, i));
     }
-    const auto check = [&](const char* name, const std::shared_ptr<generate::Drafter>& drafter, int64_t drafts, EngineOptions options = {}) {
+    const auto check = [&](const char* name, const std::shared_ptr<generate::Drafter>& drafter, int64_t drafts,
+                           EngineOptions options = {}) {
       CAPTURE(name, drafts, settings.temperature);
       options.drafter = drafter;
       options.drafts = drafts;
@@ -96,7 +98,8 @@ TEST_CASE("generate drafts: the second epoch of the same prompts needs few passe
   settings.seed = 2;
   engine.generate(prompts, settings);
   const auto after = engine.counts();
-  const auto ratio = static_cast<double>(after.tokens - before.tokens) / static_cast<double>(after.sequence_passes - before.sequence_passes);
+  const auto ratio =
+      static_cast<double>(after.tokens - before.tokens) / static_cast<double>(after.sequence_passes - before.sequence_passes);
   CAPTURE(ratio);
   CHECK(ratio >= 2);
   CHECK(trees->prompts() == 8);
@@ -130,7 +133,7 @@ TEST_CASE("generate drafts: trees of earlier outputs", "[generate]") {
   CHECK(drafts[2].parent == 1);
   CHECK(drafts[3].parent == 1);
   CHECK(tokens_of(drafts_of(trees, {7, 9, 1}, 1, 2)) == Tokens{2, 4});  // by the last token alone
-  CHECK(drafts_of(trees, {8}, 1, 4).empty());                          // another prompt
+  CHECK(drafts_of(trees, {8}, 1, 4).empty());                           // another prompt
   for (int64_t prompt = 10; prompt < 40; ++prompt) see({prompt, 1, 2, 3, 4, 5, 6}, 1);
   CHECK(trees.nodes() < 260);
   CHECK(drafts_of(trees, {7}, 1, 4).empty());  // forgotten

@@ -45,7 +45,8 @@ TEST_CASE("generate: tokens and their log-probabilities are those of the model",
       REQUIRE(engine.runner().pages());
       for (int round = 0; round < 2; ++round) {  // in the second, prompts are in the cache
         const auto got = engine.generate(prompts, settings);
-        for (size_t i = 0; i < prompts.size(); ++i) REQUIRE_NOTHROW(require_same(got[i].outputs[0], expected[i], fmt::format("prompt {}", i)));
+        for (size_t i = 0; i < prompts.size(); ++i)
+          REQUIRE_NOTHROW(require_same(got[i].outputs[0], expected[i], fmt::format("prompt {}", i)));
       }
       const auto counts = engine.counts();
       CHECK(engine.blocks_unused() == engine.blocks());
@@ -69,7 +70,8 @@ TEST_CASE("generate: requests that come later change nothing", "[generate]") {
     for (auto steps = random() % 7; steps > 0; --steps) engine.step();
     futures.emplace(i, engine.submit({.prompt = prompts[i], .settings = kDrawn, .priority = static_cast<int64_t>(random() % 3)}));
   }
-  for (size_t i = 0; i < prompts.size(); ++i) require_same(futures.at(i).get().outputs[0], decode_slowly(model, prompts[i], kDrawn), "late");
+  for (size_t i = 0; i < prompts.size(); ++i)
+    require_same(futures.at(i).get().outputs[0], decode_slowly(model, prompts[i], kDrawn), "late");
   CHECK(engine.idle());
 }
 
@@ -237,7 +239,8 @@ TEST_CASE("generate: what fails fails alone and by name", "[generate]") {
   Engine engine(model);
   const auto prompts = some_prompts(3, 5);
   auto good = engine.submit({.prompt = prompts[0], .settings = kDrawn});
-  auto thrown = engine.submit({.prompt = prompts[1], .settings = kDrawn, .on_piece = [](const auto&) { throw std::runtime_error("no more"); }});
+  auto thrown =
+      engine.submit({.prompt = prompts[1], .settings = kDrawn, .on_piece = [](const auto&) { throw std::runtime_error("no more"); }});
   auto settings = kDrawn;
   settings.allowed = [](std::span<const int64_t>, std::vector<bool>& allowed) { std::fill(allowed.begin(), allowed.end(), false); };
   auto none = engine.submit({.prompt = prompts[2], .settings = settings});

@@ -23,7 +23,8 @@ std::vector<double> by_training(SmallText& model, const Tokens& prompt, const To
   const NoSpmd plain;
   const auto logprobs = scores.detach()[0].log_softmax(-1);
   std::vector<double> of_output;
-  for (size_t i = 0; i < output.size(); ++i) of_output.push_back(logprobs[static_cast<int64_t>(prompt.size() + i) - 1][output[i]].item<double>());
+  for (size_t i = 0; i < output.size(); ++i)
+    of_output.push_back(logprobs[static_cast<int64_t>(prompt.size() + i) - 1][output[i]].item<double>());
   return of_output;
 }
 
@@ -32,7 +33,8 @@ std::vector<double> by_training(SmallText& model, const Tokens& prompt, const To
 TEST_CASE("generate invariant: products equal the formula and do not depend on the number of rows", "[generate]") {
   torch::manual_seed(1);
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
-    for (const auto& [rows, outputs, k] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1}, {7, 9, 33}, {16, 64, 256}, {5, 3, 16}, {33, 20, 100}}) {
+    for (const auto& [rows, outputs, k] :
+         {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1}, {7, 9, 33}, {16, 64, 256}, {5, 3, 16}, {33, 20, 100}}) {
       CAPTURE(c10::toString(dtype), rows, outputs, k);
       const auto x = torch::randn({rows, k}, at::kDouble).to(dtype), w = torch::randn({outputs, k}, at::kDouble).to(dtype);
       const auto y = generate::rows_product(x, w);

@@ -101,7 +101,8 @@ TEST_CASE("generate on ranks: tokens that differ end all requests", "[generate]"
                               Engine engine(model);
                               auto settings = kSettings;
                               settings.allowed = [&](auto, std::vector<bool>& allowed) {
-                                for (size_t token = 0; token < allowed.size(); ++token) allowed[token] = token % 2 == static_cast<size_t>(world.rank());
+                                for (size_t token = 0; token < allowed.size(); ++token)
+                                  allowed[token] = token % 2 == static_cast<size_t>(world.rank());
                               };
                               engine.generate({{1, 2}}, settings);
                             }),

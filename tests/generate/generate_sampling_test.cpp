@@ -16,7 +16,8 @@ using generate::Tokens;
 
 namespace {
 
-std::vector<double> probabilities(const std::vector<float>& scores, const Settings& settings, const Tokens& tokens = {0}, int64_t prompt = 1) {
+std::vector<double> probabilities(const std::vector<float>& scores, const Settings& settings, const Tokens& tokens = {0},
+                                  int64_t prompt = 1) {
   const Distribution distribution(std::span<const float>(scores), settings, tokens, prompt);
   std::vector<double> all(scores.size());
   for (const auto& [token, p] : distribution.entries()) all[token] = p;
@@ -92,7 +93,13 @@ TEST_CASE("generate sampling: penalties and biases and what is not allowed", "[g
 
 TEST_CASE("generate sampling: draws have the law that the cuts leave", "[generate]") {
   const auto scores = scores_of({0.02, 0.3, 0.08, 0.15, 0.05, 0.2, 0.1, 0.1});
-  const Settings all[] = {{}, {.temperature = 0.7}, {.temperature = 1.7}, {.top_k = 3}, {.top_p = 0.8}, {.min_p = 0.4}, {.typical = 0.6},
+  const Settings all[] = {{},
+                          {.temperature = 0.7},
+                          {.temperature = 1.7},
+                          {.top_k = 3},
+                          {.top_p = 0.8},
+                          {.min_p = 0.4},
+                          {.typical = 0.6},
                           {.temperature = 0.9, .top_k = 6, .top_p = 0.9, .min_p = 0.1}};
   constexpr int64_t kDraws = 200'000;
   for (const auto& settings : all) {
@@ -130,7 +137,8 @@ TEST_CASE("generate sampling: a draw is where the sum exceeds the number", "[gen
 
 TEST_CASE("generate sampling: numbers of a stream are those of a generator", "[generate]") {
   auto generator = dtensor::Generator(42);
-  const auto first = torch::empty({5}, at::kDouble).uniform_(0, 1, generator), second = torch::empty({5}, at::kDouble).uniform_(0, 1, generator);
+  const auto first = torch::empty({5}, at::kDouble).uniform_(0, 1, generator),
+             second = torch::empty({5}, at::kDouble).uniform_(0, 1, generator);
   for (int64_t i = 0; i < 5; ++i) {
     CHECK(rng::uniform_at(42, 0, i) == first[i].item<double>());
     CHECK(rng::uniform_at(42, 1, i) == second[i].item<double>());

@@ -10,6 +10,7 @@
 #include <dtensor/nn/position_rows.hpp>
 #include <dtensor/nn/swiglu.hpp>
 
+#include <fmt/ranges.h>
 #include <torch/torch.h>
 
 #include <random>
@@ -25,7 +26,8 @@ struct SmallText : torch::nn::Module {
     words = register_module("words", torch::nn::Embedding(kVocabulary, 16));
     places = register_module("places", torch::nn::Embedding(places_of, 16));
     for (int i = 0; i < 2; ++i) {
-      attention.push_back(register_module(fmt::format("attention{}", i), nn::GroupedQueryAttention(nn::GroupedQueryAttentionOptions{16, 4, 2})));
+      attention.push_back(
+          register_module(fmt::format("attention{}", i), nn::GroupedQueryAttention(nn::GroupedQueryAttentionOptions{16, 4, 2})));
       hidden.push_back(register_module(fmt::format("hidden{}", i), nn::SwiGLU(16, 32)));
     }
     head = register_module("head", torch::nn::Linear(16, kVocabulary));
@@ -58,7 +60,8 @@ inline std::vector<generate::Tokens> some_prompts(int64_t count, uint64_t seed =
   for (int64_t i = 0; i < count; ++i) {
     generate::Tokens prompt;
     if (i % 3 == 2) prompt.assign(prompts[i - 1].begin(), prompts[i - 1].end());  // begins alike
-    const auto length = std::max<int64_t>(static_cast<int64_t>(prompt.size()) / 2 + 1, 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(longest)));
+    const auto length =
+        std::max<int64_t>(static_cast<int64_t>(prompt.size()) / 2 + 1, 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(longest)));
     prompt.resize(length, 0);
     for (auto j = i % 3 == 2 ? length * 2 / 3 : 0; j < length; ++j) prompt[j] = static_cast<int64_t>(random() % kVocabulary);
     prompts.push_back(prompt);
@@ -89,7 +92,8 @@ generate::Output decode_slowly(Model& model, const generate::Tokens& prompt, con
 inline void require_same(const generate::Output& a, const generate::Output& b, const std::string& what) {
   if (a.tokens != b.tokens) fail("test", "{}: got tokens {}; expected {}", what, fmt::join(a.tokens, " "), fmt::join(b.tokens, " "));
   for (size_t i = 0; i < a.logprobs.size(); ++i) {
-    if (std::abs(a.logprobs[i] - b.logprobs[i]) > 1e-9) fail("test", "{}: log-probability {} is {}; expected {}", what, i, a.logprobs[i], b.logprobs[i]);
+    if (std::abs(a.logprobs[i] - b.logprobs[i]) > 1e-9)
+      fail("test", "{}: log-probability {} is {}; expected {}", what, i, a.logprobs[i], b.logprobs[i]);
   }
 }
 

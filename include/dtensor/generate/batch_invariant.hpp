@@ -1,5 +1,5 @@
-// Forward passes whose numbers do not depend, to the bit, on what shares the batch: so that the log-probabilities that an engine returns are
-// those that training computes.
+// Forward passes whose numbers do not depend, to the bit, on what shares the batch: so that the log-probabilities that an engine returns
+// are those that training computes.
 //
 //   dtensor::generate::Engine engine(*model, {.batch_invariant = true});
 //   auto completion = engine.generate({prompt})[0];
@@ -8,9 +8,9 @@
 //   auto logprobs = model->forward(ids).log_softmax(-1);        // bit-equal to completion.outputs[0].logprobs, on as many ranks
 //
 // While a region lives, on this thread: linear layers add up in one order, whatever the number of rows; attention goes page by page, as the
-// engine's does; silu and gelu are computed in whole vectors. Gradients flow. What libtorch computes row by row (norms, softmax) stays. On the
-// CPU, of float32, bfloat16 and float64. Linear layers that a mesh cuts along their inputs add up ranks' sums, so the bits are those of as
-// many ranks.
+// engine's does; silu and gelu are computed in whole vectors. Gradients flow. What libtorch computes row by row (norms, softmax) stays. On
+// the CPU, of float32, bfloat16 and float64. Linear layers that a mesh cuts along their inputs add up ranks' sums, so the bits are those of
+// as many ranks.
 #pragma once
 
 #include <dtensor/generate/paged_attention.hpp>
@@ -46,8 +46,8 @@ class BatchInvariant {
   const InvariantRows rows_{};
 };
 
-// x [rows, k] and w [outputs, k] -> x w^T [rows, outputs]. An element's bits depend on its row of x and its row of w alone. float32, bfloat16
-// (with float32 sums) and float64, on the CPU. Differentiable. As DTensors: cut along rows, outputs or k.
+// x [rows, k] and w [outputs, k] -> x w^T [rows, outputs]. An element's bits depend on its row of x and its row of w alone. float32,
+// bfloat16 (with float32 sums) and float64, on the CPU. Differentiable. As DTensors: cut along rows, outputs or k.
 at::Tensor rows_product(const at::Tensor& x, const at::Tensor& w);
 
 // Causal attention of whole sequences, q [batch, heads, length, dim], k and v with key heads, as an engine's pages give it. Differentiable.
@@ -82,7 +82,8 @@ class AttentionByPages : public torch::autograd::Function<AttentionByPages> {
     context->saved_data["scale"] = scale;
     return attend_by_pages(q, k, v, scale);
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
     const auto saved = context->get_saved_variables();
     const auto scale = context->saved_data["scale"].toDouble();
     const auto &q = saved[0], &k = saved[1], &v = saved[2];
@@ -108,8 +109,7 @@ inline c10::optional<at::Tensor> invariant_attention(const AttentionArguments& a
 
 }  // namespace detail
 
-inline BatchInvariant::BatchInvariant()
-    : world_(World::current()), hook_(world_.local<AttentionHook>()) {
+inline BatchInvariant::BatchInvariant() : world_(World::current()), hook_(world_.local<AttentionHook>()) {
   world_.local<AttentionHook>().compute = &detail::invariant_attention;
 }
 

@@ -60,7 +60,7 @@ class Blocks {
   };
   struct State {
     int64_t users = 0;
-    std::list<Block>::iterator place{};                     // in unused_, while there are no users
+    std::list<Block>::iterator place{};                      // in unused_, while there are no users
     std::optional<std::map<Key, Filled>::iterator> found{};  // where it can be found
   };
 
@@ -93,8 +93,6 @@ class PageTable {
   int64_t needed(int64_t begin, int64_t end) const;
   // That rows up to `rows` hold the keys and values of `tokens`: full blocks can be found from now on.
   void filled(const Tokens& tokens, int64_t rows);
-  // Lets go of blocks that only hold rows from `rows` on.
-  void shorten(int64_t rows);
   // The same blocks, shared, for a sequence with the same tokens so far.
   PageTable fork() const;
   // Lets go of all blocks, the last first.
@@ -212,13 +210,6 @@ inline void PageTable::filled(const Tokens& tokens, int64_t rows) {
   for (auto i = static_cast<int64_t>(contents_.size()); (i + 1) * kBlockRows <= rows; ++i) {
     const auto of_block = std::span(tokens).subspan(i * kBlockRows, kBlockRows);
     contents_.push_back(blocks_->fill(table_[i], contents_.empty() ? 0 : contents_.back(), of_block));
-  }
-}
-
-inline void PageTable::shorten(int64_t rows) {
-  while (this->rows() - kBlockRows >= rows && !table_.empty()) {
-    blocks_->release(table_.back());
-    table_.pop_back();
   }
 }
 

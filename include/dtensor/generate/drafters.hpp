@@ -32,13 +32,13 @@ class NgramDrafter final : public Drafter {
 };
 
 struct RolloutTreeOptions {
-  int64_t context = 8;               // tokens before a guess that are looked at
-  double least = 0.05;               // a guess whose path has a smaller share of what was seen is left out
-  int64_t most_nodes = 4'000'000;    // of all trees together; the least recently used prompts are forgotten first
+  int64_t context = 8;             // tokens before a guess that are looked at
+  double least = 0.05;             // a guess whose path has a smaller share of what was seen is left out
+  int64_t most_nodes = 4'000'000;  // of all trees together; the least recently used prompts are forgotten first
 };
 
-// A tree for each prompt, of what its earlier outputs said after which tokens, and how often. In reinforcement learning prompts come again in
-// every epoch, and a policy changes slowly. The trees grow while outputs do, so that the outputs of one request help each other; to fill
+// A tree for each prompt, of what its earlier outputs said after which tokens, and how often. In reinforcement learning prompts come again
+// in every epoch, and a policy changes slowly. The trees grow while outputs do, so that the outputs of one request help each other; to fill
 // them in idle time, submit requests of low priority. A guess is a tree of the likeliest continuations.
 class RolloutTrees final : public Drafter {
  public:
@@ -99,7 +99,8 @@ inline std::vector<std::vector<Draft>> NgramDrafter::propose(const std::vector<D
   for (const auto& output : outputs) {
     auto& drafts = all.emplace_back();
     const auto tokens = output.tokens;
-    for (auto length = std::min<int64_t>(longest_, static_cast<int64_t>(tokens.size()) - 1); length >= shortest_ && drafts.empty(); --length) {
+    for (auto length = std::min<int64_t>(longest_, static_cast<int64_t>(tokens.size()) - 1); length >= shortest_ && drafts.empty();
+         --length) {
       const auto last = tokens.last(length);
       const auto earlier = std::ranges::find_end(tokens.first(tokens.size() - 1), last);
       if (earlier.empty()) continue;
@@ -170,8 +171,10 @@ inline std::vector<Draft> RolloutTrees::grow(const Node& root, const DraftContex
   int64_t order = 0;
   const auto add_children = [&](int64_t parent, double share) {
     Tokens context;  // backwards
-    for (auto i = parent; i >= 0 && static_cast<int64_t>(context.size()) < options_.context; i = drafts[i].parent) context.push_back(drafts[i].token);
-    for (auto i = output.tokens.size(); i > 0 && static_cast<int64_t>(context.size()) < options_.context; --i) context.push_back(output.tokens[i - 1]);
+    for (auto i = parent; i >= 0 && static_cast<int64_t>(context.size()) < options_.context; i = drafts[i].parent)
+      context.push_back(drafts[i].token);
+    for (auto i = output.tokens.size(); i > 0 && static_cast<int64_t>(context.size()) < options_.context; --i)
+      context.push_back(output.tokens[i - 1]);
     std::ranges::reverse(context);
     for (std::span<const int64_t> rest(context); !rest.empty(); rest = rest.subspan(1)) {
       const auto* node = after(root, rest);
@@ -204,8 +207,10 @@ inline std::vector<std::vector<Draft>> RolloutTrees::propose(const std::vector<D
   return all;
 }
 
-inline DraftModel::DraftModel(Forward forward, int64_t cache_bytes, std::optional<DeviceMesh> mesh) : runner_(std::move(forward), std::move(mesh)) {
-  require(runner_.pages(), "generate", "a model for drafts must take keys and values from pages, and this one does not: {}", runner_.why_not());
+inline DraftModel::DraftModel(Forward forward, int64_t cache_bytes, std::optional<DeviceMesh> mesh)
+    : runner_(std::move(forward), std::move(mesh)) {
+  require(runner_.pages(), "generate", "a model for drafts must take keys and values from pages, and this one does not: {}",
+          runner_.why_not());
   const auto count = cache_bytes / runner_.bytes_of_block();
   runner_.allocate(count);
   blocks_ = std::make_unique<Blocks>(count);

@@ -1,7 +1,7 @@
 // Guesses of the next tokens, which a decoder verifies in one pass (Leviathan et al., "Fast Inference from Transformers via Speculative
 // Decoding", 2023). The decoder draws each token as it would without guesses, from the same random number, and then looks whether a guess
-// had it. So guesses change how many passes are needed, and no token. Guesses that are in drafters.hpp: of n-grams, of earlier outputs, of a
-// smaller model.
+// had it. So guesses change how many passes are needed, and no token. Guesses that are in drafters.hpp: of n-grams, of earlier outputs, of
+// a smaller model.
 #pragma once
 
 #include <dtensor/generate/sampling.hpp>

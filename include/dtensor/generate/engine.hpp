@@ -30,27 +30,27 @@
 namespace dtensor::generate {
 
 struct EngineOptions {
-  int64_t cache_bytes = int64_t{256} << 20;  // of keys and values, on each rank, at most
-  int64_t max_requests = 64;                 // outputs that are worked on at a time
-  int64_t tokens_per_step = 512;             // rows of a pass
-  int64_t chunk = 0;                         // of a prompt, in a pass; 0: as much as fits
-  int64_t max_length = 0;                    // of prompt and output; 0: as far as the cache goes
-  bool share_prefixes = true;                // prompts that begin alike share blocks
-  bool batch_invariant = false;              // passes inside of BatchInvariant: no bit depends on what shares a pass
+  int64_t cache_bytes = int64_t{256} << 20;       // of keys and values, on each rank, at most
+  int64_t max_requests = 64;                      // outputs that are worked on at a time
+  int64_t tokens_per_step = 512;                  // rows of a pass
+  int64_t chunk = 0;                              // of a prompt, in a pass; 0: as much as fits
+  int64_t max_length = 0;                         // of prompt and output; 0: as far as the cache goes
+  bool share_prefixes = true;                     // prompts that begin alike share blocks
+  bool batch_invariant = false;                   // passes inside of BatchInvariant: no bit depends on what shares a pass
   std::function<std::string(int64_t)> text_of{};  // of a token; empty: a byte
-  std::shared_ptr<Drafter> drafter{};        // guesses tokens; see drafts.hpp
-  int64_t drafts = 8;                        // guesses at a time
+  std::shared_ptr<Drafter> drafter{};             // guesses tokens; see drafts.hpp
+  int64_t drafts = 8;                             // guesses at a time
 };
 
 // What an engine did so far.
 struct EngineCounts {
-  int64_t passes = 0;       // of the model
-  int64_t rows = 0;         // that these computed
-  int64_t tokens = 0;       // of outputs
+  int64_t passes = 0;           // of the model
+  int64_t rows = 0;             // that these computed
+  int64_t tokens = 0;           // of outputs
   int64_t sequence_passes = 0;  // passes, counted for each output that got tokens in it
-  int64_t preemptions = 0;  // outputs whose pages were taken from them
-  int64_t blocks_found = 0; // of prompts that began as others did
-  int64_t most_blocks = 0;  // in use at a time
+  int64_t preemptions = 0;      // outputs whose pages were taken from them
+  int64_t blocks_found = 0;     // of prompts that began as others did
+  int64_t most_blocks = 0;      // in use at a time
 };
 
 class Engine;
@@ -81,7 +81,7 @@ class Engine {
   // A model with forward(ids), as in training; its parameters may lie on a mesh. It must outlive the engine. Runs small passes to see
   // whether its attention can take keys and values from pages (Runner). Throws when the cache has no room for a block.
   template <class Model>
-    requires requires(Model& model, const at::Tensor& ids) { model.forward(ids); }
+  requires requires(Model& model, const at::Tensor& ids) { model.forward(ids); }
   explicit Engine(Model& model, const EngineOptions& options = {})
       : Engine([&model](const at::Tensor& ids) { return at::Tensor(model.forward(ids)); }, &model, options) {}
   // Any function of ids. `module`: whose mode is set to evaluation, and whose parameters name the mesh; may be null.
@@ -142,6 +142,6 @@ class Engine {
 
 }  // namespace dtensor::generate
 
-#pragma GCC visibility pop
-
 #include <dtensor/generate/engine_steps.hpp>
+
+#pragma GCC visibility pop

@@ -71,7 +71,9 @@ inline Forward in_evaluation(Forward forward, torch::nn::Module* module, bool ba
 }
 
 inline std::vector<TokenLogprob> most_probable(std::vector<TokenLogprob> all, int64_t most) {
-  const auto before = [](const TokenLogprob& a, const TokenLogprob& b) { return a.logprob != b.logprob ? a.logprob > b.logprob : a.token < b.token; };
+  const auto before = [](const TokenLogprob& a, const TokenLogprob& b) {
+    return a.logprob != b.logprob ? a.logprob > b.logprob : a.token < b.token;
+  };
   most = std::min(most, static_cast<int64_t>(all.size()));
   std::ranges::partial_sort(all, all.begin() + most, before);
   all.resize(most);

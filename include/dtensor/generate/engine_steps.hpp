@@ -16,7 +16,8 @@ inline Engine::Engine(Forward forward, torch::nn::Module* module, const EngineOp
   const auto bytes = runner_.bytes_of_block();
   auto count = int64_t{1} << 24;  // where nothing is kept
   if (runner_.pages()) count = std::min(count, options.cache_bytes / bytes);
-  require(count >= 1, "generate", "a cache of {} bytes has no room for a block of {} positions, which takes {} bytes on this rank; hint: cache_bytes",
+  require(count >= 1, "generate",
+          "a cache of {} bytes has no room for a block of {} positions, which takes {} bytes on this rank; hint: cache_bytes",
           options.cache_bytes, kBlockRows, bytes);
   if (!runner_.pages()) count = int64_t{1} << 16;
   runner_.allocate(count);
@@ -45,7 +46,8 @@ inline void Engine::check_request(const Request& request) const {
   const auto rows = std::min(length + request.settings.max_tokens, longest()) - 1;
   const auto needed = (rows + kBlockRows - 1) / kBlockRows;
   require(needed <= blocks_->count(), "generate",
-          "a prompt of {} tokens and {} new ones need {} bytes of cache on this rank, which has {}; hint: a larger cache_bytes, or fewer max_tokens",
+          "a prompt of {} tokens and {} new ones need {} bytes of cache on this rank, which has {}; hint: a larger cache_bytes, or fewer "
+          "max_tokens",
           length, request.settings.max_tokens, needed * runner_.bytes_of_block(), options_.cache_bytes);
 }
 
@@ -129,7 +131,8 @@ inline void Engine::propose() {
     of[i]->guesses = std::move(guesses[i]);
     of[i]->drafts = static_cast<int64_t>(of[i]->guesses.size());
     for (const auto& guess : of[i]->guesses) {
-      const bool fits = guess.token >= 0 && guess.token < runner_.vocabulary() && guess.parent >= -1 && guess.parent < &guess - of[i]->guesses.data();
+      const bool fits =
+          guess.token >= 0 && guess.token < runner_.vocabulary() && guess.parent >= -1 && guess.parent < &guess - of[i]->guesses.data();
       require(fits, "generate", "the drafter guessed token {} after guess {}", guess.token, guess.parent);
     }
   }
@@ -161,8 +164,10 @@ inline void Engine::advance(Pass& pass, size_t index) {
   auto& output = static_cast<detail::Growing&>(*part.sequence);
   if (output.ended) return;
   const auto count = static_cast<int64_t>(output.tokens.size());
+  auto& of_prompt = output.group.completion.prompt_logprobs;
   for (int64_t i = 0; i < place.of_prompt; ++i) {
-    output.group.completion.prompt_logprobs.push_back(detail::value_at(pass.logprobs, place.scored + i, output.tokens[part.begin + i + 1]));
+    if (part.begin + i != static_cast<int64_t>(of_prompt.size())) continue;  // computed before its pages were taken
+    of_prompt.push_back(detail::value_at(pass.logprobs, place.scored + i, output.tokens[part.begin + i + 1]));
   }
   output.computed = std::min(part.end, count);
   output.table.filled(output.tokens, output.computed);
@@ -239,7 +244,8 @@ inline void Engine::append(Pass& pass, detail::Growing& to, int64_t row, int64_t
     if (to.text.add(text, settings.stop)) end = Finish::stop_text;
   }
   const auto count = static_cast<int64_t>(output.tokens.size());
-  if (end == Finish::unfinished && (count >= settings.max_tokens || static_cast<int64_t>(to.tokens.size()) >= longest())) end = Finish::length;
+  if (end == Finish::unfinished && (count >= settings.max_tokens || static_cast<int64_t>(to.tokens.size()) >= longest()))
+    end = Finish::length;
   if (request.on_piece) {
     request.on_piece({to.index, token, to.text.show(settings.stop, end != Finish::unfinished), output.logprobs.back(), end});
   }

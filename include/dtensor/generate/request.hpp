@@ -47,9 +47,9 @@ struct Output {
   Tokens tokens;
   std::string text;  // of the tokens, up to a stop text
   Finish finish = Finish::unfinished;
-  std::vector<double> logprobs;                 // of the tokens, in nats
-  std::vector<std::vector<TokenLogprob>> top;   // of each token's place, the most probable first; where top_logprobs asks for them
-  std::vector<int64_t> versions;                // of the weights that each token is from
+  std::vector<double> logprobs;                // of the tokens, in nats
+  std::vector<std::vector<TokenLogprob>> top;  // of each token's place, the most probable first; where top_logprobs asks for them
+  std::vector<int64_t> versions;               // of the weights that each token is from
 };
 
 struct Completion {

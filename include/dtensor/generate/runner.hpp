@@ -84,9 +84,7 @@ inline double value_at(const at::Tensor& rows, int64_t row, int64_t column) {
 }  // namespace detail
 
 inline Runner::Runner(Forward forward, std::optional<DeviceMesh> mesh)
-    : forward_(std::move(forward)),
-      mesh_(std::move(mesh)),
-      world_(mesh_ ? mesh_->world() : World::current()) {
+    : forward_(std::move(forward)), mesh_(std::move(mesh)), world_(mesh_ ? mesh_->world() : World::current()) {
   const Tokens ids{0, 1, 1, 0, 1};
   const auto expected = this->forward(ids);
   vocabulary_ = expected.size(1);

@@ -28,16 +28,16 @@ struct Settings {
   double typical = 1;      // only the fewest, closest to the mean information first, that have this probability together
   // A score above 0 is divided by it, one below multiplied, where the token is in prompt or output (Keskar et al., "CTRL", 2019).
   double repetition_penalty = 1;
-  double presence_penalty = 0;                     // taken off the score of each token in the output
-  double frequency_penalty = 0;                    // taken off for each time that it is there
-  std::map<int64_t, double> logit_bias{};          // added to the scores of tokens
-  std::vector<Tokens> bad_words{};                 // sequences of tokens that the output is not to have
+  double presence_penalty = 0;             // taken off the score of each token in the output
+  double frequency_penalty = 0;            // taken off for each time that it is there
+  std::map<int64_t, double> logit_bias{};  // added to the scores of tokens
+  std::vector<Tokens> bad_words{};         // sequences of tokens that the output is not to have
   // Which tokens may come next: it clears those that may not. `tokens` are prompt and output so far. Called on every rank.
   std::function<void(std::span<const int64_t> tokens, std::vector<bool>& allowed)> allowed{};
 
-  int64_t max_tokens = 128;      // of the output
-  int64_t min_tokens = 0;        // no stop token before
-  Tokens stop_tokens{};          // end the output, and are its last token
+  int64_t max_tokens = 128;         // of the output
+  int64_t min_tokens = 0;           // no stop token before
+  Tokens stop_tokens{};             // end the output, and are its last token
   std::vector<std::string> stop{};  // texts that end the output; the text of the result is cut before them
 
   uint64_t seed = 0;
@@ -80,8 +80,8 @@ class Distribution {
   std::vector<Entry> entries_;
 };
 
-// The number in [0, 1) of a sample: of output `index` of a request, for its token at `position`. `lane` 0 draws a token; a method that needs
-// more numbers for one token takes further lanes.
+// The number in [0, 1) of a sample: of output `index` of a request, for its token at `position`. `lane` 0 draws a token; a method that
+// needs more numbers for one token takes further lanes.
 inline double uniform_of(uint64_t seed, int64_t index, int64_t position, int64_t lane = 0) {
   return rng::uniform_at(seed, static_cast<uint64_t>(index) << 40 | static_cast<uint64_t>(position), lane);
 }
@@ -169,7 +169,8 @@ inline void cut(std::vector<Distribution::Entry>& entries, const Settings& setti
 
 }  // namespace detail
 
-inline Distribution::Distribution(std::span<const float> scores, const Settings& settings, std::span<const int64_t> tokens, int64_t prompt) {
+inline Distribution::Distribution(std::span<const float> scores, const Settings& settings, std::span<const int64_t> tokens,
+                                  int64_t prompt) {
   make(scores, settings, tokens, prompt);
 }
 
@@ -202,7 +203,8 @@ void Distribution::make(std::span<const T> from, const Settings& settings, std::
   for (const auto& [token, bias] : settings.logit_bias) scores[token] += bias;
   detail::penalize(scores, settings, tokens, prompt);
   const auto largest = std::ranges::max_element(scores);
-  if (*largest == detail::kForbidden) fail("generate", "no token is allowed after {} tokens; hint: see allowed, bad_words, logit_bias", tokens.size());
+  if (*largest == detail::kForbidden)
+    fail("generate", "no token is allowed after {} tokens; hint: see allowed, bad_words, logit_bias", tokens.size());
   if (settings.temperature == 0) {
     entries_.push_back({largest - scores.begin(), 1});
     return;

@@ -26,8 +26,8 @@ struct Sequence {
   int64_t drafts = 0;                            // rows that the next pass is to verify beyond `tokens`
 
   PageTable table;
-  int64_t computed = 0;  // tokens whose keys and values are in pages
-  int64_t cached = -1;   // of those that were found there at first; -1: it has not begun yet
+  int64_t computed = 0;   // tokens whose keys and values are in pages
+  int64_t cached = -1;    // of those that were found there at first; -1: it has not begun yet
   int64_t preempted = 0;  // how often
 };
 

@@ -41,7 +41,7 @@ class Step : public Decoding {
   at::Tensor attention(const AttentionArguments& arguments) override;
   at::Tensor scored_rows(const at::Tensor& x) override;
 
-  bool picked() const { return picked_; }        // whether the model scores the wanted rows only
+  bool picked() const { return picked_; }   // whether the model scores the wanted rows only
   int64_t limit() const { return limit_; }  // of positions, that the model named; 0: none
 
  protected:
@@ -134,7 +134,9 @@ inline at::Tensor Step::attention(const AttentionArguments& a) {
   }
   require(a.causal && !a.mask.defined() && a.dropout == 0, "generate",
           "attention got {}; a decoder computes causal attention, without a mask of the model's own and without dropout",
-          a.mask.defined() ? "a mask" : a.dropout > 0 ? "a dropout" : "all positions to attend to");
+          a.mask.defined() ? "a mask"
+          : a.dropout > 0  ? "a dropout"
+                           : "all positions to attend to");
   const auto layer = layer_++;
   const auto scale = a.scale > 0 ? a.scale : 1 / std::sqrt(static_cast<double>(a.q.size(3)));
   const auto run = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {

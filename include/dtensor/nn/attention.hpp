@@ -28,8 +28,8 @@ struct AttentionOptions {
 
 // softmax(q k^T / sqrt(dim)) v, for each head by itself: q, k and v [batch, heads, length, dim] -> [batch, heads, length, dim]. Calls
 // libtorch's kernel where there is one. Communicates nothing when batch and heads are sharded. In a dt::ContextParallel, over positions
-// that are cut, its method computes this; k and v may then have fewer heads, which groups share. Where a decoder runs the model, it computes
-// this from the keys and values that it keeps.
+// that are cut, its method computes this; k and v may then have fewer heads, which groups share. Where a decoder runs the model, it
+// computes this from the keys and values that it keeps.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options = {});
 
 // How often keys and values of `key_heads` are to be repeated for the heads of q [batch, heads, length, dim]: 1 where groups of heads may
