@@ -58,6 +58,7 @@ class Engine;
 namespace detail {
 struct Group;
 struct Growing;
+class BeamSearch;
 }  // namespace detail
 
 // A request under way. Copies stand for the same one. The engine must outlive it.
@@ -116,6 +117,7 @@ class Engine {
 
  private:
   friend class Future;
+  friend class detail::BeamSearch;
   struct Pass;
   int64_t longest() const;
   void check_request(const Request& request) const;
