@@ -5,6 +5,7 @@
 #include <dtensor/tensor/custom_op.hpp>
 
 #include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
@@ -135,7 +136,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const c10::optional<
   const auto y = rows_product(x.dim() == 2 ? x : x.flatten(0, -2), w);
   sizes.back() = w.size(0);
   const auto shaped = y.reshape(sizes);
-  return bias && bias->defined() ? shaped + *bias : shaped;
+  return bias && bias->defined() ? shaped.add(*bias) : shaped;
 }
 
 // libtorch computes the last elements of a tensor by other instructions. So each row is made to end where a vector ends.

@@ -94,7 +94,7 @@ class AttentionByPages : public torch::autograd::Function<AttentionByPages> {
     const auto scores = at::matmul(q, repeated(k).transpose(2, 3)).mul(scale);
     const auto weights = scores.masked_fill(hidden, -std::numeric_limits<double>::infinity()).softmax(-1);
     const auto of_weights = at::matmul(gradients[0], repeated(v).transpose(2, 3));
-    const auto of_scores = weights.mul(of_weights - of_weights.mul(weights).sum(-1, true)).mul(scale);
+    const auto of_scores = weights.mul(of_weights.sub(of_weights.mul(weights).sum(-1, true))).mul(scale);
     return {at::matmul(of_scores, repeated(k)), summed(at::matmul(of_scores.transpose(2, 3), q)),
             summed(at::matmul(weights.transpose(2, 3), gradients[0])), at::Tensor()};
   }

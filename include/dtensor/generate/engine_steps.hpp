@@ -43,7 +43,7 @@ inline void Engine::check_request(const Request& request) const {
             runner_.vocabulary() - 1);
   }
   require(length < longest(), "generate", "got a prompt of {} tokens; the longest sequence, with output, has {}", length, longest());
-  const auto rows = std::min(length + request.settings.max_tokens, longest()) - 1;
+  const auto rows = length + std::min(request.settings.max_tokens, longest() - length) - 1;
   const auto needed = (rows + kBlockRows - 1) / kBlockRows;
   require(needed <= blocks_->count(), "generate",
           "a prompt of {} tokens and {} new ones need {} bytes of cache on this rank, which has {}; hint: a larger cache_bytes, or fewer "
