@@ -7,11 +7,15 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/cos.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/sin.h>
+#include <ATen/ops/tanh.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -148,8 +152,9 @@ at::Tensor in_whole_vectors(const at::Tensor& x, const F& f) {
   return f(at::constant_pad_nd(x, {0, more})).narrow(-1, 0, width);
 }
 
-at::Tensor silu(const at::Tensor& x) {
-  return in_whole_vectors(x, [](const at::Tensor& y) { return at::silu(y); });
+template <at::Tensor (*F)(const at::Tensor&)>
+at::Tensor whole_vectors_of(const at::Tensor& x) {
+  return in_whole_vectors(x, [](const at::Tensor& y) { return F(y); });
 }
 
 at::Tensor gelu(const at::Tensor& x, c10::string_view approximate) {
@@ -164,7 +169,11 @@ TORCH_LIBRARY_IMPL(dtensor, Autograd, library) { library.impl("rows_product", ro
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericWrapper, library) {
   library.impl("linear", linear);
-  library.impl("silu", silu);
+  library.impl("silu", whole_vectors_of<at::silu>);
+  library.impl("sigmoid", whole_vectors_of<at::sigmoid>);
+  library.impl("tanh", whole_vectors_of<at::tanh>);
+  library.impl("cos", whole_vectors_of<at::cos>);
+  library.impl("sin", whole_vectors_of<at::sin>);
   library.impl("gelu", gelu);
 }
 

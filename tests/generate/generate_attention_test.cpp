@@ -174,5 +174,5 @@ TEST_CASE("generate attention: refuses what does not fit", "[generate]") {
   refuses("a multiple of 2 heads", [&] { pages.attend(x(3, at::kFloat), all, 1); });
   refuses("float32, bfloat16 or float64", [&] { Pages(LayerShape{2, 8, 8, at::kHalf}, 2).write(x(2, at::kHalf), x(2, at::kHalf), all); });
   CHECK(LayerShape{2, 64, 64, at::kFloat}.bytes_of_block() == 2 * 16 * 128 * 4);
-  CHECK(LayerShape{2, 8, 8, at::kDouble}.bytes_of_block() == pages.keys().nbytes() + pages.values().nbytes());
+  CHECK(LayerShape{2, 8, 8, at::kDouble}.bytes_of_block() == static_cast<int64_t>(pages.keys().nbytes() + pages.values().nbytes()));
 }

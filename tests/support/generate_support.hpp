@@ -8,6 +8,7 @@
 #include <dtensor/generate/engine.hpp>
 #include <dtensor/nn/grouped_query_attention.hpp>
 #include <dtensor/nn/position_rows.hpp>
+#include <dtensor/nn/rms_norm.hpp>
 #include <dtensor/nn/swiglu.hpp>
 
 #include <fmt/ranges.h>
@@ -30,6 +31,7 @@ struct SmallText : torch::nn::Module {
           register_module(fmt::format("attention{}", i), nn::GroupedQueryAttention(nn::GroupedQueryAttentionOptions{16, 4, 2})));
       hidden.push_back(register_module(fmt::format("hidden{}", i), nn::SwiGLU(16, 32)));
     }
+    norm = register_module("norm", nn::RMSNorm(16));
     head = register_module("head", torch::nn::Linear(16, kVocabulary));
     {
       const torch::NoGradGuard no_grad;
@@ -45,12 +47,13 @@ struct SmallText : torch::nn::Module {
       x = x + attention[i](at::layer_norm(x, {16}), table);
       x = x + hidden[i](at::layer_norm(x, {16}));
     }
-    return head(at::layer_norm(nn::scored_rows(x), {16}));
+    return head(norm(nn::scored_rows(x)));
   }
 
   torch::nn::Embedding words{nullptr}, places{nullptr};
   std::vector<nn::GroupedQueryAttention> attention;
   std::vector<nn::SwiGLU> hidden;
+  nn::RMSNorm norm{nullptr};
   torch::nn::Linear head{nullptr};
 };
 

@@ -64,14 +64,14 @@ inline Future Engine::submit(Request request) {
 
 inline std::vector<Completion> Engine::generate(const std::vector<Tokens>& prompts, const Settings& settings) {
   std::vector<Future> futures;
+  std::vector<Completion> completions;
   try {
     for (const auto& prompt : prompts) futures.push_back(submit({prompt, settings}));
+    for (auto& future : futures) completions.push_back(future.get());
   } catch (...) {
     for (auto& future : futures) future.cancel();
     throw;
   }
-  std::vector<Completion> completions;
-  for (auto& future : futures) completions.push_back(future.get());
   return completions;
 }
 
