@@ -14,7 +14,7 @@ class Decoding {
   // While it lives, it is what the layers on this rank ask. Regions nest.
   explicit Decoding(World& world) : world_(world), outer_(world.local<Current>().decoding), hook_(world.local<AttentionHook>()) {
     world.local<Current>().decoding = this;
-    world.local<AttentionHook>().compute = [this](const AttentionArguments& arguments) { return c10::optional<at::Tensor>(attention(arguments)); };
+    world.local<AttentionHook>().compute = [this](const AttentionArguments& a) { return c10::optional<at::Tensor>(attention(a)); };
   }
   virtual ~Decoding() {
     world_.local<Current>().decoding = outer_;
