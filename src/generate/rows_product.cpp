@@ -127,7 +127,8 @@ at::Tensor rows_product_autograd(const at::Tensor& x, const at::Tensor& w) { ret
 
 // -- What libtorch's operators become inside of BatchInvariant ---------------------------------------------------------------
 
-constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+// Above autograd, for extensions of libtorch, which itself does not use it.
+constexpr auto kKey = c10::DispatchKey::DeferredInit;
 
 bool computes(const at::Tensor& x) {
   return x.device().is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble || x.scalar_type() == at::kBFloat16);
@@ -166,8 +167,8 @@ TORCH_LIBRARY_IMPL(dtensor, CPU, library) { library.impl("rows_product", rows_pr
 TORCH_LIBRARY_IMPL(dtensor, Meta, library) { library.impl("rows_product", rows_product_meta); }
 TORCH_LIBRARY_IMPL(dtensor, Autograd, library) { library.impl("rows_product", rows_product_autograd); }
 
-TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
-TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericWrapper, library) {
+TORCH_LIBRARY_IMPL(_, DeferredInit, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
   library.impl("linear", linear);
   library.impl("silu", whole_vectors_of<at::silu>);
   library.impl("sigmoid", whole_vectors_of<at::sigmoid>);

@@ -30,7 +30,7 @@ namespace dtensor::generate {
 
 // The part of it for layers other than attention.
 struct InvariantRows {
-  const c10::impl::IncludeDispatchKeyGuard include{c10::DispatchKey::TESTING_ONLY_GenericWrapper};
+  const c10::impl::IncludeDispatchKeyGuard include{c10::DispatchKey::DeferredInit};
 };
 
 class BatchInvariant {
