@@ -3,6 +3,7 @@
 
 #include <dtensor/base/error_text.hpp>
 #include <dtensor/base/say.hpp>
+#include <dtensor/collectives.hpp>
 #include <dtensor/generate/sampling.hpp>
 #include <dtensor/generate/step.hpp>
 
@@ -152,7 +153,7 @@ inline std::string Runner::compare(const Tokens& ids, const at::Tensor& expected
   } catch (const c10::Error& error) {
     return error.what_without_backtrace();
   }
-  const auto difference = (scores - expected).abs().max().item<double>(), largest = expected.abs().max().item<double>();
+  const auto difference = scores.sub(expected).abs().max().item<double>(), largest = expected.abs().max().item<double>();
   const bool is_short = shapes_[0].dtype == at::kBFloat16;
   if (difference <= (is_short ? 0.1 : 1e-3) * (largest + 1e-6)) return {};
   return fmt::format("its scores of a sequence in two pieces differ by {} from those in one", difference);
