@@ -87,6 +87,16 @@ TEST_CASE("generate drafts: no guess changes a token", "[generate]") {
   }
 }
 
+TEST_CASE("generate drafts: guesses after a prompt of one token that several outputs share", "[generate]") {
+  SmallText model;
+  const Settings settings{.temperature = 0.8, .max_tokens = 30, .seed = 4, .n = 4};
+  Engine engine(model, {.drafter = std::make_shared<generate::RolloutTrees>(), .drafts = 40});
+  for (int round = 0; round < 3; ++round) {
+    const auto got = engine.generate({{5}}, settings)[0];
+    for (int64_t k = 0; k < settings.n; ++k) require_same(got.outputs[k], decode_slowly(model, {5}, settings, k), "one token");
+  }
+}
+
 TEST_CASE("generate drafts: the second epoch of the same prompts needs few passes", "[generate]") {
   SmallText model;
   const auto prompts = some_prompts(8, 3);

@@ -145,7 +145,7 @@ class BeamSearch {
       const auto& [logprob, from, token] = all[rank];
       const bool stops = std::ranges::find(options_.stop_tokens, token) != options_.stop_tokens.end();
       if (stops && static_cast<int64_t>(rank) >= options_.width) continue;
-      Growing beam{beams_[from].table.fork(), beams_[from].tokens, beams_[from].computed, logprob};
+      Growing beam{beams_[from].table.fork(beams_[from].computed), beams_[from].tokens, beams_[from].computed, logprob};
       beam.tokens.push_back(token);
       stops ? end(beam, Finish::stop_token) : next.push_back(std::move(beam));
     }

@@ -93,8 +93,8 @@ class PageTable {
   int64_t needed(int64_t begin, int64_t end) const;
   // That rows up to `rows` hold the keys and values of `tokens`: full blocks can be found from now on.
   void filled(const Tokens& tokens, int64_t rows);
-  // The same blocks, shared, for a sequence with the same tokens so far.
-  PageTable fork() const;
+  // The blocks that hold rows before `rows`, shared, for a sequence with the same tokens so far.
+  PageTable fork(int64_t rows) const;
   // Lets go of all blocks, the last first.
   void clear();
   // Other blocks are found from now on, as after Blocks::forget().
@@ -213,11 +213,12 @@ inline void PageTable::filled(const Tokens& tokens, int64_t rows) {
   }
 }
 
-inline PageTable PageTable::fork() const {
+inline PageTable PageTable::fork(int64_t rows) const {
   PageTable other(*blocks_);
-  for (const auto block : table_) blocks_->hold(block);
-  other.table_ = table_;
-  other.contents_ = contents_;
+  const auto shared = std::min<size_t>((rows + kBlockRows - 1) / kBlockRows, table_.size());
+  other.table_.assign(table_.begin(), table_.begin() + static_cast<int64_t>(shared));
+  for (const auto block : other.table_) blocks_->hold(block);
+  other.contents_.assign(contents_.begin(), contents_.begin() + static_cast<int64_t>(std::min(shared, contents_.size())));
   other.forgotten_ = forgotten_;
   return other;
 }

@@ -202,7 +202,7 @@ inline void Engine::fork(Pass& pass, detail::Growing& first, int64_t row) {
   auto& group = first.group;
   for (int64_t i = 1; i < group.request.settings.n; ++i) {
     auto& other = *group.outputs.emplace_back(std::make_unique<detail::Growing>(*blocks_, group, i));
-    other.table = first.table.fork();
+    other.table = first.table.fork(first.computed);
     other.computed = first.computed;
     other.cached = 0;
     draw(pass, other, row);
