@@ -23,7 +23,8 @@
 #include <ATen/ops/log_softmax.h>
 #include <torch/nn/module.h>
 
-#include <deque>
+#include <exception>
+#include <memory>
 
 #pragma GCC visibility push(default)
 
@@ -58,6 +59,7 @@ class Engine;
 namespace detail {
 struct Group;
 struct Growing;
+struct Pass;
 class BeamSearch;
 }  // namespace detail
 
@@ -118,20 +120,19 @@ class Engine {
  private:
   friend class Future;
   friend class detail::BeamSearch;
-  struct Pass;
   int64_t longest() const;
   void check_request(const Request& request) const;
   void propose();
   void observe(detail::Growing& output);
   void run(const Scheduler::Plan& plan);
-  void advance(Pass& pass, size_t part);
-  int64_t draw(Pass& pass, detail::Growing& output, int64_t row);
-  void append(Pass& pass, detail::Growing& output, int64_t row, int64_t token, const Distribution& from);
-  void fork(Pass& pass, detail::Growing& first, int64_t row);
+  void advance(detail::Pass& pass, size_t part);
+  int64_t draw(detail::Pass& pass, detail::Growing& output, int64_t row);
+  void append(detail::Pass& pass, detail::Growing& output, int64_t row, int64_t token, const Distribution& from);
+  void fork(detail::Pass& pass, detail::Growing& first, int64_t row);
   void finish(detail::Growing& output, Finish finish);
   void end(detail::Group& group, Finish finish, std::exception_ptr error = {});
   void end_all(Finish finish, std::exception_ptr error = {});
-  void agree(const Pass& pass);
+  void agree(const detail::Pass& pass);
 
   const EngineOptions options_;
   Runner runner_;

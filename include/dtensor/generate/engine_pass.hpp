@@ -1,13 +1,24 @@
-// What an engine keeps of its requests, and how a plan becomes rows of a pass: see engine.hpp.
+// What an engine keeps of its requests, and how a plan becomes rows of a pass, see engine.hpp.
 #pragma once
 
-#include <dtensor/generate/engine.hpp>
+#include <dtensor/generate/batch_invariant.hpp>
+#include <dtensor/generate/drafts.hpp>
+#include <dtensor/generate/request.hpp>
+#include <dtensor/generate/runner.hpp>
+#include <dtensor/generate/scheduler.hpp>
+
+#include <torch/nn/module.h>
+
+#include <deque>
+#include <exception>
 
 #pragma GCC visibility push(default)
 
 namespace dtensor::generate {
 
 namespace detail {
+
+struct Group;
 
 // One output of a request, in the making.
 struct Growing final : Sequence {
@@ -87,10 +98,8 @@ inline std::vector<uint64_t> ancestors_of(const std::vector<Draft>& drafts, int6
   return sees;
 }
 
-}  // namespace detail
-
 // What a plan becomes.
-struct Engine::Pass {
+struct Pass {
   struct Place {            // of a part
     int64_t scored = 0;     // its first scored row
     int64_t of_prompt = 0;  // so many of them are for log-probabilities of the prompt
@@ -99,10 +108,10 @@ struct Engine::Pass {
   };
 
   explicit Pass(const Scheduler::Plan& from) : plan(from) {
-    for (const auto& part : plan.parts) add(part, static_cast<detail::Growing&>(*part.sequence));
+    for (const auto& part : plan.parts) add(part, static_cast<Growing&>(*part.sequence));
   }
 
-  void add(const Scheduler::Part& part, detail::Growing& output) {
+  void add(const Scheduler::Part& part, Growing& output) {
     const auto count = static_cast<int64_t>(output.tokens.size()), end = std::min(part.end, count);
     Place place{static_cast<int64_t>(rows.scored.size()), 0, part.end - end, is_chain(output.guesses)};
     RowSpan span{rows.rows(), 0, part.begin, output.table.blocks().data(), nullptr};
@@ -116,7 +125,7 @@ struct Engine::Pass {
     if (place.drafts > 0 && !place.is_chain) {
       span.end = rows.rows();
       rows.spans.push_back(span);
-      masks.push_back(detail::ancestors_of(output.guesses, place.drafts));
+      masks.push_back(ancestors_of(output.guesses, place.drafts));
       span = {rows.rows(), 0, count, output.table.blocks().data(), masks.back().data()};
       before.emplace_back(std::span(output.tokens));
     }
@@ -144,6 +153,8 @@ struct Engine::Pass {
   std::deque<std::vector<uint64_t>> masks;
   at::Tensor scores, logprobs;  // [scored rows, vocabulary]
 };
+
+}  // namespace detail
 
 }  // namespace dtensor::generate
 

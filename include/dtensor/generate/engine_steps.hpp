@@ -1,6 +1,7 @@
 // How an engine works: see engine.hpp.
 #pragma once
 
+#include <dtensor/generate/engine.hpp>
 #include <dtensor/generate/engine_pass.hpp>
 
 #pragma GCC visibility push(default)
@@ -145,7 +146,7 @@ inline void Engine::observe(detail::Growing& output) {
 }
 
 inline void Engine::run(const Scheduler::Plan& plan) {
-  Pass pass(plan);
+  detail::Pass pass(plan);
   counts_.most_blocks = std::max(counts_.most_blocks, blocks_->count() - blocks_->unused());
   runner_.copy(plan.copies);
   if (pass.rows.scored.empty()) pass.rows.scored.push_back(0);
@@ -158,7 +159,7 @@ inline void Engine::run(const Scheduler::Plan& plan) {
 }
 
 // The tokens that a part gives: one, and one more for each guess that was right.
-inline void Engine::advance(Pass& pass, size_t index) {
+inline void Engine::advance(detail::Pass& pass, size_t index) {
   const auto& part = pass.plan.parts[index];
   const auto& place = pass.places[index];
   auto& output = static_cast<detail::Growing&>(*part.sequence);
@@ -198,7 +199,7 @@ inline void Engine::advance(Pass& pass, size_t index) {
 }
 
 // The other outputs of a request begin with the pages of the first, when its prompt is computed.
-inline void Engine::fork(Pass& pass, detail::Growing& first, int64_t row) {
+inline void Engine::fork(detail::Pass& pass, detail::Growing& first, int64_t row) {
   auto& group = first.group;
   for (int64_t i = 1; i < group.request.settings.n; ++i) {
     auto& other = *group.outputs.emplace_back(std::make_unique<detail::Growing>(*blocks_, group, i));
@@ -210,7 +211,7 @@ inline void Engine::fork(Pass& pass, detail::Growing& first, int64_t row) {
   }
 }
 
-inline int64_t Engine::draw(Pass& pass, detail::Growing& output, int64_t row) {
+inline int64_t Engine::draw(detail::Pass& pass, detail::Growing& output, int64_t row) {
   const auto& settings = output.group.request.settings;
   const auto distribution = detail::distribution_of(pass.scores, row, output.tokens, output.prompt, settings);
   const auto token = distribution.draw(uniform_of(settings.seed, output.index, static_cast<int64_t>(output.tokens.size())));
@@ -218,7 +219,7 @@ inline int64_t Engine::draw(Pass& pass, detail::Growing& output, int64_t row) {
   return token;
 }
 
-inline void Engine::append(Pass& pass, detail::Growing& to, int64_t row, int64_t token, const Distribution& from) {
+inline void Engine::append(detail::Pass& pass, detail::Growing& to, int64_t row, int64_t token, const Distribution& from) {
   const auto& request = to.group.request;
   const auto& settings = request.settings;
   auto& output = to.output;
@@ -287,7 +288,7 @@ inline void Engine::end_all(Finish why, std::exception_ptr error) {
 inline void Engine::abort() { end_all(Finish::aborted); }
 
 // Callbacks are a rank's own. What failed on one rank fails on all, and tokens that differ end all requests.
-inline void Engine::agree(const Pass& pass) {
+inline void Engine::agree(const detail::Pass& pass) {
   Tokens told;
   for (const auto& part : pass.plan.parts) {
     const auto& output = static_cast<const detail::Growing&>(*part.sequence);
