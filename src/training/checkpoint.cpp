@@ -1,6 +1,7 @@
 // A Frame remembers how to run a checkpointed function again. Each tensor that the function saved for backward has a numbered slot in its
 // frame. The slots are empty until one is asked for. Then the function runs again, and the tensors that it saves fill the slots in the same
-// order.
+// order. A backward pass takes the value out of the slot, unless it keeps the graph for another pass: then the value stays as long as the
+// node of the graph that saved it has it.
 //
 // A checkpoint inside another one saves its inputs like any other tensor, in slots of the outer frame.
 #include <dtensor/training/checkpoint.hpp>
@@ -22,6 +23,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -49,7 +51,8 @@ struct Enough {};
 struct Slot {
   at::ScalarType dtype;
   std::vector<int64_t> sizes;
-  bool stays = false;  // the value is kept from the forward on
+  bool stays = false;    // the value is kept from the forward on
+  bool dropped = false;  // nobody will ask for it again
   at::Tensor value{};
   int64_t version = 0;
 };
@@ -145,9 +148,9 @@ class Frame {
     return slots_.size() - 1;
   }
 
-  // Takes the value out of a slot. A second call computes it again.
+  // The value of a slot. It is computed where it is not there, and taken out unless the backward pass keeps the graph.
   at::Tensor take(size_t index) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<std::recursive_mutex> lock(mutex_);
     auto& slot = slots_[index];
     if (slot.stays) return slot.value;
     if (!slot.value.defined()) fill_slots();
@@ -156,7 +159,14 @@ class Frame {
     require(slot.value._version() == slot.version, kTag,
             "a tensor {} that is needed for backward has been modified by an in-place operation; hint: write to a copy",
             describe(slot.dtype, slot.sizes));
-    return std::exchange(slot.value, {}).tensor_data();
+    return torch::autograd::get_current_graph_task_keep_graph() ? slot.value : std::exchange(slot.value, {});
+  }
+
+  // Nobody will ask for this slot again.
+  void drop(size_t index) {
+    const std::lock_guard<std::recursive_mutex> lock(mutex_);
+    slots_[index].dropped = true;
+    slots_[index].value.reset();
   }
 
   // Fills the next slot. Throws Enough after the last.
@@ -168,7 +178,7 @@ class Frame {
             "the function did not do the same again: tensor {} of what it saves for backward is {} and was {}; hint: it must not depend on "
             "what has changed since",
             next_, describe(tensor.scalar_type(), tensor.sizes()), describe(slot.dtype, slot.sizes));
-    slot.value = tensor;
+    if (!slot.dropped) slot.value = tensor.tensor_data();
     slot.version = tensor._version();
     advance();
   }
@@ -203,7 +213,7 @@ class Frame {
     return inputs;
   }
 
-  std::mutex mutex_;
+  std::recursive_mutex mutex_;  // a function that runs again may end the graph that holds this frame
   std::vector<decltype(torch::autograd::impl::grad_accumulator(at::Tensor()))> accumulators_;  // which a SavedVariable does not hold
   std::vector<SavedVariable> inputs_;
   std::vector<bool> require_grad_;
@@ -223,17 +233,20 @@ class Frame {
 class SlotHooks final : public SavedVariableHooks {
  public:
   SlotHooks(std::shared_ptr<Frame> frame, std::vector<at::Tensor>* seen) : frame_(std::move(frame)), seen_(seen) {}
+  ~SlotHooks() override {
+    if (index_) frame_->drop(*index_);
+  }
   void call_pack_hook(const at::Tensor& tensor) override {
     index_ = frame_->add(tensor);
     if (seen_) seen_->push_back(tensor);
     seen_ = nullptr;
   }
-  at::Tensor call_unpack_hook() override { return frame_->take(index_); }
+  at::Tensor call_unpack_hook() override { return frame_->take(index_.value()); }
 
  private:
   std::shared_ptr<Frame> frame_;
   std::vector<at::Tensor>* seen_;
-  size_t index_ = 0;
+  std::optional<size_t> index_;
 };
 
 class Recorder final : public SavedTensors, public OperatorMode {
@@ -310,7 +323,7 @@ void Frame::fill_slots() {
     here = RandomState::now(devices_);
     random_->apply();
   }
-  while (needed_ > 0 && slots_[needed_ - 1].stays) --needed_;
+  while (needed_ > 0 && (slots_[needed_ - 1].stays || slots_[needed_ - 1].dropped)) --needed_;
   next_ = 0;
   Filler filler(*this);
   try {
