@@ -38,9 +38,7 @@ namespace dtensor {
 inline DeviceMesh stage_mesh(const DeviceMesh& mesh, std::string_view dim = "pp") {
   return mesh.slice(dim, mesh.coordinate(mesh.dim(dim)));
 }
-inline DeviceMesh stage_mesh(const std::vector<DeviceMesh>& meshes) {
-  return meshes[pipelining::own_mesh(meshes)];
-}
+inline DeviceMesh stage_mesh(const std::vector<DeviceMesh>& meshes) { return meshes[pipelining::own_mesh(meshes)]; }
 
 struct PipelineOptions {
   std::string dim = "pp";         // the dimension of a mesh whose ranks hold the stages
@@ -69,8 +67,7 @@ class Pipeline {
   using Tensors = std::vector<at::Tensor>;
 
   // See dt::pipeline().
-  Pipeline(torch::nn::Module& module, pipelining::PipelineRanks ranks, const std::vector<Piece>& pieces,
-           const PipelineOptions& options);
+  Pipeline(torch::nn::Module& module, pipelining::PipelineRanks ranks, const std::vector<Piece>& pieces, const PipelineOptions& options);
 
   // Forward and backward of all microbatches: `input` and `target` are cut along dim 0 into as many, of lengths that differ by one at most.
   // Both are the same on every rank of the pipeline, plain (then every rank of a stage has it whole) or on stage_mesh(). `loss` gives a
@@ -92,7 +89,9 @@ class Pipeline {
   Tensors parameters() const;
   std::vector<std::pair<std::string, at::Tensor>> named_parameters() const { return own_; }
   // The same, and the buffers that no piece names. A rank has a buffer of its own even where stages of other ranks use one of that name.
-  std::vector<std::pair<std::string, at::Tensor>> named_buffers() const { return pipelining::buffers_of(*module_, patterns_, all_patterns_); }
+  std::vector<std::pair<std::string, at::Tensor>> named_buffers() const {
+    return pipelining::buffers_of(*module_, patterns_, all_patterns_);
+  }
 
   // The modules of this rank's stages, none inside another: what fully_shard() shards before materialize().
   std::vector<torch::nn::Module*> modules() const;
@@ -132,11 +131,11 @@ class Pipeline {
   std::vector<int> cut_;
   std::shared_ptr<std::vector<double>> milliseconds_;  // of this rank's pieces; see StagesOfPieces
   std::vector<std::pair<std::string, at::Tensor>> own_;
-  Tensors copies_;                     // of tied parameters that another rank owns
-  std::vector<std::string> patterns_;  // of the modules of this rank's stages,
+  Tensors copies_;                         // of tied parameters that another rank owns
+  std::vector<std::string> patterns_;      // of the modules of this rank's stages,
   std::vector<std::string> all_patterns_;  // and of all stages
-  std::vector<size_t> positions_;      // of own_ in the whole model's list
-  std::vector<int> rank_of_;           // of each parameter of the whole model
+  std::vector<size_t> positions_;          // of own_ in the whole model's list
+  std::vector<int> rank_of_;               // of each parameter of the whole model
   std::shared_ptr<pipelining::Runner> runner_;
 };
 

@@ -119,8 +119,7 @@ void check_runs(const DeviceMesh& mesh, const std::string& csv, const Numbers& e
 void check_fault(const DeviceMesh& mesh, const Faulty& fault, int stages, const Numbers& expected) {
   if (fault.refusal.empty()) return check_runs(mesh, fault.csv, expected);
   const StageForward same = [](const TensorVector& x) { return x; };
-  const auto refusal =
-      words_of<Error>([&] { Runner({mesh, "pp"}, from_csv(fault.csv), std::vector<StageForward>(stages, same)); });
+  const auto refusal = words_of<Error>([&] { Runner({mesh, "pp"}, from_csv(fault.csv), std::vector<StageForward>(stages, same)); });
   require(refusal == fault.refusal, "test", "expected the refusal '{}'; got '{}'", fault.refusal, refusal);
 }
 
