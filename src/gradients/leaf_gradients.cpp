@@ -8,6 +8,7 @@
 #include <dtensor/dispatch/local_mode.hpp>
 
 #include <dtensor/base/error.hpp>
+#include <dtensor/mesh/alias.hpp>
 #include <dtensor/mesh/world.hpp>
 #include <dtensor/redistribute/redistribute.hpp>
 #include <dtensor/tensor/tensor.hpp>
