@@ -129,7 +129,7 @@ void check_fault(const DeviceMesh& mesh, const Faulty& fault, int stages, const 
   if (fault.refusal.empty()) return check_runs(mesh, fault.csv, expected);
   const StageForward same = [](const TensorVector& x) { return x; };
   const auto refusal = words_of<Error>([&] { Runner({mesh, "pp"}, from_csv(fault.csv), std::vector<StageForward>(stages, same)); });
-  require(refusal == fault.refusal, "test", "expected the refusal '{}'; got '{}'", fault.refusal, refusal);
+  require(refusal.starts_with(fault.refusal), "test", "expected the refusal '{}'; got '{}'", fault.refusal, refusal);
 }
 
 }  // namespace
@@ -158,8 +158,8 @@ TEST_CASE("pipeline faults: a changed file is refused on every rank or gives the
               try {
                 const int stages = from_csv(fault.csv).stages();
                 check_fault(mesh, fault, stages, expected.at(stages));
-              } catch (const std::exception& error) {
-                fail("test", "{}\n{}", fault.csv, error.what());
+              } catch (const Error& error) {
+                fail("test", "{}\n{}", fault.csv, error.what_without_backtrace());
               }
             }
           },

@@ -225,7 +225,7 @@ struct Buffered : torch::nn::Module {
   std::vector<Piece> pieces() {
     std::vector<Piece> all;
     for (size_t i = 0; i < layers.size(); ++i) {
-      all.push_back(piece(fmt::format(i == 1 ? "l{}|offset" : "l{}", i), [this, i](const at::Tensor& x) { return layer(i, x); }));
+      all.push_back(piece(fmt::format("l{}{}", i, i == 1 ? "|offset" : ""), [this, i](const at::Tensor& x) { return layer(i, x); }));
     }
     return all;
   }
