@@ -99,8 +99,8 @@ void Saver::join() {
 // The first rank's thread waits for the others' reports, so it is waited for when these are written, or will not be.
 void Saver::wait(int64_t number) {
   if (number <= waited_for_) return;
-  waited_for_ = number_;
   const Everyone everyone("save");
+  waited_for_ = number_;
   if (!everyone.is_first()) join();
   std::string problem = problem_of([&] { everyone.agree(everyone.is_first() ? "" : problem_); });
   others_ = problem.empty() ? Others::have_written : Others::have_failed;
