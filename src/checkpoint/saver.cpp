@@ -62,6 +62,17 @@ std::string problem_of(const Work& work) {
   }
 }
 
+// Pinned where there is CUDA, so that a copy from a GPU goes at full speed and beside others; where the system will not pin so much, plain.
+at::Tensor host_memory(int64_t bytes) {
+  if (at::globalContext().hasCUDA()) {
+    try {
+      return at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
+    } catch (const c10::Error&) {
+    }
+  }
+  return at::empty({bytes}, at::kByte);
+}
+
 // Copies a view to bytes, row-major.
 void copy_to(char* bytes, const at::Tensor& view) {
   const auto size = static_cast<size_t>(view.numel()) * view.element_size();
@@ -134,8 +145,7 @@ void Saver::make_plan(const Everyone& everyone, const std::string& text, const S
   for (const auto& [name, holding] : of_ranks[static_cast<size_t>(everyone.rank())]) {
     if (!written.contains(name)) plan_.replicas.push_back(name);
   }
-  if (!plan_.data.defined() || plan_.data.numel() < bytes)
-    plan_.data = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(at::globalContext().hasCUDA()));
+  if (!plan_.data.defined() || plan_.data.numel() < bytes) plan_.data = host_memory(bytes);
 }
 
 void Saver::copy(const std::map<std::string, at::Tensor>& tensors, Job& job) {
