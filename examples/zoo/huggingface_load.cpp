@@ -101,6 +101,19 @@ bool is_elsewhere(const at::Tensor& parameter) {
   return dtensor::is_deferred(parameter) || (dtensor::is_dtensor(parameter) && dtensor::DTensor(parameter).is_absent());
 }
 
+// Throws unless the model has these matrices, the other way round. The same on every rank.
+void check_transposed(const torch::OrderedDict<std::string, at::Tensor>& parameters, const Index& transposed) {
+  std::vector<std::string> problems;
+  for (const auto& [name, tensor] : transposed.tensors) {
+    const auto* parameter = parameters.find(name.substr(std::string(kPart).size()));
+    const std::vector<int64_t> expected{tensor.sizes[1], tensor.sizes[0]};
+    if (parameter && parameter->sizes() == at::IntArrayRef(expected)) continue;
+    problems.push_back(fmt::format("'{}' is [{}], transposed, in the checkpoint and {} in the model", name, fmt::join(tensor.sizes, ", "),
+                                   parameter ? fmt::format("[{}]", fmt::join(parameter->sizes(), ", ")) : "missing"));
+  }
+  dtensor::require(problems.empty(), "zoo", "{}; hint: is config.json of this model?", fmt::join(problems, "; "));
+}
+
 }  // namespace
 
 void load(Model& model, const std::string& config, const Index& theirs) {
@@ -109,12 +122,11 @@ void load(Model& model, const std::string& config, const Index& theirs) {
   const auto ours = ours_of(config, theirs);
   dtensor::LoadOptions options;
   for (const auto& [name, tensor] : ours.transposed.tensors) options.without.push_back(name);
-  dtensor::load({{"model", model}}, ours.index, options);
   auto parameters = model.named_parameters();
+  check_transposed(parameters, ours.transposed);
+  dtensor::load({{"model", model}}, ours.index, options);
   for (const auto& [name, tensor] : ours.transposed.tensors) {
     auto* parameter = parameters.find(name.substr(std::string(kPart).size()));
-    dtensor::require(parameter && parameter->dim() == 2, "zoo",
-                     "the checkpoint has '{}', a matrix that the model has not; hint: is it of this model?", name);
     dtensor::State state;
     at::Tensor there;
     if (!is_elsewhere(*parameter)) {

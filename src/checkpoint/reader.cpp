@@ -1,6 +1,7 @@
 #include "src/checkpoint/reader.hpp"
 
 #include "src/checkpoint/crc32c.hpp"
+#include "src/checkpoint/host_memory.hpp"
 
 #include <dtensor/tensor/tensor.hpp>
 
@@ -143,7 +144,7 @@ Reader::Read Reader::read(const Chunk& chunk) {
   auto* place = is_mine ? place_of(chunk) : nullptr;
   const bool is_alone = is_mine && chunk.wanted_by.size() == 1;
   at::Tensor data;
-  if (!place || !is_alone) data = at::empty({chunk.bytes()}, at::kByte);
+  if (!place || !is_alone) data = host_memory(chunk.bytes());
   auto* memory = data.defined() ? data.data_ptr() : place;
   file(chunk.piece->file).read(memory, static_cast<size_t>(chunk.bytes()), chunk.offset());
   check_sum(chunk, memory);

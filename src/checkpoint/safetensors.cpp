@@ -40,7 +40,8 @@ constexpr std::array kDtypes {
 #else
       Dtype{"U16", 16, {}}, Dtype{"U32", 32, {}}, Dtype{"U64", 64, {}},
 #endif
-      Dtype{"F8_E8M0", 8, {}}, Dtype{"F8_E4M3FNUZ", 8, {}}, Dtype{"F8_E5M2FNUZ", 8, {}}, Dtype{"F6_E2M3", 6, {}}, Dtype{"F6_E3M2", 6, {}}, Dtype{"F4", 4, {}},
+      Dtype{"F8_E8M0", 8, {}}, Dtype{"F8_E4M3FNUZ", 8, {}}, Dtype{"F8_E5M2FNUZ", 8, {}}, Dtype{"F6_E2M3", 6, {}},
+      Dtype{"F6_E3M2", 6, {}}, Dtype{"F4", 4, {}},
 };
 
 const Dtype* find(std::string_view name) {

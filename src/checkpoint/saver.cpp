@@ -1,6 +1,7 @@
 #include "src/checkpoint/saver.hpp"
 
 #include "src/checkpoint/crc32c.hpp"
+#include "src/checkpoint/host_memory.hpp"
 #include "src/checkpoint/step_files.hpp"
 
 #include <dtensor/base/error.hpp>
@@ -60,17 +61,6 @@ std::string problem_of(const Work& work) {
   } catch (...) {
     return detail::text_of(std::current_exception());
   }
-}
-
-// Pinned where there is CUDA, so that a copy from a GPU goes at full speed and beside others; where the system will not pin so much, plain.
-at::Tensor host_memory(int64_t bytes) {
-  if (at::globalContext().hasCUDA()) {
-    try {
-      return at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
-    } catch (const c10::Error&) {
-    }
-  }
-  return at::empty({bytes}, at::kByte);
 }
 
 // Copies a view to bytes, row-major.

@@ -34,8 +34,10 @@ struct Deep : torch::nn::Module {
   }
   std::vector<dt::Piece> pieces() {
     std::vector<dt::Piece> all{dt::piece("words", [this](const at::Tensor& ids) { return words(ids); })};
-    for (size_t i = 0; i < blocks->size(); ++i)
-      all.push_back(dt::piece(fmt::format("blocks.{}", i), [this, i](const at::Tensor& x) { return blocks->ptr<DeepBlock>(i)->forward(x); }));
+    for (size_t i = 0; i < blocks->size(); ++i) {
+      const auto run = [this, i](const at::Tensor& x) { return blocks->ptr<DeepBlock>(i)->forward(x); };
+      all.push_back(dt::piece(fmt::format("blocks.{}", i), run));
+    }
     all.push_back(dt::piece("head", [this](const at::Tensor& x) { return head(x); }));
     return all;
   }

@@ -1,4 +1,4 @@
-// Loading into a model that is in use: between the steps of a pipeline and inside one, with gradients that are not reduced, with units whole.
+// Loading into a model that is in use: between the steps of a pipeline and inside one, with gradients not reduced, with units whole.
 #include "tests/support/pipelined_model.hpp"
 #include "tests/support/refuses.hpp"
 #include "tests/support/torch_files_support.hpp"
