@@ -27,7 +27,8 @@ SavedTensor with_rows_in_our_order(const SavedTensor& theirs, int64_t heads) {
   const auto rows = theirs.sizes[0] / heads, pairs = rows / 2;
   SavedTensor ours{theirs.dtype, theirs.sizes, {}};
   for (const auto& piece : theirs.pieces) {
-    const auto bytes = numel_of(piece.box) / std::max<int64_t>(piece.box[0].length(), 1) * static_cast<int64_t>(c10::elementSize(ours.dtype));
+    const auto item = static_cast<int64_t>(c10::elementSize(ours.dtype));
+    const auto bytes = numel_of(piece.box) / std::max<int64_t>(piece.box[0].length(), 1) * item;  // of a row
     for (auto row = piece.box[0].begin; row < piece.box[0].end; ++row) {
       const auto head = row / rows, half = row % rows / pairs, pair = row % pairs, own = head * rows + pair * 2 + half;
       auto one = piece;

@@ -1,14 +1,13 @@
 #include "src/checkpoint/saver.hpp"
 
+#include "src/checkpoint/chosen.hpp"
 #include "src/checkpoint/crc32c.hpp"
 #include "src/checkpoint/host_memory.hpp"
 #include "src/checkpoint/step_files.hpp"
 
 #include <dtensor/base/error.hpp>
-#include <dtensor/base/error_text.hpp>
 #include <dtensor/base/say.hpp>
 #include <dtensor/mesh/world.hpp>
-#include <dtensor/parallel/patterns.hpp>
 #include <dtensor/tensor/spmd.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
@@ -16,7 +15,6 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <random>
@@ -43,24 +41,11 @@ Contents contents_of(const State& state, const SaveOptions& options) {
     }
   }
   if (problem) std::rethrow_exception(problem);
-  const auto wanted = [&](const std::string& name) {
-    const auto matches = [&](const std::string& pattern) { return detail::matches(pattern, name); };
-    return std::ranges::any_of(options.only, matches) && std::ranges::none_of(options.without, matches);
-  };
+  const auto wanted = [&](const std::string& name) { return is_chosen(name, options); };
   std::erase_if(contents.tensors, [&](const auto& entry) { return !wanted(entry.first); });
   std::erase_if(contents.values, [&](const auto& entry) { return !wanted(entry.first); });
   std::erase_if(contents.same_as, [&](const auto& entry) { return !wanted(entry.first) || !contents.tensors.contains(entry.second); });
   return contents;
-}
-
-template <class Work>
-std::string problem_of(const Work& work) {
-  try {
-    work();
-    return "";
-  } catch (...) {
-    return detail::text_of(std::current_exception());
-  }
 }
 
 // Copies a view to bytes, row-major.
