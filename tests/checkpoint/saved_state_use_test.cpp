@@ -97,11 +97,12 @@ TEST_CASE("checkpoint: saving and loading inside a step of a pipeline is refused
 TEST_CASE("checkpoint: a load is refused while gradients are not reduced", "[checkpoint][errors]") {
   const Folder folder;
   REQUIRE_NOTHROW(on_ranks(4, [&](dt::World& world) {
-    Piped piped(dt::init_device_mesh(at::kCPU, {2, 2}, {"pp", "dp"}), pipelined::Reach::none);
+    const auto mesh = dt::init_device_mesh(at::kCPU, {2, 2}, {"pp", "dp"});
+    const auto own = dt::stage_mesh(mesh);
+    Piped piped(mesh, pipelined::Reach::none);
     dt::save({{"model", *piped.pipe}}, folder.path, 1);
-    const auto cut = [&](const at::Tensor& x) {  // over dp, so that each rank has gradients of its own
-      return dt::distribute_tensor(x, dt::stage_mesh(dt::init_device_mesh(at::kCPU, {2, 2}, {"pp", "dp"})), {dt::shard(0)}).tensor();
-    };
+    // Over dp, so that each rank has gradients of its own.
+    const auto cut = [&](const at::Tensor& x) { return dt::distribute_tensor(x, own, {dt::shard(0)}).tensor(); };
     const auto [ids, targets] = pipelined::batch_of(0);
     std::vector<at::Tensor> inputs, labels;
     for (const auto& each : ids.tensor_split(kStages)) inputs.push_back(cut(each));
@@ -140,6 +141,12 @@ TEST_CASE("checkpoint: units that are whole are gathered again after a load", "[
     dt::load({{"model", model}}, folder.path);
     dt::require(dt::full_tensor(model->forward(x).detach()).equal(expected), "test", "the units have the values from before");
     dt::reshard(model->parameters());
-    refuses("modified by an inplace operation", [&] { before.sum().backward(); });
+    std::string text;
+    try {
+      before.sum().backward();
+    } catch (const c10::Error& error) {
+      text = error.what_without_backtrace();
+    }
+    dt::require(text.find("modified by an inplace operation") != std::string::npos, "test", "the backward pass says '{}'", text);
   }));
 }
