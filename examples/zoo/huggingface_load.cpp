@@ -18,8 +18,8 @@ namespace zoo {
 
 namespace {
 
+using dtensor::Interval;
 using dtensor::checkpoints::Index;
-using dtensor::checkpoints::Interval;
 using dtensor::checkpoints::SavedTensor;
 
 // Theirs has a head's rows as [2, pairs], ours as [pairs, 2].
@@ -28,7 +28,7 @@ SavedTensor with_rows_in_our_order(const SavedTensor& theirs, int64_t heads) {
   SavedTensor ours{theirs.dtype, theirs.sizes, {}};
   for (const auto& piece : theirs.pieces) {
     const auto item = static_cast<int64_t>(c10::elementSize(ours.dtype));
-    const auto bytes = numel_of(piece.box) / std::max<int64_t>(piece.box[0].length(), 1) * item;  // of a row
+    const auto bytes = dtensor::checkpoints::numel_of(piece.box) / std::max<int64_t>(piece.box[0].length(), 1) * item;  // of a row
     for (auto row = piece.box[0].begin; row < piece.box[0].end; ++row) {
       const auto head = row / rows, half = row % rows / pairs, pair = row % pairs, own = head * rows + pair * 2 + half;
       auto one = piece;
