@@ -128,8 +128,11 @@ class DeepTraining {
     options.reduce_at_read = setup.zero == 1;
     const auto& mesh = *own_;
     const auto dims = setup.has("replicas") ? mesh[{"replicas", "dp"}] : mesh["dp"];
-    if (!pipe_) dt::fully_shard(*model_, dims, options);
-    else for (auto* module : pipe_->modules()) dt::fully_shard(*module, dims, options);
+    if (!pipe_) {
+      dt::fully_shard(*model_, dims, options);
+      return;
+    }
+    for (auto* module : pipe_->modules()) dt::fully_shard(*module, dims, options);
   }
 
   std::optional<dt::DeviceMesh> own_;
