@@ -44,22 +44,21 @@ SavedTensor with_rows_in_our_order(const SavedTensor& theirs, int64_t heads) {
 // The three parts, one behind the other.
 SavedTensor three_in_one(const Index& theirs, const Row& row) {
   SavedTensor ours;
-  for (const auto& part : kThree) {
-    const auto name = name_of_part(row, part);
+  for (size_t i = 0; i < kThree.size(); ++i) {
+    const auto name = name_of_part(row, kThree[i]);
     const auto* found = theirs.find(name);
-    dtensor::require(found && !found->sizes.empty(), "zoo", "the checkpoint has no '{}' with rows; expected query, key and value", name);
-    const auto begin = ours.sizes.empty() ? 0 : ours.sizes[0];
-    if (begin == 0) ours = {found->dtype, found->sizes, {}};
-    else ours.sizes[0] += found->sizes[0];
-    auto sizes = found->sizes;
-    sizes[0] = ours.sizes[0];
-    dtensor::require(sizes == ours.sizes && found->dtype == ours.dtype, "zoo", "'{}' is {}[{}]; expected one like the query's", name,
-                     c10::toString(found->dtype), fmt::join(found->sizes, ", "));
+    dtensor::require(found != nullptr, "zoo", "the checkpoint has no '{}'; expected query, key and value", name);
+    if (i == 0) ours = {found->dtype, found->sizes, {}};
+    dtensor::require(found->sizes == ours.sizes && found->dtype == ours.dtype, "zoo", "'{}' is {}[{}]; expected {}[{}], as the query is",
+                     name, c10::toString(found->dtype), fmt::join(found->sizes, ", "), c10::toString(ours.dtype),
+                     fmt::join(ours.sizes, ", "));
+    const auto begin = static_cast<int64_t>(i) * ours.sizes[0];
     for (auto piece : found->pieces) {
       piece.box[0] = Interval{piece.box[0].begin + begin, piece.box[0].end + begin};
       ours.pieces.push_back(std::move(piece));
     }
   }
+  ours.sizes[0] *= 3;
   return ours;
 }
 
