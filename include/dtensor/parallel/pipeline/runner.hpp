@@ -6,6 +6,7 @@
 #include <dtensor/parallel/pipeline/exchange.hpp>
 #include <dtensor/parallel/pipeline/lower.hpp>
 #include <dtensor/parallel/pipeline/stage.hpp>
+#include <dtensor/parallel/pipeline/under_way.hpp>
 
 #include <dtensor/observe/scope.hpp>
 #include <dtensor/rng/device_generator.hpp>
@@ -349,6 +350,7 @@ inline size_t Runner::run_unknown(const Schedule& actions) {
 inline TensorVector Runner::step(const std::vector<TensorVector>& inputs, const LossOf& loss, bool sync, const std::string& mode) {
   require(static_cast<int>(inputs.size()) == schedule_.microbatches, "pipeline", "got {} microbatches; expected the schedule's {}",
           inputs.size(), schedule_.microbatches);
+  const StepUnderWay under_way;
   inputs_ = &inputs;
   loss_ = &loss;
   sync_ = sync;
