@@ -134,8 +134,10 @@ inline void check(const AttentionDropout& dropout, const at::Tensor& q) {
 
 // Each rank asks a mask's predicate for other pairs, and it may throw for some of them. So all are asked before anything is sent, once for
 // each plan, and where one rank fails, all do.
-inline void ask_predicate(const ContextPlan& plan, comm::Communicator& group, const at::Tensor& q) {
-  if (plan.has_answered()) return;
+inline void ask_predicate(const Context& context, const at::Tensor& q) {
+  const auto& plan = context.plan;
+  auto& group = context.group();
+  if (plan.has_answered(context.mesh.world(), group)) return;
   std::exception_ptr problem;
   try {
     plan.cells(group.rank());
@@ -147,7 +149,7 @@ inline void ask_predicate(const ContextPlan& plan, comm::Communicator& group, co
   if (problem) std::rethrow_exception(problem);
   require(failed == 0, "context_attention", "the predicate of the mask '{}' threw on rank {} of the mesh, whose error says for which pair",
           plan.mask().name(), failed - 1);
-  plan.set_answered();
+  plan.set_answered(context.mesh.world(), group);
 }
 
 struct Attention : torch::autograd::Function<Attention> {
@@ -198,7 +200,7 @@ inline at::Tensor context_attention(const at::Tensor& q, const at::Tensor& k, co
   const auto& method = context::method_of(options.method, context, {q, k, v});
   if (context.scale == 0) context.scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
   method.check(context, {q, k, v});
-  context::detail::ask_predicate(plan, context.group(), q);
+  context::detail::ask_predicate(context, q);
   using context::detail::Attention;
   return Attention::apply(c10::make_intrusive<Attention::Given>(std::move(context), method), q, k, v);
 }

@@ -2,17 +2,18 @@
 #pragma once
 
 #include <dtensor/parallel/context/mask_pieces.hpp>
+#include <dtensor/mesh/world.hpp>
 #include <dtensor/tensor/spmd.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
 
-#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <tuple>
 
 #pragma GCC visibility push(default)
@@ -49,9 +50,10 @@ class ContextPlan {
   int64_t cells(int query_rank) const;
 
   const AttentionMask& mask() const { return state_->mask; }
-  // Whether the mask's predicate, if it has one, has answered for all pairs: see context_attention.
-  bool has_answered() const { return !state_->mask.predicate() || state_->answered; }
-  void set_answered() const { state_->answered = true; }
+  // Whether the mask's predicate, if it has one, has answered for all pairs, as all ranks of a group know. Threads may share a plan: this
+  // is kept for each rank.
+  bool has_answered(World& world, const comm::Communicator& group) const;
+  void set_answered(World& world, const comm::Communicator& group) const;
 
  private:
   struct State {
@@ -61,8 +63,8 @@ class ContextPlan {
     const std::vector<PackedSequence> sequences;
     const std::vector<Positions> rows;
     // What was made so far:
-    std::atomic<bool> answered = false;
     std::mutex mutex;
+    std::map<std::weak_ptr<const int>, std::set<const comm::Communicator*>, std::owner_less<>> answered;  // by rank
     std::map<std::tuple<int, int>, bool> meet;
     std::map<int, int64_t> cells;
     std::optional<int64_t> most_met;
@@ -116,6 +118,27 @@ inline std::vector<const context::MaskInPieces*> ContextPlan::masks(int query_ra
   std::vector<const context::MaskInPieces*> result;
   for (const auto& mask : own) result.push_back(mask.get());
   return result;
+}
+
+namespace context::detail {
+
+// A rank, while it lives.
+struct RankIdentity {
+  std::shared_ptr<const int> token = std::make_shared<const int>(0);
+};
+
+}  // namespace context::detail
+
+inline bool ContextPlan::has_answered(World& world, const comm::Communicator& group) const {
+  if (!state_->mask.predicate()) return true;
+  std::lock_guard lock(state_->mutex);
+  const auto found = state_->answered.find(world.local<context::detail::RankIdentity>().token);
+  return found != state_->answered.end() && found->second.contains(&group);
+}
+
+inline void ContextPlan::set_answered(World& world, const comm::Communicator& group) const {
+  std::lock_guard lock(state_->mutex);
+  state_->answered[world.local<context::detail::RankIdentity>().token].insert(&group);
 }
 
 inline const ContextPlan& ContextPlan::of_groups(int size) const {
