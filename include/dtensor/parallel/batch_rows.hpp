@@ -3,7 +3,7 @@
 //
 //   const auto inputs = ids.tensor_split(4), labels = targets.tensor_split(4);
 //   for (int64_t i = 0, begin = 0; i < 4; begin += inputs[i++].size(0)) {
-//     const dt::BatchRows rows({begin, begin + inputs[i].size(0)});
+//     const dt::BatchRows rows(dt::Interval{begin, begin + inputs[i].size(0)});
 //     loss(model->forward(inputs[i]), labels[i]).backward();
 //   }
 #pragma once

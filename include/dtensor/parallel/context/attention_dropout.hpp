@@ -32,8 +32,10 @@ uint64_t draw_dropout_seed(const DeviceMesh& mesh);
 
 inline uint64_t draw_dropout_seed(const DeviceMesh& mesh) {
   constexpr int64_t kSeeds = int64_t{1} << 62;
-  const auto seed = full_tensor(randint(0, kSeeds, {1}, mesh, Placements(mesh.ndim(), replicate()), c10::kLong));
-  return seed.is_meta() ? 0 : static_cast<uint64_t>(seed.item<int64_t>());
+  const auto drawn = randint(0, kSeeds, {1}, mesh, Placements(mesh.ndim(), replicate()), c10::kLong);
+  if (drawn.is_absent()) return 0;
+  const auto seed = drawn.to_local();
+  return seed.is_meta() ? 0 : static_cast<uint64_t>(seed.item<int64_t>());  // a dry run has no values
 }
 
 namespace context::detail {
