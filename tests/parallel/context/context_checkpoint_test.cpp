@@ -32,7 +32,7 @@ class KernelCalls {
     count() += name == "aten::_scaled_dot_product_flash_attention_for_cpu" || name == "aten::amax";
     return nullptr;
   }
-  const at::RecordFunctionEnabledGuard on_{true};
+  const at::RecordFunctionGuard on_{true};
   const at::CallbackHandle handle_;
 };
 

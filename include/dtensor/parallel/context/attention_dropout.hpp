@@ -18,8 +18,8 @@ namespace dtensor {
 // on row of the batch, head, position of the query and position of the key.
 struct AttentionDropout {
   double probability = 0;
-  uint64_t seed = 0;                  // the same on every rank
-  std::vector<int64_t> batch, heads;  // which of the whole this rank's rows of the batch and its heads are; empty: 0, 1, ...
+  uint64_t seed = 0;                      // the same on every rank
+  std::vector<int64_t> batch{}, heads{};  // which of the whole this rank's rows of the batch and its heads are; empty: 0, 1, ...
 
   double scale() const { return probability < 1 ? 1 / (1 - probability) : 0; }  // of the weights that stay
 };
