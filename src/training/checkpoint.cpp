@@ -11,8 +11,10 @@
 
 #include <dtensor/base/compat.hpp>
 #include <dtensor/base/error.hpp>
+#include <dtensor/gradients/kept_results.hpp>
 #include <dtensor/gradients/saved_tensors.hpp>
 #include <dtensor/mesh/world.hpp>
+#include <dtensor/parallel/batch_rows.hpp>
 #include <dtensor/parallel/overlap.hpp>
 #include <dtensor/rng/random.hpp>
 #include <dtensor/tensor/spmd.hpp>
@@ -101,7 +103,7 @@ class Surroundings {
 
   class Again {
    public:
-    explicit Again(const Surroundings& as) : modes_(as.modes_), overlap_(as.pieces_) {
+    explicit Again(const Surroundings& as) : modes_(as.modes_), overlap_(as.pieces_), rows_(as.rows_) {
       AutocastAgain::set(as.autocast_);
       if (&World::current() != as.world_) world_.emplace(*as.world_);
       require(as.draws_alone_ || !RankLocalRandom::active(), kTag,
@@ -114,6 +116,7 @@ class Surroundings {
     AutocastAgain autocast_;
     at::ThreadLocalStateGuard modes_;
     OverlapLinear overlap_;
+    BatchRows rows_;
     std::optional<World::Use> world_;
     std::optional<RankLocalRandom> draws_alone_;
     std::optional<Spmd> spmd_;
@@ -125,6 +128,7 @@ class Surroundings {
   World* world_;
   std::optional<DeviceMesh> mesh_;
   int64_t pieces_ = OverlapLinear::pieces();
+  std::optional<Interval> rows_ = BatchRows::current();
   AutocastAgain::Setting autocast_;
   bool draws_alone_ = RankLocalRandom::active();
 };
@@ -187,6 +191,23 @@ class Frame {
     if (++next_ >= needed_) throw Enough();
   }
 
+  // Results of kept_in_checkpoints(), in the order of the calls.
+  void keep_results(const Tensors& results) {
+    auto& kept = results_.emplace_back();
+    for (const auto& x : results) kept.push_back({x.defined() ? x.tensor_data() : x, x.defined() ? static_cast<int64_t>(x._version()) : 0});
+  }
+  Tensors results(size_t call) const {
+    require(call < results_.size(), kTag, "the function did not do the same again: it computed more results that are kept than {}",
+            results_.size());
+    Tensors results;
+    for (const auto& [x, version] : results_[call]) {
+      require(!x.defined() || x._version() == version, kTag, "a kept result {} was written to in place; hint: write to a copy",
+              x.defined() ? describe(x.scalar_type(), x.sizes()) : "");
+      results.push_back(x.defined() ? x.tensor_data() : x);
+    }
+    return results;
+  }
+
   const KeptOperators& kept() const { return kept_; }
   std::deque<KeptCall>& calls() { return calls_; }
   const std::vector<c10::Device>& devices() const { return devices_; }
@@ -223,6 +244,7 @@ class Frame {
   Surroundings surroundings_;
   std::optional<RandomState> random_;
   std::deque<KeptCall> calls_;
+  std::vector<std::vector<std::pair<at::Tensor, int64_t>>> results_;  // and their versions
   std::vector<Slot> slots_;
   size_t needed_ = 0;  // slots up to the last
   size_t next_ = 0;    // to be filled
@@ -249,10 +271,18 @@ class SlotHooks final : public SavedVariableHooks {
   std::optional<size_t> index_;
 };
 
-class Recorder final : public SavedTensors, public OperatorMode {
+class Recorder final : public SavedTensors, public OperatorMode, public ResultKeeper {
  public:
   explicit Recorder(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
   std::unique_ptr<SavedVariableHooks> hooks() override { return std::make_unique<SlotHooks>(frame_, seen_); }
+
+  Tensors keep(const Compute& compute) override {
+    const CallWith none(nullptr);
+    const KeepWith outer(outer_);
+    const auto results = kept_in_checkpoints(compute);
+    frame_->keep_results(results);
+    return results;
+  }
 
   void call(const c10::OperatorHandle& op, c10::DispatchKeySet below, c10::Stack* stack) override {
     if (!frame_->kept().has(op)) return op.redispatchBoxed(below, stack);
@@ -273,6 +303,7 @@ class Recorder final : public SavedTensors, public OperatorMode {
 
  private:
   std::shared_ptr<Frame> frame_;
+  ResultKeeper* const outer_ = KeepWith::current();
   std::vector<at::Tensor>* seen_ = nullptr;  // what the kept call that is under way saves
 };
 
@@ -291,10 +322,12 @@ class FillHooks final : public SavedVariableHooks {
   Frame* frame_;
 };
 
-class Filler final : public SavedTensors, public OperatorMode {
+class Filler final : public SavedTensors, public OperatorMode, public ResultKeeper {
  public:
   explicit Filler(Frame& frame) : frame_(frame) {}
   std::unique_ptr<SavedVariableHooks> hooks() override { return std::make_unique<FillHooks>(frame_); }
+
+  Tensors keep(const Compute&) override { return frame_.results(next_result_++); }
 
   void call(const c10::OperatorHandle& op, c10::DispatchKeySet below, c10::Stack* stack) override {
     if (!frame_.kept().has(op)) return op.redispatchBoxed(below, stack);
@@ -312,7 +345,7 @@ class Filler final : public SavedTensors, public OperatorMode {
 
  private:
   Frame& frame_;
-  size_t next_ = 0;  // of the kept calls
+  size_t next_ = 0, next_result_ = 0;  // of the kept calls and results
 };
 
 void Frame::fill_slots() {
@@ -328,7 +361,8 @@ void Frame::fill_slots() {
   Filler filler(*this);
   try {
     const SaveWith fill(&filler);
-    const CallWith keep(kept_.empty() ? nullptr : &filler);
+    const CallWith call(kept_.empty() ? nullptr : &filler);
+    const KeepWith keep(&filler);
     again_(inputs);
   } catch (const Enough&) {
   } catch (...) {
@@ -342,11 +376,12 @@ void Frame::fill_slots() {
 
 struct CheckpointRegion::State {
   explicit State(std::shared_ptr<Frame> frame)
-      : keeps(!frame->kept().empty()), recorder(std::move(frame)), save(&recorder), call(keeps ? &recorder : nullptr) {}
+      : keeps(!frame->kept().empty()), recorder(std::move(frame)), save(&recorder), call(keeps ? &recorder : nullptr), keep(&recorder) {}
   bool keeps;
   Recorder recorder;
   SaveWith save;
   CallWith call;
+  KeepWith keep;
 };
 
 CheckpointRegion::CheckpointRegion(Tensors inputs, Function again, const CheckpointOptions& options) {

@@ -37,7 +37,7 @@ at::Tensor repeat_heads(const at::Tensor& x, int64_t times);
 // -- How ------------------------------------------------------------------------------------------------------------------
 
 inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
-  if (auto* region = ContextParallel::of(q, options.dropout)) return region->attention(q, k, v, options.causal, options.dropout);
+  if (auto* region = ContextParallel::of(q)) return region->attention(q, k, v, options.causal, options.dropout);
 #if __has_include(<ATen/ops/scaled_dot_product_attention.h>)
   return at::scaled_dot_product_attention(q, k, v, {}, options.dropout, options.causal);
 #else

@@ -322,6 +322,7 @@ inline void Runner::run(const Action& action) {
   auto& stage = stages_.at(action.stage);
   try {
     const Scope scope(text(action));
+    const BatchRows rows(rows_of_batch(*inputs_, action.microbatch));
     if (!is_compute(action.kind)) return stage.keep_whole(action.kind == Kind::UNSHARD);
     if (action.kind == Kind::F) draws_.go_to(position_on_path(action), action.microbatch);
     action.kind == Kind::F ? forward(stage, action.microbatch) : backward(stage, action.microbatch, action.kind);
