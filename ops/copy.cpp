@@ -1,12 +1,7 @@
 // Copies and fills: the source is moved to the layout of the destination.
 #include "ops/family.hpp"
 
-#include <dtensor/mesh/alias.hpp>
-
-#include <ATen/ExpandUtils.h>
 #include <ATen/ops/full_like.h>
-
-#include <algorithm>
 
 namespace dtensor::rules {
 namespace {
@@ -16,21 +11,6 @@ Structure copy(const Call& call) {
   Structure structure{{dims}, {dims}, {}, {kAnyPartial, {{0}}}};
   structure.elementwise = true;
   return structure;
-}
-
-// A copy leaves no gaps between elements. Where this rank has none, libtorch keeps the strides that there were, gaps and all: the order of
-// the copy is that of the other ranks here, so that all decide alike on its views.
-Lowering without_gaps(const Call&, const Resolution& resolution) {
-  const auto& sizes = resolution.in[0]->local_sizes();
-  if (c10::multiply_integers(sizes) != 0) return {};
-  return [](LocalCall& local) {
-    local.call();
-    auto copy = local.arg(0).toTensor();
-    Sizes sizes(copy.sizes());
-    std::ranges::replace(sizes, 0, 1);
-    const auto strides = at::infer_dense_strides(sizes, copy.strides());
-    local.replace({dtensor::detail::alias(copy, copy.sizes(), strides, copy.storage_offset())});
-  };
 }
 
 // self.copy_(src): src lies as self does; it may broadcast.
@@ -98,7 +78,7 @@ Structure masked_fill(const Call& call) {
   return structure;
 }
 
-const Register copies("aten::clone aten::_to_copy", family(copy, without_gaps),
+const Register copies("aten::clone aten::_to_copy", family(copy),
                       "elements stay where they are; a conversion between floats is linear");
 const Register copy_("aten::copy_ aten::copy", std::make_shared<CopyInto>(),
                      "the source is brought to where the destination lies");

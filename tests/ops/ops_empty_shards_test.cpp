@@ -1,4 +1,5 @@
 // Operands that broadcast, on ranks that have no part of the others; and calls that one device takes.
+#include "tests/support/core_support.hpp"
 #include "tests/support/op_check.hpp"
 
 #include <fmt/ranges.h>

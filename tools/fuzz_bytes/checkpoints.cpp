@@ -73,7 +73,7 @@ void read_pickle(const std::string& bytes) {
 }
 
 // The checksum is made right, or nothing behind it would be read.
-void read_step(const std::string& bytes) {
+void read_step_index(const std::string& bytes) {
   const auto rest = bytes.substr(bytes.find('\n') + 1);
   const auto text = fmt::format("{{\"crc32c\": \"{:08x}\",\n", checkpoints::crc32c(rest.data(), rest.size())) + rest;
   const auto folder = folder_of("step-7", false);
@@ -100,7 +100,7 @@ std::vector<Target> checkpoint_targets() {
        [] { return std::vector{read_bytes(folder_of("dcp", true) + "/__0_0.distcp")}; },
        [](const std::string& bytes) { read_all(path("dcp"), folder_of("dcp", false) + "/__0_0.distcp", bytes); }, kPickleWords},
       {"step-index", "read_index of a step, its checksums and tensors",
-       [] { return std::vector{read_bytes(folder_of("step-7", true) + "/index.json")}; }, read_step, kIndexWords},
+       [] { return std::vector{read_bytes(folder_of("step-7", true) + "/index.json")}; }, read_step_index, kIndexWords},
       {"safetensors", "read_huggingface of a file, and its tensors",
        [] { return std::vector{read_bytes(folder_of("hf", true) + "/model-00001-of-00002.safetensors")}; },
        [](const std::string& bytes) { read_all(path("one.safetensors"), path("one.safetensors"), bytes); }},

@@ -144,7 +144,7 @@ TEST_CASE("context dropout: in a region a mesh has the numbers and the stream of
   }
 }
 
-TEST_CASE("context dropout: as many weights are dropped as asked for, each by itself", "[context]") {
+TEST_CASE("context dropout: each weight is dropped by itself and as often as asked for", "[context]") {
   const auto positions = context::contiguous_order(512, 1)[0];
   const auto dropped = [&](double probability, uint64_t seed, int64_t row, int64_t head) {
     auto result = at::empty({512, 512}, at::kBool);

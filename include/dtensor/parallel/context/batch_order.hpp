@@ -1,6 +1,7 @@
 // The order in which ranks have the positions of a batch: puts tensors in it, and tells whether they are.
 #pragma once
 
+#include <dtensor/collectives/pieces.hpp>
 #include <dtensor/parallel/context/orders.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
