@@ -7,7 +7,7 @@
 //   error      of the output, against float64, over its largest element; at 2048 positions
 //
 //   build/bench/long_context --benchmark_filter='/causal/2048/2'
-#include "main.hpp"
+//   build/bench/long_context --table 2048 4       # length and ranks: the same numbers as tables of docs/long_context.md, method x mask
 #include "ranks.hpp"
 
 #include <dtensor/base/compat.hpp>
@@ -15,11 +15,15 @@
 #include <dtensor/observe/comm_debug.hpp>
 #include <dtensor/parallel/context/attention.hpp>
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/randn.h>
 #include <c10/core/CPUAllocator.h>
+#include <fmt/format.h>
 
 #include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <mutex>
 
@@ -199,15 +203,19 @@ Result measure(const Case& c, int passes) {
   return result;
 }
 
-void attention(benchmark::State& state, const Case& c) {
-  Result result;
-  for (auto _ : state) state.SetIterationTime((result = measure(c, 3)).seconds);
+double balance(const Case& c) {
   const auto plan = plan_of(c, c.ranks);
   double most = 0, all = 0;
   for (int r = 0; r < c.ranks; ++r) most = std::max(most, static_cast<double>(plan.cells(r))), all += static_cast<double>(plan.cells(r));
+  return most * c.ranks / all;
+}
+
+void attention(benchmark::State& state, const Case& c) {
+  Result result;
+  for (auto _ : state) state.SetIterationTime((result = measure(c, 3)).seconds);
   state.counters["sent_mib"] = result.sent_mib;
   state.counters["peak_mib"] = result.peak_mib;
-  state.counters["balance"] = most * c.ranks / all;
+  state.counters["balance"] = balance(c);
   if (result.error > 0) state.counters["error"] = result.error;
 }
 
@@ -215,10 +223,12 @@ void add(const Case& c) {
   benchmark::RegisterBenchmark(c.name().c_str(), attention, c)->UseManualTime()->Iterations(1)->Unit(benchmark::kMillisecond);
 }
 
-const bool registered = [] {
+const std::vector<std::string> kMasks{"full",      "causal", "window",          "global_window",
+                                      "documents", "prefix", "shared_question", "block_documents"};
+
+void register_all() {
   for (const int64_t length : {2048, 4096, 8192}) {
-    for (const std::string mask :
-         {"full", "causal", "window", "global_window", "documents", "prefix", "shared_question", "block_documents"}) {
+    for (const auto& mask : kMasks) {
       if (length > 2048 && mask != "causal") continue;
       add({"one", mask, length, 1});
       if (mask == "full" || mask == "causal") add({"libtorch", mask, length, 1});
@@ -227,7 +237,55 @@ const bool registered = [] {
       }
     }
   }
-  return true;
-}();
+}
+
+// One measure of every method under every mask.
+void print_table(const char* title, const std::vector<std::pair<std::string, std::vector<Result>>>& rows, double Result::*measure,
+                 double factor) {
+  fmt::print("\n{}\n\n| |", title);
+  for (const auto& mask : kMasks) fmt::print(" {} |", mask);
+  fmt::print("\n|---|");
+  for (size_t i = 0; i < kMasks.size(); ++i) fmt::print("---|");
+  for (const auto& [method, results] : rows) {
+    fmt::print("\n| `{}` |", method);
+    for (const auto& result : results) fmt::print(" {:.3g} |", result.*measure * factor);
+  }
+  fmt::print("\n");
+}
+
+void print_tables(int64_t length, int ranks) {
+  std::vector<std::string> methods{"one"};
+  for (const auto* method : dt::context::all_methods()) methods.emplace_back(method->name());
+  std::vector<std::pair<std::string, std::vector<Result>>> rows;
+  double error = 0;
+  for (const auto& method : methods) {
+    auto& [name, results] = rows.emplace_back(method == "one" ? "one device" : method, std::vector<Result>());
+    for (const auto& mask : kMasks) {
+      std::fprintf(stderr, "%s, %s\n", method.c_str(), mask.c_str());
+      results.push_back(measure({method, mask, length, method == "one" ? 1 : ranks}, 3));
+      error = std::max(error, results.back().error);
+    }
+  }
+  fmt::print("{} positions on {} ranks; one sequence of {} heads of {}, float32; forward and backward\n", length, ranks, kHeads, kDim);
+  print_table("Milliseconds, the fastest of three", rows, &Result::seconds, 1e3);
+  print_table("MiB that a rank sends, of the one that sends most", rows, &Result::sent_mib, 1);
+  print_table("Peak MiB of tensors beside the inputs, by rank", rows, &Result::peak_mib, 1);
+  fmt::print("\nThe busiest rank's work over the mean:");
+  for (const auto& mask : kMasks)
+    fmt::print(" {} {:.2f}{}", mask, balance({"ring", mask, length, ranks}), mask == kMasks.back() ? ".\n" : ",");
+  if (error > 0) fmt::print("The largest error of an output, against float64 and over its largest element: {:.1e}.\n", error);
+}
 
 }  // namespace
+
+int main(int argc, char** argv) {
+  at::set_num_threads(1);
+  if (argc > 1 && std::string(argv[1]) == "--table") {
+    print_tables(argc > 2 ? std::atoll(argv[2]) : 2048, argc > 3 ? std::atoi(argv[3]) : 4);
+    return 0;
+  }
+  register_all();
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+}

@@ -2,7 +2,7 @@
 // and GPU get the same bits; those of their own libraries differ. Do not compile this with contraction to fused multiply-adds.
 #pragma once
 
-#include "rng/philox.hpp"
+#include <dtensor/rng/philox.hpp>
 
 #include <cstring>
 

@@ -38,9 +38,7 @@ namespace dtensor {
 inline DeviceMesh stage_mesh(const DeviceMesh& mesh, std::string_view dim = "pp") {
   return mesh.slice(dim, mesh.coordinate(mesh.dim(dim)));
 }
-inline DeviceMesh stage_mesh(const std::vector<DeviceMesh>& meshes) {
-  return meshes[pipelining::own_mesh(meshes)];
-}
+inline DeviceMesh stage_mesh(const std::vector<DeviceMesh>& meshes) { return meshes[pipelining::own_mesh(meshes)]; }
 
 struct PipelineOptions {
   std::string dim = "pp";         // the dimension of a mesh whose ranks hold the stages
@@ -69,8 +67,7 @@ class Pipeline {
   using Tensors = std::vector<at::Tensor>;
 
   // See dt::pipeline().
-  Pipeline(torch::nn::Module& module, pipelining::PipelineRanks ranks, const std::vector<Piece>& pieces,
-           const PipelineOptions& options);
+  Pipeline(torch::nn::Module& module, pipelining::PipelineRanks ranks, const std::vector<Piece>& pieces, const PipelineOptions& options);
 
   // Forward and backward of all microbatches: `input` and `target` are cut along dim 0 into as many, of lengths that differ by one at most.
   // Both are the same on every rank of the pipeline, plain (then every rank of a stage has it whole) or on stage_mesh(). `loss` gives a
@@ -91,12 +88,16 @@ class Pipeline {
   // Of this rank's stages, with the names that they have in the whole model.
   Tensors parameters() const;
   std::vector<std::pair<std::string, at::Tensor>> named_parameters() const { return own_; }
-  std::vector<std::pair<std::string, at::Tensor>> named_buffers() const { return pipelining::buffers_inside(*module_, patterns_); }
+  // The same, and the buffers that no piece names. A rank has a buffer of its own even where stages of other ranks use one of that name.
+  std::vector<std::pair<std::string, at::Tensor>> named_buffers() const {
+    return pipelining::buffers_of(*module_, patterns_, all_patterns_);
+  }
 
   // The modules of this rank's stages, none inside another: what fully_shard() shards before materialize().
   std::vector<torch::nn::Module*> modules() const;
 
-  // Gives the parameters of this rank's stages their values, those of one device (see dt::DeferredInit). The others stay without memory.
+  // Gives the parameters and buffers of this rank's stages their values, those of one device (see dt::DeferredInit). The others stay
+  // without memory.
   void materialize() const;
   // The same without values, for a dry run (see dt::forget_values).
   void forget_values() const;
@@ -124,16 +125,17 @@ class Pipeline {
   PipelineStep run(const Tensors& inputs, const Tensors& targets, const Loss& loss, bool sync);
   Tensors cut_batch(const char* what, const at::Tensor& batch) const;
   std::string mode() const;
-  Tensors held() const;  // parameters(), and copies of tied ones
+  Tensors held() const;  // parameters(), copies of tied ones, and buffers
 
   torch::nn::Module* module_;
   std::vector<int> cut_;
   std::shared_ptr<std::vector<double>> milliseconds_;  // of this rank's pieces; see StagesOfPieces
   std::vector<std::pair<std::string, at::Tensor>> own_;
-  Tensors copies_;                     // of tied parameters that another rank owns
-  std::vector<std::string> patterns_;  // of the modules of this rank's stages
-  std::vector<size_t> positions_;      // of own_ in the whole model's list
-  std::vector<int> rank_of_;           // of each parameter of the whole model
+  Tensors copies_;                         // of tied parameters that another rank owns
+  std::vector<std::string> patterns_;      // of the modules of this rank's stages,
+  std::vector<std::string> all_patterns_;  // and of all stages
+  std::vector<size_t> positions_;          // of own_ in the whole model's list
+  std::vector<int> rank_of_;               // of each parameter of the whole model
   std::shared_ptr<pipelining::Runner> runner_;
 };
 
@@ -219,6 +221,7 @@ inline Pipeline::Pipeline(torch::nn::Module& module, pipelining::PipelineRanks r
   for (int s = 0, p = 0; s < static_cast<int>(cut_.size()); ++s) {
     const bool here = schedule.rank_of_stage[s] == ranks.own();
     for (int i = 0; i < cut_[s]; ++i, ++p) {
+      all_patterns_.push_back(pieces[p].modules);
       if (here) patterns_.push_back(pieces[p].modules);
       for (const auto used : uses[p]) {
         const auto position = first_of(used);
@@ -271,6 +274,7 @@ inline std::vector<torch::nn::Module*> Pipeline::modules() const {
 inline Pipeline::Tensors Pipeline::held() const {
   auto all = parameters();
   all.insert(all.end(), copies_.begin(), copies_.end());
+  for (const auto& [name, buffer] : named_buffers()) all.push_back(buffer);
   return all;
 }
 

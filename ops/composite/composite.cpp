@@ -13,6 +13,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_ctc_loss.h>
+#include <ATen/ops/bmm_ops.h>
 #include <ATen/ops/ctc_loss_ops.h>
 #include <ATen/ops/fill_diagonal_ops.h>
 #include <ATen/ops/max_pool1d_ops.h>
@@ -157,6 +158,13 @@ void attention_by_hook(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   if (schema.returns().size() > 1) stack->emplace_back(at::Tensor());  // the weights
 }
 
+// A product, which the rank's hook may refuse.
+at::Tensor bmm(c10::DispatchKeySet keys, const at::Tensor& a, const at::Tensor& b) {
+  const auto& hook = World::current().local<AttentionHook>();
+  if (hook.check_product) hook.check_product(a, b);
+  return at::_ops::bmm::redispatch(below(keys), a, b);
+}
+
 constexpr const char* kAttention[] = {"scaled_dot_product_attention", "_scaled_dot_product_attention"};
 constexpr const char* kByMath[] = {"_scaled_dot_product_attention_forward"};
 constexpr const char* kOnWholeOperands[] = {"_grid_sampler_2d_cpu_fallback_backward",
@@ -189,6 +197,7 @@ void register_boxed(torch::Library& library, c10::ArrayRef<const char*> names, t
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, library) {
   library.impl("max_pool1d", TORCH_FN(max_pool1d));
   library.impl("fill_diagonal_", TORCH_FN(fill_diagonal_));
+  library.impl("bmm", TORCH_FN(bmm));
   library.impl("ctc_loss.IntList", TORCH_FN(ctc_loss));
   library.impl("ctc_loss.Tensor", TORCH_FN(ctc_loss_of_lengths));
   register_boxed(library, kAttention, [] { return torch::CppFunction::makeFromBoxedFunction<&attention_by_hook>(); });

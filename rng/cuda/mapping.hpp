@@ -7,7 +7,7 @@
 // Holds for tensors that fit(); libtorch divides larger ones.
 #pragma once
 
-#include "rng/philox.hpp"
+#include <dtensor/rng/philox.hpp>
 
 namespace dtensor::rng::cuda {
 

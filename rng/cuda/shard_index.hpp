@@ -1,7 +1,7 @@
 // Maps an element of a rank's shard to its index in the whole tensor. Plain C++ for host and device, small enough for a kernel's argument.
 #pragma once
 
-#include "rng/philox.hpp"
+#include <dtensor/rng/philox.hpp>
 
 #include <optional>
 

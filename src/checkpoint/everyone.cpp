@@ -3,6 +3,7 @@
 #include <dtensor/base/error.hpp>
 #include <dtensor/comm/event.hpp>
 #include <dtensor/mesh/world.hpp>
+#include <dtensor/parallel/pipeline/under_way.hpp>
 
 #include <ATen/ops/empty.h>
 
@@ -22,7 +23,11 @@ at::Tensor bytes_of(const void* data, size_t size) {
 
 }  // namespace
 
+// Other ranks of a pipeline are at other actions, and would not come: the pipeline's step tells them of this error.
 Everyone::Everyone(std::string_view tag) : tag_(tag) {
+  require(!pipelining::StepUnderWay::any(), tag,
+          "it was called inside a step of a pipeline; expected every rank, between two steps; hint: a loss, a hook or a module must not "
+          "save or load");
   auto& world = World::current();
   if (world.size() == 1) return;
   line_.emplace(init_device_mesh(c10::kCPU, {world.size()}, {"checkpoint"}));

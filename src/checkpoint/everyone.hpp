@@ -1,15 +1,28 @@
 // All ranks of the world, as saving and loading talk among them: few and small messages, and bytes of tensors when loading reshards.
 #pragma once
 
+#include <dtensor/base/error_text.hpp>
 #include <dtensor/mesh/device_mesh.hpp>
 
 #include <array>
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace dtensor::checkpoints {
+
+// What `work` throws, in words; empty: nothing.
+template <class Work>
+std::string problem_of(const Work& work) {
+  try {
+    work();
+    return "";
+  } catch (...) {
+    return detail::text_of(std::current_exception());
+  }
+}
 
 class Everyone {
  public:

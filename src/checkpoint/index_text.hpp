@@ -20,4 +20,7 @@ void check_tensors(const Index& index);
 // Memory for what an index describes is taken after that.
 disk::File open_file(const Index& index, int32_t number);
 
+// Compares the checksum of what stands before the data in it, if any is known. Throws std::runtime_error, "... 'path' is damaged: ...".
+void check_header(const Index& index, int32_t number, const disk::File& file);
+
 }  // namespace dtensor::checkpoints

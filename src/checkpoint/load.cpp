@@ -1,11 +1,11 @@
 // Loading: what there is, what is wanted, whether they fit, the plan, the reading, and the values.
 #include "src/checkpoint/load.hpp"
 
+#include "src/checkpoint/chosen.hpp"
 #include "src/checkpoint/disk.hpp"
 #include "src/checkpoint/reader.hpp"
 
 #include <dtensor/base/error.hpp>
-#include <dtensor/base/error_text.hpp>
 #include <dtensor/checkpoint/checkpoint.hpp>
 #include <dtensor/deferred/deferred_init.hpp>
 #include <dtensor/mesh/world.hpp>
@@ -29,16 +29,6 @@ namespace {
 constexpr const char* kTag = "load";
 constexpr int64_t kRoundBytes = int64_t{16} << 20;  // that all ranks together read before they exchange
 
-template <class Work>
-std::string problem_of(const Work& work) {
-  try {
-    work();
-    return "";
-  } catch (...) {
-    return detail::text_of(std::current_exception());
-  }
-}
-
 std::string renamed(const std::string& name, const LoadOptions& options) {
   for (const auto& [from, to] : options.rename) {
     if (name.rfind(from, 0) == 0) return to + name.substr(from.size());
@@ -48,10 +38,6 @@ std::string renamed(const std::string& name, const LoadOptions& options) {
 
 // The index under the state's names, without what is not to be loaded.
 Index chosen(const Index& index, const LoadOptions& options) {
-  const auto wanted = [&](const std::string& name) {
-    const auto matches = [&](const std::string& pattern) { return detail::matches(pattern, name); };
-    return std::ranges::any_of(options.only, matches) && std::ranges::none_of(options.without, matches);
-  };
   Index result = index;
   result.tensors.clear();
   result.same_as.clear();
@@ -59,7 +45,7 @@ Index chosen(const Index& index, const LoadOptions& options) {
   std::map<std::string, std::string> saved_as;
   const auto chosen_name = [&](const std::string& saved) -> std::optional<std::string> {
     auto name = renamed(saved, options);
-    if (!wanted(name)) return {};
+    if (!is_chosen(name, options)) return {};
     const auto [entry, is_new] = saved_as.try_emplace(name, saved);
     require(is_new, kTag, "'{}' and '{}' are both named '{}' by .rename; hint: .without leaves one of them out, renamed to another name",
             entry->second, saved, name);
@@ -88,8 +74,8 @@ class Wanted {
     TensorNames names;
     for (const auto& entry : state.entries()) entry.part->add_names(entry.name, names);
     for (const auto& entry : state.entries()) entry.part->prepare(entry.name, names, index_, contents_);
-    std::erase_if(contents_.tensors, [&](const auto& entry) { return !is_chosen(entry.first); });
-    std::erase_if(contents_.values, [&](const auto& entry) { return !is_chosen(entry.first); });
+    std::erase_if(contents_.tensors, [&](const auto& entry) { return !is_chosen(entry.first, options_); });
+    std::erase_if(contents_.values, [&](const auto& entry) { return !is_chosen(entry.first, options_); });
     problems_ = contents_.problems;
     for (const auto& [name, tensor] : contents_.tensors) check(name, tensor);
     for (const auto& [name, value] : contents_.values) {
@@ -131,11 +117,6 @@ class Wanted {
   }
 
  private:
-  bool is_chosen(const std::string& name) const {
-    const auto matches = [&](const std::string& pattern) { return detail::matches(pattern, name); };
-    return std::ranges::any_of(options_.only, matches) && std::ranges::none_of(options_.without, matches);
-  }
-
   void lacks(const std::string& name) {
     if (!options_.partial) lacking_.push_back(name);
   }

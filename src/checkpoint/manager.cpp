@@ -41,6 +41,15 @@ std::string copy_folder_of(const std::string& folder, const ManagerOptions& opti
   return fmt::format("/dev/shm/dtensor-{}-{:016x}", getuid(), static_cast<uint64_t>(fingerprint(whole)[0]));
 }
 
+// The step and its value; nothing where the text has none.
+std::optional<std::pair<int64_t, double>> best_from(const std::string& text) {
+  const auto best = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto is = [&](const char* key, auto is_kind) { return best.is_object() && best.contains(key) && is_kind(best[key]); };
+  if (!is("step", [](const auto& value) { return value.is_number_integer(); })) return {};
+  if (!is("value", [](const auto& value) { return value.is_number(); })) return {};
+  return std::pair(best["step"].get<int64_t>(), best["value"].get<double>());
+}
+
 }  // namespace
 
 // Catches the signals of all managers of a process, which threads that are ranks share.
@@ -125,19 +134,18 @@ void CheckpointManager::check_run() const {
   }
 }
 
+// A best step that was removed by hand counts no more.
 void CheckpointManager::read_best() {
   const Everyone everyone("CheckpointManager");
   std::string text;
   const auto path = folder_ + "/" + kBestName;
   try {
     if (everyone.is_first() && disk::exists(path)) text = disk::read_text(path);
+    if (const auto best = best_from(text); best && !disk::exists(step_folder(folder_, best->first) + "/" + kIndexName)) text.clear();
   } catch (const std::exception&) {  // then there is none
+    text.clear();
   }
-  const auto best = nlohmann::json::parse(everyone.from_first(text), nullptr, /*allow_exceptions=*/false);
-  const auto is = [&](const char* key, auto is_kind) { return best.is_object() && best.contains(key) && is_kind(best[key]); };
-  if (!is("step", [](const auto& value) { return value.is_number_integer(); })) return;
-  if (!is("value", [](const auto& value) { return value.is_number(); })) return;
-  best_ = {best["step"].get<int64_t>(), best["value"].get<double>()};
+  best_ = best_from(everyone.from_first(text));
 }
 
 std::optional<int64_t> CheckpointManager::resume(const LoadOptions& options) {

@@ -6,7 +6,6 @@
 #include "src/checkpoint/step_files.hpp"
 
 #include <dtensor/base/error.hpp>
-#include <dtensor/base/error_text.hpp>
 #include <dtensor/base/say.hpp>
 #include <dtensor/checkpoint/memory_copies.hpp>
 #include <dtensor/tensor/spmd.hpp>
@@ -29,16 +28,6 @@ using namespace checkpoints;
 namespace {
 
 constexpr const char* kTag = "MemoryCopies";
-
-template <class Work>
-std::string problem_of(const Work& work) {
-  try {
-    work();
-    return "";
-  } catch (...) {
-    return detail::text_of(std::current_exception());
-  }
-}
 
 int distance_of(const MemoryCopiesOptions& options, int ranks) {
   if (options.distance != 0) return options.distance % ranks;

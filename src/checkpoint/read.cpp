@@ -55,13 +55,6 @@ void read_piece(const Index& index, const SavedTensor& tensor, const Piece& piec
   }
 }
 
-void check_header(const Index& index, const SavedFile& saved, const disk::File& file) {
-  std::string header(static_cast<size_t>(saved.header_bytes), '\0');
-  file.read(header.data(), header.size(), 0);
-  if (!header.empty() && crc32c(header.data(), header.size()) != saved.header_sum)
-    throw std::runtime_error(fmt::format("the header of '{}/{}' is damaged", index.folder, saved.name));
-}
-
 // Throws unless a file has the bytes of a piece: no memory is taken for what is not there.
 void check_place(const SavedTensor& tensor, const Piece& piece, const disk::File& file) {
   const auto size = file.size(), bytes = bytes_of(tensor, piece);
@@ -99,6 +92,16 @@ disk::File open_file(const Index& index, int32_t number) {
   return file;
 }
 
+void check_header(const Index& index, int32_t number, const disk::File& file) {
+  const auto& saved = index.files[static_cast<size_t>(number)];
+  if (saved.header_bytes == 0) return;
+  std::string header(static_cast<size_t>(saved.header_bytes), '\0');
+  file.read(header.data(), header.size(), 0);
+  if (crc32c(header.data(), header.size()) == saved.header_sum) return;
+  throw std::runtime_error(fmt::format("'{}/{}{}: the checksum of its header is another; hint: copy it again, or load an earlier step",
+                                       index.folder, saved.name, kIsDamaged));
+}
+
 at::Tensor read_tensor(const Index& index, const std::string& name) {
   const auto* saved = index.find(name);
   if (!saved) {
@@ -131,10 +134,9 @@ std::vector<std::string> faults_of(const Index& index, const std::function<void(
   }
   int64_t done = 0;
   for (auto& [number, pieces] : by_file) {
-    const auto& saved = index.files[static_cast<size_t>(number)];
     std::optional<disk::File> file;
     if (!attempt("", [&] { file.emplace(open_file(index, number)); })) continue;
-    attempt("", [&] { check_header(index, saved, *file); });
+    attempt("", [&] { check_header(index, number, *file); });
     std::ranges::sort(pieces, {}, [](const auto& entry) { return entry.second->offset; });
     for (const auto& [name, piece] : pieces) {
       const auto& tensor = index.tensors.at(*name);

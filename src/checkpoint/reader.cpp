@@ -1,6 +1,8 @@
 #include "src/checkpoint/reader.hpp"
 
 #include "src/checkpoint/crc32c.hpp"
+#include "src/checkpoint/host_memory.hpp"
+#include "src/checkpoint/index_text.hpp"
 
 #include <dtensor/tensor/tensor.hpp>
 
@@ -22,23 +24,19 @@ constexpr size_t kMostFiles = 64;   // open at once
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// The elements of `box` in memory that has those of `all`, row-major.
-at::Tensor part_of_memory(void* memory, const Box& all, const Box& box, c10::ScalarType dtype) {
-  std::vector<int64_t> sizes;
-  for (const auto& side : all) sizes.push_back(side.length());
-  auto view = at::from_blob(memory, sizes, at::TensorOptions(dtype));
-  for (size_t d = 0; d < box.size(); ++d) {
-    if (box[d] != all[d]) view = view.narrow(static_cast<int64_t>(d), box[d].begin - all[d].begin, box[d].length());
-  }
-  return view;
-}
-
 at::Tensor part_of_view(const at::Tensor& all_view, const Box& all, const Box& box) {
   auto view = all_view;
   for (size_t d = 0; d < box.size(); ++d) {
     if (box[d] != all[d]) view = view.narrow(static_cast<int64_t>(d), box[d].begin - all[d].begin, box[d].length());
   }
   return view;
+}
+
+// The elements of `box` in memory that has those of `all`, row-major.
+at::Tensor part_of_memory(void* memory, const Box& all, const Box& box, c10::ScalarType dtype) {
+  std::vector<int64_t> sizes;
+  for (const auto& side : all) sizes.push_back(side.length());
+  return part_of_view(at::from_blob(memory, sizes, at::TensorOptions(dtype)), all, box);
 }
 
 void copy_elements(const at::Tensor& to, const at::Tensor& from) {
@@ -62,7 +60,9 @@ std::string Reader::run(const ReadPlan& plan) {
     }
   };
   for (size_t f = 0; f < index_.files.size(); ++f) {
-    if (plan.header_readers[f] == everyone_.rank()) attempt([&] { check_header(f); });
+    if (plan.header_readers[f] != everyone_.rank() || index_.files[f].header_bytes == 0) continue;
+    const auto number = static_cast<int32_t>(f);  // its header is not needed, but a bit that changed there is a sign
+    attempt([&] { check_header(index_, number, file(number)); });
   }
   std::vector<std::vector<const Chunk*>> rounds(static_cast<size_t>(plan.rounds));
   for (const auto& chunk : plan.chunks) rounds[static_cast<size_t>(chunk.round)].push_back(&chunk);
@@ -87,31 +87,11 @@ std::string Reader::run(const ReadPlan& plan) {
   return problem_;
 }
 
-// What stands before the data in a file is not needed to load it, but a bit that changed there is a sign.
-void Reader::check_header(size_t number) {
-  const auto& saved = index_.files[number];
-  if (saved.header_bytes == 0) return;
-  const auto& opened = file(static_cast<int32_t>(number));  // of the size that the index says
-  std::string header(static_cast<size_t>(saved.header_bytes), '\0');
-  opened.read(header.data(), header.size(), 0);
-  if (crc32c(header.data(), header.size()) == saved.header_sum) return;
-  throw std::runtime_error(
-      fmt::format("'{}/{}{}: the checksum of its header is another; hint: load an earlier step", index_.folder, saved.name, kIsDamaged));
-}
-
 const disk::File& Reader::file(int32_t number) {
   const auto known = files_.find(number);
   if (known != files_.end()) return known->second;
   if (files_.size() >= kMostFiles) files_.clear();
-  const auto& saved = index_.files[static_cast<size_t>(number)];
-  const auto path = index_.folder + "/" + saved.name;
-  if (!disk::exists(path))
-    throw std::runtime_error(fmt::format("'{}{}: there is no such file; hint: load an earlier step", path, kIsDamaged));
-  auto& opened = files_.try_emplace(number, path).first->second;
-  if (saved.bytes >= 0 && opened.size() != saved.bytes)
-    throw std::runtime_error(fmt::format("'{}{}: it has {} bytes, expected {}; hint: it was cut; load an earlier step", path, kIsDamaged,
-                                         opened.size(), saved.bytes));
-  return opened;
+  return files_.emplace(number, open_file(index_, number)).first->second;
 }
 
 const std::vector<Reader::Target>& Reader::targets(const std::string& name) {
@@ -143,7 +123,7 @@ Reader::Read Reader::read(const Chunk& chunk) {
   auto* place = is_mine ? place_of(chunk) : nullptr;
   const bool is_alone = is_mine && chunk.wanted_by.size() == 1;
   at::Tensor data;
-  if (!place || !is_alone) data = at::empty({chunk.bytes()}, at::kByte);
+  if (!place || !is_alone) data = host_memory(chunk.bytes());
   auto* memory = data.defined() ? data.data_ptr() : place;
   file(chunk.piece->file).read(memory, static_cast<size_t>(chunk.bytes()), chunk.offset());
   check_sum(chunk, memory);

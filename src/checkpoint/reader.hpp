@@ -37,7 +37,6 @@ class Reader {
     at::Tensor data;  // undefined: it was read into its place
   };
 
-  void check_header(size_t file);
   Read read(const Chunk& chunk);
   void check_sum(const Chunk& chunk, const void* data) const;
   void put(const Chunk& chunk, const void* data);

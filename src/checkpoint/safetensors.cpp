@@ -35,8 +35,13 @@ constexpr std::array kDtypes {
 #else
       Dtype{"F8_E5M2", 8, {}}, Dtype{"F8_E4M3", 8, {}},
 #endif
-      Dtype{"U16", 16, {}}, Dtype{"U32", 32, {}}, Dtype{"U64", 64, {}}, Dtype{"F8_E8M0", 8, {}}, Dtype{"F8_E4M3FNUZ", 8, {}},
-      Dtype{"F8_E5M2FNUZ", 8, {}}, Dtype{"F6_E2M3", 6, {}}, Dtype{"F6_E3M2", 6, {}}, Dtype{"F4", 4, {}},
+#if DTENSOR_TORCH_AT_LEAST(2, 3)
+      Dtype{"U16", 16, c10::ScalarType::UInt16}, Dtype{"U32", 32, c10::ScalarType::UInt32}, Dtype{"U64", 64, c10::ScalarType::UInt64},
+#else
+      Dtype{"U16", 16, {}}, Dtype{"U32", 32, {}}, Dtype{"U64", 64, {}},
+#endif
+      Dtype{"F8_E8M0", 8, {}}, Dtype{"F8_E4M3FNUZ", 8, {}}, Dtype{"F8_E5M2FNUZ", 8, {}}, Dtype{"F6_E2M3", 6, {}},
+      Dtype{"F6_E3M2", 6, {}}, Dtype{"F4", 4, {}},
 };
 
 const Dtype* find(std::string_view name) {

@@ -1,13 +1,13 @@
 #include "src/checkpoint/saver.hpp"
 
+#include "src/checkpoint/chosen.hpp"
 #include "src/checkpoint/crc32c.hpp"
+#include "src/checkpoint/host_memory.hpp"
 #include "src/checkpoint/step_files.hpp"
 
 #include <dtensor/base/error.hpp>
-#include <dtensor/base/error_text.hpp>
 #include <dtensor/base/say.hpp>
 #include <dtensor/mesh/world.hpp>
-#include <dtensor/parallel/patterns.hpp>
 #include <dtensor/tensor/spmd.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
@@ -15,7 +15,6 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <random>
@@ -42,24 +41,11 @@ Contents contents_of(const State& state, const SaveOptions& options) {
     }
   }
   if (problem) std::rethrow_exception(problem);
-  const auto wanted = [&](const std::string& name) {
-    const auto matches = [&](const std::string& pattern) { return detail::matches(pattern, name); };
-    return std::ranges::any_of(options.only, matches) && std::ranges::none_of(options.without, matches);
-  };
+  const auto wanted = [&](const std::string& name) { return is_chosen(name, options); };
   std::erase_if(contents.tensors, [&](const auto& entry) { return !wanted(entry.first); });
   std::erase_if(contents.values, [&](const auto& entry) { return !wanted(entry.first); });
   std::erase_if(contents.same_as, [&](const auto& entry) { return !wanted(entry.first) || !contents.tensors.contains(entry.second); });
   return contents;
-}
-
-template <class Work>
-std::string problem_of(const Work& work) {
-  try {
-    work();
-    return "";
-  } catch (...) {
-    return detail::text_of(std::current_exception());
-  }
 }
 
 // Copies a view to bytes, row-major.
@@ -99,8 +85,8 @@ void Saver::join() {
 // The first rank's thread waits for the others' reports, so it is waited for when these are written, or will not be.
 void Saver::wait(int64_t number) {
   if (number <= waited_for_) return;
-  waited_for_ = number_;
   const Everyone everyone("save");
+  waited_for_ = number_;
   if (!everyone.is_first()) join();
   std::string problem = problem_of([&] { everyone.agree(everyone.is_first() ? "" : problem_); });
   others_ = problem.empty() ? Others::have_written : Others::have_failed;
@@ -134,8 +120,7 @@ void Saver::make_plan(const Everyone& everyone, const std::string& text, const S
   for (const auto& [name, holding] : of_ranks[static_cast<size_t>(everyone.rank())]) {
     if (!written.contains(name)) plan_.replicas.push_back(name);
   }
-  if (!plan_.data.defined() || plan_.data.numel() < bytes)
-    plan_.data = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(at::globalContext().hasCUDA()));
+  if (!plan_.data.defined() || plan_.data.numel() < bytes) plan_.data = host_memory(bytes);
 }
 
 void Saver::copy(const std::map<std::string, at::Tensor>& tensors, Job& job) {

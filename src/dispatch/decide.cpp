@@ -333,6 +333,8 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   decision->casts = call.schema.name() == "aten::_to_copy" && decision->outputs.size() == 1;
   decision->gives_pending = std::ranges::any_of(decision->outputs,
                                         [](const auto& output) { return output && output->layout()->has_partial(); });
+  decision->gives_thin = !info.is_view && std::ranges::any_of(decision->outputs,
+                                                              [](const auto& output) { return output && is_thin(*output->layout()); });
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
   decision->once = !current_mesh && (in_backward() || initializes(info, call)) && has_plain_operand(call);
   decision->compares = may_differ(call);

@@ -79,6 +79,9 @@ inline void set_view_offset(const Decision& decision, size_t index, const c10::T
   if (offset != 0) view.set_storage_offset(offset);
 }
 
+// What few results need: a pending sum the name of its module, a thin shard its order.
+void finish_unusual(const Decision& decision, ModuleName module, DTensorImpl& result);
+
 // Gives result `index` what it has beside values and layout: as a view or cast of `base` (the first operand; null: no tensor) its place in
 // memory and what it inherits; as a pending sum the name of its module.
 inline void finish_result(const Decision& decision, size_t index, c10::TensorImpl* base, ModuleName module, const at::Tensor& result) {
@@ -91,7 +94,7 @@ inline void finish_result(const Decision& decision, size_t index, c10::TensorImp
     }
     if (operand) inherit(decision, *operand, impl);
   }
-  if (decision.gives_pending) [[unlikely]] impl.module = module;
+  if (decision.gives_pending || decision.gives_thin) [[unlikely]] finish_unusual(decision, module, impl);
 }
 
 }  // namespace dtensor::dispatch

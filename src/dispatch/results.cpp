@@ -8,6 +8,7 @@
 #include <dtensor/dispatch/local_mode.hpp>
 #include <dtensor/mesh/alias.hpp>
 
+#include <ATen/ExpandUtils.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -69,6 +70,37 @@ at::Tensor in_reported_order(at::Tensor local, const Layout& layout) {
   if (dtensor::detail::in_row_major_order(local) || !dtensor::detail::in_row_major_order(layout)) return local;
   LocalMode below;
   return local.clone(at::MemoryFormat::Contiguous);
+}
+
+namespace {
+
+// Where a shard has no element, or one along some dim, kernels leave any strides, and what later decides on views reads them. So such a
+// shard gets the strides that it has in the order of the whole, as the shards of other ranks do. Nothing is copied.
+void order_thin_shard(DTensorImpl& result) {
+  const auto& local = result.local();
+  Sizes filled(local.sizes());
+  std::ranges::replace(filled, 0, 1);
+  const auto strides = at::infer_dense_strides(filled, result.layout()->strides());
+  if (local.strides() == c10::IntArrayRef(strides)) return;
+  for (int64_t d = 0; d < local.dim() && local.numel() > 0; ++d) {
+    if (local.sizes()[d] > 1 && local.strides()[d] != strides[d]) return;
+  }
+  result.set_local(dtensor::detail::alias(local, local.sizes(), strides, local.storage_offset()), result.layout());
+}
+
+}  // namespace
+
+bool is_thin(const Layout& layout) {
+  if (layout.is_flat()) return false;
+  for (int64_t d = 0; d < layout.ndim(); ++d) {
+    if (layout.local_sizes()[d] <= 1 && layout.sizes()[d] > 1) return true;
+  }
+  return false;
+}
+
+void finish_unusual(const Decision& decision, ModuleName module, DTensorImpl& result) {
+  if (decision.gives_pending) result.module = module;
+  if (decision.gives_thin && is_thin(*result.layout())) order_thin_shard(result);
 }
 
 void inherit(const Decision& decision, const DTensorImpl& operand, DTensorImpl& result) {

@@ -37,7 +37,7 @@ class Bucket final : public comm::Work {
   // Where the gradient's sum will be.
   at::Tensor add(const at::Tensor& part) {
     auto place = detail::shard_in_buffer(buffer_, used_, part.sizes());
-    if (!part.is_meta()) comm::copy(place, part);
+    if (!part.is_meta()) comm::copy(place, in_place_order(part));
     used_ += part.numel();
     return place;
   }
@@ -81,6 +81,13 @@ class Bucket final : public comm::Work {
   }
 
  private:
+  // A sum with an expanded gradient lies in memory as one of the two did, whatever its layout says.
+  static at::Tensor in_place_order(const at::Tensor& part) {
+    if (part.is_contiguous()) [[likely]] return part;
+    LocalMode local;
+    return part.contiguous();
+  }
+
   at::Tensor filled() const { return used_ == buffer_.numel() ? buffer_ : detail::narrow(buffer_, 0, 0, used_); }
 
   template <class Step>

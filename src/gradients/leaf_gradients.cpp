@@ -8,11 +8,13 @@
 #include <dtensor/dispatch/local_mode.hpp>
 
 #include <dtensor/base/error.hpp>
+#include <dtensor/mesh/alias.hpp>
 #include <dtensor/mesh/world.hpp>
 #include <dtensor/redistribute/redistribute.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/ops/add.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -72,22 +74,43 @@ struct Deferring {
   std::atomic<int> no_sync = 0;
 };
 
-// A gradient that is whole on all ranks, as after zero_grad(), becomes pending where the one that will be added to it is: that costs
-// nothing, and adding would reduce the other one.
+// A sum of which this rank's part is its shard amid zeros: `accumulated`, with the mesh dimensions `cut` pending. Communicates nothing.
+// Undefined where the shard is no view of the whole.
+at::Tensor amid_zeros(const at::Tensor& accumulated, c10::IntArrayRef cut) {
+  const auto old = as_dtensor(accumulated)->layout();
+  Placements whole(old->placements()), pending(old->placements());
+  for (const auto m : cut) whole[m] = replicate(), pending[m] = partial();
+  const auto uncut = old->with(whole);
+  const auto views = [](const auto& step) { return step.from.is_replicate() && step.to.is_shard() && step.to.split == 1; };
+  if (old->is_absent() || !detail::in_row_major_order(*old) || !std::ranges::all_of(plan_move(uncut, old).steps, views)) return {};
+  const LocalMode local;
+  const auto& shard = as_dtensor(accumulated)->local();
+  auto sum = at::zeros(uncut->local_sizes(), shard.options());
+  move_local(sum, uncut, old).get().copy_(shard);
+  return wrap(std::move(sum), old->with(pending));
+}
+
+// A gradient that is on all ranks whole or in shards, as after zero_grad(), becomes pending where the one that will be added to it is: that
+// communicates nothing, and adding would reduce the other one.
 void defer_with(at::Tensor& accumulated, const at::Tensor& gradient, ModuleName module) {
   auto* old = accumulated.defined() ? as_dtensor(accumulated) : nullptr;
   if (!old || accumulated.requires_grad() || old->layout()->mesh() != as_dtensor(gradient)->layout()->mesh()) return;
-  Placements placements(old->layout()->placements());
   const auto& wanted = as_dtensor(gradient)->layout()->placements();
-  bool changes = false;
-  for (size_t m = 0; m < placements.size(); ++m) {
-    if (!placements[m].is_replicate() || !wanted[m].is_partial(ReduceOp::sum)) continue;
-    placements[m] = wanted[m];
-    changes = true;
+  c10::SmallVector<int64_t, 4> whole, cut;
+  for (int64_t m = 0; m < static_cast<int64_t>(wanted.size()); ++m) {
+    if (!wanted[m].is_partial(ReduceOp::sum)) continue;
+    if (old->layout()->placements()[m].is_replicate()) whole.push_back(m);
+    if (old->layout()->placements()[m].is_shard()) cut.push_back(m);
   }
-  if (!changes) return;
+  if (!cut.empty()) {
+    if (auto sum = amid_zeros(accumulated, cut); sum.defined()) accumulated = std::move(sum);
+  }
+  if (whole.empty()) return;
+  const auto now = as_dtensor(accumulated)->layout();
+  Placements placements(now->placements());
+  for (const auto m : whole) placements[m] = wanted[m];
   LastMove none;
-  accumulated = in_layout(accumulated, old->layout()->with(placements), none, module);
+  accumulated = in_layout(accumulated, now->with(placements), none, module);
 }
 
 // Runs before the engine accumulates `gradient` into the leaf.

@@ -1,6 +1,7 @@
 // A Frame remembers how to run a checkpointed function again. Each tensor that the function saved for backward has a numbered slot in its
 // frame. The slots are empty until one is asked for. Then the function runs again, and the tensors that it saves fill the slots in the same
-// order.
+// order. A backward pass takes the value out of the slot, unless it keeps the graph for another pass: then the value stays as long as the
+// node of the graph that saved it has it.
 //
 // A checkpoint inside another one saves its inputs like any other tensor, in slots of the outer frame.
 #include <dtensor/training/checkpoint.hpp>
@@ -10,8 +11,10 @@
 
 #include <dtensor/base/compat.hpp>
 #include <dtensor/base/error.hpp>
+#include <dtensor/gradients/kept_results.hpp>
 #include <dtensor/gradients/saved_tensors.hpp>
 #include <dtensor/mesh/world.hpp>
+#include <dtensor/parallel/batch_rows.hpp>
 #include <dtensor/parallel/overlap.hpp>
 #include <dtensor/rng/random.hpp>
 #include <dtensor/tensor/spmd.hpp>
@@ -22,6 +25,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -49,7 +53,8 @@ struct Enough {};
 struct Slot {
   at::ScalarType dtype;
   std::vector<int64_t> sizes;
-  bool stays = false;  // the value is kept from the forward on
+  bool stays = false;    // the value is kept from the forward on
+  bool dropped = false;  // nobody will ask for it again
   at::Tensor value{};
   int64_t version = 0;
 };
@@ -98,7 +103,7 @@ class Surroundings {
 
   class Again {
    public:
-    explicit Again(const Surroundings& as) : modes_(as.modes_), overlap_(as.pieces_) {
+    explicit Again(const Surroundings& as) : modes_(as.modes_), overlap_(as.pieces_), rows_(as.rows_) {
       AutocastAgain::set(as.autocast_);
       if (&World::current() != as.world_) world_.emplace(*as.world_);
       require(as.draws_alone_ || !RankLocalRandom::active(), kTag,
@@ -111,6 +116,7 @@ class Surroundings {
     AutocastAgain autocast_;
     at::ThreadLocalStateGuard modes_;
     OverlapLinear overlap_;
+    BatchRows rows_;
     std::optional<World::Use> world_;
     std::optional<RankLocalRandom> draws_alone_;
     std::optional<Spmd> spmd_;
@@ -122,6 +128,7 @@ class Surroundings {
   World* world_;
   std::optional<DeviceMesh> mesh_;
   int64_t pieces_ = OverlapLinear::pieces();
+  std::optional<Interval> rows_ = BatchRows::current();
   AutocastAgain::Setting autocast_;
   bool draws_alone_ = RankLocalRandom::active();
 };
@@ -145,9 +152,9 @@ class Frame {
     return slots_.size() - 1;
   }
 
-  // Takes the value out of a slot. A second call computes it again.
+  // The value of a slot. It is computed where it is not there, and taken out unless the backward pass keeps the graph.
   at::Tensor take(size_t index) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<std::recursive_mutex> lock(mutex_);
     auto& slot = slots_[index];
     if (slot.stays) return slot.value;
     if (!slot.value.defined()) fill_slots();
@@ -156,7 +163,14 @@ class Frame {
     require(slot.value._version() == slot.version, kTag,
             "a tensor {} that is needed for backward has been modified by an in-place operation; hint: write to a copy",
             describe(slot.dtype, slot.sizes));
-    return std::exchange(slot.value, {}).tensor_data();
+    return torch::autograd::get_current_graph_task_keep_graph() ? slot.value : std::exchange(slot.value, {});
+  }
+
+  // Nobody will ask for this slot again.
+  void drop(size_t index) {
+    const std::lock_guard<std::recursive_mutex> lock(mutex_);
+    slots_[index].dropped = true;
+    slots_[index].value.reset();
   }
 
   // Fills the next slot. Throws Enough after the last.
@@ -168,13 +182,30 @@ class Frame {
             "the function did not do the same again: tensor {} of what it saves for backward is {} and was {}; hint: it must not depend on "
             "what has changed since",
             next_, describe(tensor.scalar_type(), tensor.sizes()), describe(slot.dtype, slot.sizes));
-    slot.value = tensor;
+    if (!slot.dropped) slot.value = tensor.tensor_data();
     slot.version = tensor._version();
     advance();
   }
 
   void advance() {
     if (++next_ >= needed_) throw Enough();
+  }
+
+  // Results of kept_in_checkpoints(), in the order of the calls.
+  void keep_results(const Tensors& results) {
+    auto& kept = results_.emplace_back();
+    for (const auto& x : results) kept.push_back({x.defined() ? x.tensor_data() : x, x.defined() ? static_cast<int64_t>(x._version()) : 0});
+  }
+  Tensors results(size_t call) const {
+    require(call < results_.size(), kTag, "the function did not do the same again: it computed more results that are kept than {}",
+            results_.size());
+    Tensors results;
+    for (const auto& [x, version] : results_[call]) {
+      require(!x.defined() || x._version() == version, kTag, "a kept result {} was written to in place; hint: write to a copy",
+              x.defined() ? describe(x.scalar_type(), x.sizes()) : "");
+      results.push_back(x.defined() ? x.tensor_data() : x);
+    }
+    return results;
   }
 
   const KeptOperators& kept() const { return kept_; }
@@ -203,7 +234,7 @@ class Frame {
     return inputs;
   }
 
-  std::mutex mutex_;
+  std::recursive_mutex mutex_;  // a function that runs again may end the graph that holds this frame
   std::vector<decltype(torch::autograd::impl::grad_accumulator(at::Tensor()))> accumulators_;  // which a SavedVariable does not hold
   std::vector<SavedVariable> inputs_;
   std::vector<bool> require_grad_;
@@ -213,6 +244,7 @@ class Frame {
   Surroundings surroundings_;
   std::optional<RandomState> random_;
   std::deque<KeptCall> calls_;
+  std::vector<std::vector<std::pair<at::Tensor, int64_t>>> results_;  // and their versions
   std::vector<Slot> slots_;
   size_t needed_ = 0;  // slots up to the last
   size_t next_ = 0;    // to be filled
@@ -223,23 +255,34 @@ class Frame {
 class SlotHooks final : public SavedVariableHooks {
  public:
   SlotHooks(std::shared_ptr<Frame> frame, std::vector<at::Tensor>* seen) : frame_(std::move(frame)), seen_(seen) {}
+  ~SlotHooks() override {
+    if (index_) frame_->drop(*index_);
+  }
   void call_pack_hook(const at::Tensor& tensor) override {
     index_ = frame_->add(tensor);
     if (seen_) seen_->push_back(tensor);
     seen_ = nullptr;
   }
-  at::Tensor call_unpack_hook() override { return frame_->take(index_); }
+  at::Tensor call_unpack_hook() override { return frame_->take(index_.value()); }
 
  private:
   std::shared_ptr<Frame> frame_;
   std::vector<at::Tensor>* seen_;
-  size_t index_ = 0;
+  std::optional<size_t> index_;
 };
 
-class Recorder final : public SavedTensors, public OperatorMode {
+class Recorder final : public SavedTensors, public OperatorMode, public ResultKeeper {
  public:
   explicit Recorder(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
   std::unique_ptr<SavedVariableHooks> hooks() override { return std::make_unique<SlotHooks>(frame_, seen_); }
+
+  Tensors keep(const Compute& compute) override {
+    const CallWith none(nullptr);
+    const KeepWith outer(outer_);
+    const auto results = kept_in_checkpoints(compute);
+    frame_->keep_results(results);
+    return results;
+  }
 
   void call(const c10::OperatorHandle& op, c10::DispatchKeySet below, c10::Stack* stack) override {
     if (!frame_->kept().has(op)) return op.redispatchBoxed(below, stack);
@@ -260,6 +303,7 @@ class Recorder final : public SavedTensors, public OperatorMode {
 
  private:
   std::shared_ptr<Frame> frame_;
+  ResultKeeper* const outer_ = KeepWith::current();
   std::vector<at::Tensor>* seen_ = nullptr;  // what the kept call that is under way saves
 };
 
@@ -278,10 +322,12 @@ class FillHooks final : public SavedVariableHooks {
   Frame* frame_;
 };
 
-class Filler final : public SavedTensors, public OperatorMode {
+class Filler final : public SavedTensors, public OperatorMode, public ResultKeeper {
  public:
   explicit Filler(Frame& frame) : frame_(frame) {}
   std::unique_ptr<SavedVariableHooks> hooks() override { return std::make_unique<FillHooks>(frame_); }
+
+  Tensors keep(const Compute&) override { return frame_.results(next_result_++); }
 
   void call(const c10::OperatorHandle& op, c10::DispatchKeySet below, c10::Stack* stack) override {
     if (!frame_.kept().has(op)) return op.redispatchBoxed(below, stack);
@@ -299,7 +345,7 @@ class Filler final : public SavedTensors, public OperatorMode {
 
  private:
   Frame& frame_;
-  size_t next_ = 0;  // of the kept calls
+  size_t next_ = 0, next_result_ = 0;  // of the kept calls and results
 };
 
 void Frame::fill_slots() {
@@ -310,12 +356,13 @@ void Frame::fill_slots() {
     here = RandomState::now(devices_);
     random_->apply();
   }
-  while (needed_ > 0 && slots_[needed_ - 1].stays) --needed_;
+  while (needed_ > 0 && (slots_[needed_ - 1].stays || slots_[needed_ - 1].dropped)) --needed_;
   next_ = 0;
   Filler filler(*this);
   try {
     const SaveWith fill(&filler);
-    const CallWith keep(kept_.empty() ? nullptr : &filler);
+    const CallWith call(kept_.empty() ? nullptr : &filler);
+    const KeepWith keep(&filler);
     again_(inputs);
   } catch (const Enough&) {
   } catch (...) {
@@ -329,11 +376,12 @@ void Frame::fill_slots() {
 
 struct CheckpointRegion::State {
   explicit State(std::shared_ptr<Frame> frame)
-      : keeps(!frame->kept().empty()), recorder(std::move(frame)), save(&recorder), call(keeps ? &recorder : nullptr) {}
+      : keeps(!frame->kept().empty()), recorder(std::move(frame)), save(&recorder), call(keeps ? &recorder : nullptr), keep(&recorder) {}
   bool keeps;
   Recorder recorder;
   SaveWith save;
   CallWith call;
+  KeepWith keep;
 };
 
 CheckpointRegion::CheckpointRegion(Tensors inputs, Function again, const CheckpointOptions& options) {

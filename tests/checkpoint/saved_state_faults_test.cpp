@@ -257,6 +257,20 @@ TEST_CASE("checkpoint: an index that claims more than there can be is refused", 
              says("'a' has pieces that are too large together"));
 }
 
+TEST_CASE("checkpoint: an index of a later version or of files elsewhere is refused", "[checkpoint][errors]") {
+  for (const auto* name : {"../data", "/etc/passwd", "a/../../b", ""}) {
+    auto index = index_of_bytes({{"a", 10}});
+    index.files[0].name = name;
+    CHECK_THAT(thrown_by([&] { dt::checkpoints::index_from(to_text(index), "elsewhere"); }), says("is of a file outside of the folder"));
+  }
+  auto text = to_text(index_of_bytes({{"a", 10}}));
+  const std::string version = "\"version\":1";
+  text.replace(text.find(version), version.size(), "\"version\":2");
+  const auto rest = text.substr(text.find('\n') + 1);
+  text = fmt::format("{{\"crc32c\": \"{:08x}\",\n", dt::checkpoints::crc32c(rest.data(), rest.size())) + rest;
+  CHECK_THAT(thrown_by([&] { dt::checkpoints::index_from(text, "later"); }), says("it is of version 2 of the format; expected 1"));
+}
+
 TEST_CASE("checkpoint: files are as long as the index says before memory is taken", "[checkpoint][errors]") {
   const Folder folder;
   overwrite(folder / "data.safetensors", std::string(1000, 'x'));

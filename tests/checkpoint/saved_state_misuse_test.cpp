@@ -158,6 +158,24 @@ TEST_CASE("checkpoint: what is no number is never the best", "[checkpoint]") {
   CHECK(manager.save_if_best(4, 2.0));
 }
 
+TEST_CASE("checkpoint: a best step that was removed by hand is the best no more", "[checkpoint]") {
+  const Folder folder;
+  auto x = torch::zeros({2});
+  const dt::State state{{"x", x}};
+  {
+    dt::CheckpointManager manager(state, folder.path, {.keep_last = 1});
+    CHECK(manager.save_if_best(1, 3.0));
+    manager.save(2);
+    manager.finish();
+  }
+  CHECK(dt::CheckpointManager(state, folder.path).best_step() == 1);
+  dt::remove_step(folder.path, 1);
+  dt::CheckpointManager manager(state, folder.path, {.keep_last = 1});
+  CHECK(!manager.best_step());
+  CHECK(manager.save_if_best(3, 5.0));
+  CHECK(manager.best_step() == 3);
+}
+
 TEST_CASE("checkpoint: a folder that only begins like a step is left alone", "[checkpoint]") {
   const Folder folder;
   auto x = torch::zeros({2});

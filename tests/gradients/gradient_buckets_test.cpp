@@ -169,3 +169,22 @@ TEST_CASE("gradient buckets: parts may lie in memory in another order on each ra
     same(dt::full_tensor(pair_on_mesh.grad()), expected_pair.grad(), "the pair's gradient");
   }, transport));
 }
+
+// A sum with an expanded gradient lies in memory as that one does on the ranks, and is reported in row-major order.
+TEST_CASE("gradient buckets: a sum with an expanded gradient", "[gradients]") {
+  const char* transport = GENERATE("threads", "gloo");
+  const int after = GENERATE(0, 1);
+  REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) {
+    const auto mesh = dt::init_device_mesh(torch::kCPU, {1, 2}, {"a", "b"});
+    dt::Spmd spmd(mesh);
+    const at::Tensor leaf = dt::distribute_tensor(torch::zeros({3, 9}), mesh, {dt::shard(0), dt::replicate()});
+    leaf.requires_grad_();
+    const at::Tensor row = leaf.view({27}), turned = leaf.t();
+    const at::Tensor of_row = dt::from_local(torch::arange(27, torch::kFloat) * (world.rank() + 1), mesh, {dt::replicate(), dt::partial()});
+    const auto of_turned = dt::redistribute(torch::ones({}).expand({9, 3}), {dt::shard(1), dt::replicate()});
+    if (after) torch::autograd::backward({turned, row}, {of_turned, of_row});
+    else torch::autograd::backward({row, turned}, {of_row, of_turned});
+    const dt::NoSpmd plain;
+    same(dt::full_tensor(leaf.grad()), torch::arange(27, torch::kFloat).mul(3).add(1).view({3, 9}), "the gradient");
+  }, transport));
+}

@@ -1,6 +1,8 @@
 // Gradients through moves, parts and wholes, and where they accumulate.
 #include "tests/support/dispatch_support.hpp"
 
+#include <optional>
+
 namespace dt = dtensor;
 using namespace dt::test;
 
@@ -107,6 +109,43 @@ TEST_CASE("gradients accumulate in the parameter's layout; no_sync defers", "[gr
                   dt::DTensor(average).layout().str());
     }
   }, transport));
+}
+
+// A hook brings parts of a sum, as a backward pass does where a sharded weight meets a batch that is cut over the same ranks.
+TEST_CASE("no_sync defers the sums of sharded parameters", "[gradients]") {
+  const char* transport = GENERATE("threads", "gloo");
+  const auto check = [](const dt::DeviceMesh& mesh, const dt::Placements& placements, int64_t ranks) {
+    const auto values = torch::arange(20, torch::kDouble).reshape({5, 4});
+    const dt::Spmd spmd(mesh);
+    const auto w = at::Tensor(dt::distribute_tensor(values, mesh, placements)).detach().requires_grad_();
+    w.mutable_grad() = torch::full_like(w, 2).detach();
+    w.register_hook([&](const at::Tensor&) {
+      const dt::NoSpmd plain;
+      return dt::from_local(values, mesh, dt::Placements(mesh.ndim(), dt::partial()), values.sizes()).tensor();
+    });
+    std::optional<dt::NoSync> deferred(std::in_place);
+    dt::CommDebugMode comm;
+    w.sum().backward();
+    w.sum().backward();
+    expect(comm, 0, "backward under no_sync into shards");
+    dt::require(dt::DTensor(w.grad()).layout().has_partial(), "test", "no_sync did not defer");
+    deferred.reset();
+    w.sum().backward();
+    dt::require(dt::DTensor(w.grad()).placements() == dt::PlacementsRef(placements), "test", "the gradient is left {}",
+                dt::DTensor(w.grad()).layout().str());
+    same(w.grad(), 3 * ranks * values + 2, "the sum of the hook's parts");
+  };
+  for (const int n : {2, 3}) {
+    for (const int64_t dim : {0, 1}) {
+      CAPTURE(transport, n, dim);
+      REQUIRE_NOTHROW(on_ranks(
+          n, [&](dt::World& world) { check(line(world), {dt::shard(dim)}, n); }, transport));
+    }
+  }
+  for (const auto& placements : {dt::Placements{dt::replicate(), dt::shard(0)}, dt::Placements{dt::shard(0), dt::shard(0)}}) {
+    REQUIRE_NOTHROW(on_ranks(
+        4, [&](dt::World&) { check(dt::init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"}), placements, 4); }, transport));
+  }
 }
 
 TEST_CASE("gradients on a mesh of one are copied where somebody keeps them", "[gradients]") {

@@ -1,4 +1,5 @@
 // Operands that broadcast, on ranks that have no part of the others; and calls that one device takes.
+#include "tests/support/core_support.hpp"
 #include "tests/support/op_check.hpp"
 
 #include <fmt/ranges.h>
@@ -283,4 +284,22 @@ TEST_CASE("ops: strides where a dim of length one lies anywhere in memory", "[op
         },
         transport));
   }
+}
+
+// Of 6 rows, the last of 4 ranks has none. What is written reaches the copy's base through a view, alike on all ranks.
+TEST_CASE("ops: views of copies whose shards are empty are written alike", "[ops][empty]") {
+  const char* transport = GENERATE("threads", "gloo");
+  const auto reversed = f({4, 6}).t();
+  const auto write = [](const at::Tensor& matrix, const at::Tensor& place, const at::Tensor& value) {
+    matrix.movedim(-1, 0).flatten().index_add_(0, place, value);
+  };
+  REQUIRE_NOTHROW(on_ranks(4, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(at::kCPU, {world.size()}, {"dim"});
+    const auto given = [&](const at::Tensor& x) { return distribute_tensor(x, mesh, {replicate()}).tensor(); };
+    const at::Tensor whole = reversed.clone(), cut = distribute_tensor(reversed, mesh, {shard(0)});
+    const auto copy = cut.clone();
+    for (const auto& matrix : {cut, copy}) write(matrix, given(longs({5})), given(f({1}, 3)));
+    write(whole, longs({5}), f({1}, 3));
+    require(full_tensor(cut).equal(whole) && full_tensor(copy).equal(whole), "test", "the base has other numbers");
+  }, transport));
 }

@@ -6,6 +6,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <fmt/ranges.h>
 #include <range/v3/view/cartesian_product.hpp>
 
 using namespace dtensor;

@@ -27,6 +27,42 @@ inline std::string what_of(const Schedule& schedule) {
                      schedule.microbatches);
 }
 
+// Calls f(changed, names) for the schedule with each single action removed, doubled (beside itself and at the end of its list), and each
+// two swapped, as who writes a file by hand may do. `names` are the texts of the actions that a change touches.
+template <class F>
+void for_each_fault(const Schedule& schedule, F f) {
+  std::vector<std::pair<int, int>> places;  // rank and position
+  for (int rank = 0; rank < static_cast<int>(schedule.ranks.size()); ++rank) {
+    for (int i = 0; i < static_cast<int>(schedule.ranks[rank].size()); ++i) places.emplace_back(rank, i);
+  }
+  const auto names_of = [&](const std::pair<int, int>& place) {
+    std::vector<std::string> names;
+    for (const auto& part : Parts(schedule.ranks[place.first][place.second])) names.push_back(text(part));
+    return names;
+  };
+  for (size_t one = 0; one < places.size(); ++one) {
+    const auto [rank, i] = places[one];
+    const auto names = names_of(places[one]);
+    auto changed = schedule;
+    auto& list = changed.ranks[rank];
+    list.erase(list.begin() + i);
+    f(changed, names);
+    for (const int where : {i, static_cast<int>(schedule.ranks[rank].size())}) {
+      list = schedule.ranks[rank];
+      list.insert(list.begin() + where, schedule.ranks[rank][i]);
+      f(changed, names);
+    }
+    for (size_t two = one + 1; two < places.size(); ++two) {
+      const auto [other, j] = places[two];
+      changed = schedule;
+      std::swap(changed.ranks[rank][i], changed.ranks[other][j]);
+      auto either = names;
+      for (const auto& name : names_of(places[two])) either.push_back(name);
+      f(changed, either);
+    }
+  }
+}
+
 // Whether the lists of a schedule, whose stages each feed the next, are a whole step that comes to its end: by trying.
 class Oracle {
  public:

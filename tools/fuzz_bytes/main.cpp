@@ -17,17 +17,6 @@
 
 namespace dtensor::fuzz_bytes {
 
-const std::vector<Target>& targets() {
-  static const auto all = [] {
-    std::vector<Target> list;
-    for (const auto& part : {file_targets(), step_targets(), foreign_targets(), zoo_targets(), flight_targets(), message_targets(),
-                             exchange_targets(), text_targets()})
-      list.insert(list.end(), part.begin(), part.end());
-    return list;
-  }();
-  return all;
-}
-
 const std::string& scratch() {
   static const std::string folder = [] {
     auto name = (std::filesystem::temp_directory_path() / "fuzz-bytes-XXXXXX").string();

@@ -40,6 +40,11 @@ namespace {
 constexpr int64_t kBatch = 500;
 constexpr int kSeconds = 10;                    // an input that takes longer hangs
 constexpr rlim_t kMemory = rlim_t{1} << 30;     // beyond what the process has
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool kIsSanitized = true;  // the sanitizer bounds memory itself, and tells more of a crash
+#else
+constexpr bool kIsSanitized = false;
+#endif
 constexpr size_t kMostFaults = 10;              // kinds of a target, after which it ends
 
 // What a child leaves for its parent.
@@ -80,20 +85,16 @@ void on_crash(int signal) {
   std::raise(signal);
 }
 
-// Of a child: limits, and where crashes happen.
-void prepare(int errors) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
+void bound_memory() {
   mallopt(M_ARENA_MAX, 2);
   int64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   const rlim_t memory = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE)) + kMemory;
-  const rlimit limit{memory, memory}, none{0, 0};
+  const rlimit limit{memory, memory};
   setrlimit(RLIMIT_AS, &limit);
-  setrlimit(RLIMIT_CORE, &none);
-  const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
-  dup2(nothing, 0);
-  dup2(nothing, 1);
-  dup2(errors, 2);
+}
+
+void show_crashes() {
   static char stack[64 << 10];
   const stack_t other{stack, 0, sizeof stack};
   sigaltstack(&other, nullptr);
@@ -104,6 +105,21 @@ void prepare(int errors) {
     action.sa_handler = on_crash;
     action.sa_flags = SA_ONSTACK;
     sigaction(signal, &action, nullptr);
+  }
+}
+
+// Of a child: limits, and where crashes happen.
+void prepare(int errors) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  const rlimit none{0, 0};
+  setrlimit(RLIMIT_CORE, &none);
+  const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
+  dup2(nothing, 0);
+  dup2(nothing, 1);
+  dup2(errors, 2);
+  if (!kIsSanitized) {
+    bound_memory();
+    show_crashes();
   }
   at::set_num_threads(1);
   c10::SetStackTraceFetcher([] { return std::string(); });

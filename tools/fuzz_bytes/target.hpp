@@ -22,8 +22,8 @@ struct Target {
 const std::vector<Target>& targets();
 
 std::vector<Target> file_targets();
-std::vector<Target> foreign_targets();
 std::vector<Target> step_targets();
+std::vector<Target> checkpoint_targets();
 std::vector<Target> zoo_targets();
 std::vector<Target> flight_targets();
 std::vector<Target> message_targets();

@@ -60,8 +60,8 @@ class Saving {
 // A step that exists is replaced when the new one is complete, and not before. A step that was not completed is of no account.
 //
 // Throws on every rank where a rank cannot write (a full disk, no permission), where ranks name other folders, steps or tensors of other
-// sizes, where a plain tensor or value differs among the ranks that have it (see of_each_rank), and for Partial, sparse and undefined
-// tensors. Then the step is what it was before.
+// sizes, where a plain tensor or value differs among the ranks that have it (see of_each_rank), for Partial, sparse and undefined tensors,
+// and inside a step of a pipeline. Then the checkpoint's step is what it was before.
 Saving save(const State& state, const std::string& folder, int64_t step, const SaveOptions& options = {});
 
 struct LoadOptions {
@@ -76,9 +76,10 @@ struct LoadOptions {
 // on. Returns the step. Every rank of the world calls it. Each saved byte that any rank wants is read by one rank, its checksum compared,
 // and given to the others that want it, in rounds of 16 MiB of all ranks together; on the mesh that saved nothing is sent.
 //
-// Throws on every rank: for a folder without a complete step (naming the closest there is), a damaged index, or names, sizes and dtypes
-// that do not fit, which are listed together; then the state is what it was. For data that are damaged or cannot be read, naming file and
-// tensor; then some tensors have the new values and others the old ones, so load another step.
+// Throws on every rank: for a folder without a complete step (naming the closest there is), a damaged index, names, sizes and dtypes that
+// do not fit, which are listed together, parameters whose gradients are not reduced yet (after NoSync), and inside a step of a pipeline;
+// then the state is what it was. For data that are damaged or cannot be read, naming file and tensor; then some tensors have the new values
+// and others the old ones, so load another step.
 int64_t load(const State& state, const std::string& folder, std::optional<int64_t> step = {}, const LoadOptions& options = {});
 
 // Loads what an index names: a step, or the files of another library. Every rank of the world has read the same index, and sees its files.

@@ -30,14 +30,16 @@ namespace dtensor::checkpoints {
 Index read_huggingface(const std::string& path);
 
 // A file of torch.save (PyTorch 1.6 or later): a dict of tensors, numbers and texts, also nested. "a": {"b": [tensor]} is "a.b.0". A list
-// of numbers or of texts is one value. Two names of one tensor are in Index::same_as. What is neither (None, bytes, dtypes) is left out and
-// listed in Index::writer["skipped"]. A tensor that is not row-major in the file is read in runs of rows; where that would be more than
-// 65536 runs it is refused, as are all names that a pickle may not use ("builtins.eval"), sparse and quantised tensors.
+// of numbers or of texts is one value, and an empty list one of no integers. Two names of one tensor are in Index::same_as. What is neither
+// (None, bytes, dtypes) is left out and listed in Index::writer["skipped"]. A tensor that is not row-major in the file is read in runs of
+// rows; where that would be more than 65536 runs it is refused, as are all names that a pickle may not use ("builtins.eval"), sparse and
+// quantised tensors.
 Index read_torch_file(const std::string& path);
 
 // A folder of torch.distributed.checkpoint (`.metadata` and *.distcp), or of ByteCheckpoint: one of its model/ and optimizer/ folders, or
-// the folder above, whose names then begin with "model." and "optimizer.". Objects that are not tensors are values where they are numbers
-// or texts; others are left out and listed in Index::writer["skipped"].
+// the folder above, whose names then begin with "model." and "optimizer.". Names that share their bytes, as write_dcp() writes tied
+// tensors, are in Index::same_as. Objects that are not tensors are values where they are numbers or texts; others are left out and listed
+// in Index::writer["skipped"].
 Index read_dcp(const std::string& folder);
 
 // Any of these, or the folder of a step of dt::save, whichever is at `path`. The error says what it looked for.

@@ -34,7 +34,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 
 // How often keys and values of `key_heads` are to be repeated for the heads of q [batch, heads, length, dim]: 1 where groups of heads may
 // share them.
-int64_t repeats_of_keys(const at::Tensor& q, int64_t key_heads, double dropout = 0);
+int64_t repeats_of_keys(const at::Tensor& q, int64_t key_heads);
 
 // Those of x [batch, length, ...] that a head is to score: all but where a decoder wants fewer. Write head(scored_rows(x)) in a model.
 at::Tensor scored_rows(const at::Tensor& x);
@@ -47,7 +47,7 @@ at::Tensor repeat_heads(const at::Tensor& x, int64_t times);
 
 inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
   if (auto* decoding = Decoding::current()) return decoding->attention({q, k, v, {}, options.dropout, options.causal});
-  if (auto* region = ContextParallel::of(q, options.dropout)) return region->attention(q, k, v, options.causal, options.dropout);
+  if (auto* region = ContextParallel::of(q)) return region->attention(q, k, v, options.causal, options.dropout);
 #if !__has_include(<ATen/ops/scaled_dot_product_attention.h>)
   if (const auto& hook = World::current().local<AttentionHook>(); hook.compute) {
     if (const auto y = hook.compute({q, k, v, {}, options.dropout, options.causal})) return *y;
@@ -65,8 +65,8 @@ inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::
 #endif
 }
 
-inline int64_t repeats_of_keys(const at::Tensor& q, int64_t key_heads, double dropout) {
-  const auto* context = ContextParallel::of(q, dropout);
+inline int64_t repeats_of_keys(const at::Tensor& q, int64_t key_heads) {
+  const auto* context = ContextParallel::of(q);
   auto* decoding = Decoding::current();
   if (q.size(1) == key_heads) return 1;
   const bool shared = decoding ? decoding->shares_heads(q, key_heads) : context && context->may_share_heads(q, key_heads);

@@ -61,7 +61,7 @@ inline torch::Tensor GroupedQueryAttentionImpl::forward(const torch::Tensor& inp
   const auto split_heads = [&](const torch::Tensor& y, int64_t heads) { return y.reshape({batch, length, heads, options_.head_dim}); };
   const auto q = apply_rotary(split_heads(projected[0], options_.heads), table).transpose(1, 2);
   const AttentionOptions options{/*causal=*/true, is_training() ? options_.dropout : 0};
-  const auto repeats = repeats_of_keys(q, options_.kv_heads, options.dropout);
+  const auto repeats = repeats_of_keys(q, options_.kv_heads);
   const auto k = repeat_heads(apply_rotary(split_heads(projected[1], options_.kv_heads), table), repeats);
   const auto v = repeat_heads(split_heads(projected[2], options_.kv_heads), repeats);
   const auto y = attention(q, k.transpose(1, 2), v.transpose(1, 2), options);

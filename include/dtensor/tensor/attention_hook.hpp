@@ -1,4 +1,5 @@
-// Lets a module compute libtorch's scaled_dot_product_attention in its own way, as attention over cut sequences does.
+// Lets a module compute libtorch's scaled_dot_product_attention in its own way, as attention over cut sequences does, and refuse attention
+// that is written out as products.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,6 +25,8 @@ struct AttentionArguments {
 // be differentiable. Nothing: libtorch's own is called.
 struct AttentionHook {
   std::function<c10::optional<at::Tensor>(const AttentionArguments&)> compute;
+  // Called before every bmm(a, b) on the rank. Throws what must not be computed so.
+  std::function<void(const at::Tensor& a, const at::Tensor& b)> check_product;
 };
 
 }  // namespace dtensor

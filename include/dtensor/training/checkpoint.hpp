@@ -70,7 +70,8 @@ inline void put_tensors(Tensors& argument, const at::Tensor*& next) {
 // Calls function(inputs...) and returns its result. Frees the memory of what the function saves for backward; the backward pass calls the
 // function once more. Gradients have the bits of a run without checkpointing: the second call starts from the same random state (afterwards
 // the streams go on as if it had not been), under the same autocast setting and in the same dt::Spmd region. It ends as soon as all that
-// had been saved is there again.
+// had been saved is there again. A backward pass that keeps the graph (the first of two halves does) keeps what was computed again too, as
+// long as the graph needs it.
 //
 //   y = dt::checkpoint(block, x, mask);                        // a module, a lambda, ...
 //   y = dt::checkpoint({.save = dt::matrix_products()}, block, x);

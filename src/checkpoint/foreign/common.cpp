@@ -39,7 +39,7 @@ at::Tensor whole(const Source& source, const Source::Described& tensor) {
   }
   if (!given.is_cpu() || given.layout() != at::kStrided)
     throw std::runtime_error(fmt::format("the source gave '{}', which is not a dense tensor in host memory", tensor.name));
-  return given.detach().contiguous();
+  return given.detach().resolve_conj().resolve_neg().contiguous();
 }
 
 void check_source(const Source& source) {

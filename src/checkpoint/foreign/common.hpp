@@ -24,7 +24,8 @@ class Skipped {
   int64_t count_ = 0;
 };
 
-// The tensor of a name as the source gives it, contiguous. Throws std::runtime_error where it is not what was described.
+// The tensor of a name as the source gives it, its elements one after the other in memory. Throws std::runtime_error where it is not what
+// was described.
 at::Tensor whole(const Source& source, const Source::Described& tensor);
 
 // Throws std::runtime_error where names repeat or are empty, or where a further name is of no tensor.

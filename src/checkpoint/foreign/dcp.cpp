@@ -140,7 +140,26 @@ class Reading {
     if (!size) refuse("its metadata have no size");
     tensor.sizes = foreign::sizes_from(*size);
     for (const auto* chunk : field(described, "chunks", Kind::list).items) add_chunk(name, tensor, *chunk);
-    if (!index_.tensors.emplace(prefix_ + name, std::move(tensor)).second) refuse("there is another of that name");
+    const auto [first, is_new] = known_.try_emplace(key_of(tensor), prefix_ + name);
+    if (!is_new && tensor.numel() > 0) {
+      budget_.spend(first->second.size());
+      if (index_.tensors.contains(prefix_ + name) || !index_.same_as.emplace(prefix_ + name, first->second).second)
+        refuse("there is another of that name");
+    } else if (index_.same_as.contains(prefix_ + name) || !index_.tensors.emplace(prefix_ + name, std::move(tensor)).second) {
+      refuse("there is another of that name");
+    }
+  }
+
+  // What two names of one tensor have alike: dtype, sizes, and where each piece is.
+  std::vector<int64_t> key_of(const SavedTensor& tensor) {
+    std::vector<int64_t> key{static_cast<int64_t>(tensor.dtype), static_cast<int64_t>(tensor.sizes.size())};
+    key.insert(key.end(), tensor.sizes.begin(), tensor.sizes.end());
+    for (const auto& piece : tensor.pieces) {
+      key.insert(key.end(), {piece.file, piece.offset});
+      for (const auto& side : piece.box) key.insert(key.end(), {side.begin, side.end});
+    }
+    budget_.spend(key.size() * sizeof(int64_t));
+    return key;
   }
 
   void add_chunk(const std::string& name, SavedTensor& tensor, const pickle::Value& chunk) {
@@ -198,6 +217,7 @@ class Reading {
   std::map<std::pair<std::string, Offsets>, Slice> slices_;
   std::unordered_map<std::string, int32_t> numbers_;
   std::map<int32_t, std::unique_ptr<disk::File>> files_;
+  std::map<std::vector<int64_t>, std::string> known_;  // the first name of each tensor
 };
 
 Index read(const std::string& folder) {

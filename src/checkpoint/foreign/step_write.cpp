@@ -45,7 +45,7 @@ void write_data(const foreign::NewFolder& folder, const WrittenFile& file, const
   disk::NewFile out(folder.file(saved.name));
   out.write(file.header.data(), file.header.size());
   for (const auto& item : file.items) {
-    const auto tensor = foreign::whole(source, {item.name, item.dtype, item.sizes}).resolve_conj().resolve_neg();
+    const auto tensor = foreign::whole(source, {item.name, item.dtype, item.sizes});
     const auto* data = static_cast<const char*>(tensor.data_ptr());
     out.write(data, static_cast<size_t>(item.bytes));
     Piece piece{item.box, number, header_bytes + item.offset, crc32c_of_chunks(data, item.bytes, index.chunk_bytes)};

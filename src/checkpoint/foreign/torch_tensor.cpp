@@ -34,6 +34,10 @@ constexpr std::array kDtypes {
 #if DTENSOR_TORCH_AT_LEAST(2, 1)
       Dtype{"float8_e5m2", "", c10::ScalarType::Float8_e5m2}, Dtype{"float8_e4m3fn", "", c10::ScalarType::Float8_e4m3fn},
 #endif
+#if DTENSOR_TORCH_AT_LEAST(2, 3)
+      Dtype{"uint16", "", c10::ScalarType::UInt16}, Dtype{"uint32", "", c10::ScalarType::UInt32},
+      Dtype{"uint64", "", c10::ScalarType::UInt64},
+#endif
 };
 
 int64_t size_from(const Value& value) {

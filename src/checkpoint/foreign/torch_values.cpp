@@ -25,7 +25,6 @@ std::string what_is(const pickle::Value& value) {
     case Kind::dtype: return "a dtype";
     case Kind::storage: return "a storage";
     case Kind::dict: return "an empty dict";
-    case Kind::list: return "an empty list";
     case Kind::object: return value.name();
     default: return std::string(value.text.substr(0, 60));
   }
@@ -48,7 +47,7 @@ void Flattening::add(const std::string& name, const pickle::Value& value, int de
     case Kind::text: budget_.spend(value.text.size()); return put(name, std::string(value.text));
     case Kind::tensor: return take_tensor_(name.empty() ? "tensor" : name, value);
     case Kind::dict: return value.items.empty() ? skipped_.add(name, what_is(value)) : add_dict(name, value, depth);
-    case Kind::list: return value.items.empty() ? skipped_.add(name, what_is(value)) : add_list(name, value, depth);
+    case Kind::list: return add_list(name, value, depth);
     default: skipped_.add(name, what_is(value));
   }
 }
@@ -62,6 +61,7 @@ void Flattening::add_dict(const std::string& name, const pickle::Value& dict, in
   }
 }
 
+// What an empty list would have is not known: it is one of no integers.
 void Flattening::add_list(const std::string& name, const pickle::Value& list, int depth) {
   if (add_as_one(name, list)) return;
   for (size_t i = 0; i < list.items.size(); ++i) add(joined(name, fmt::format("{}", i)), *list.items[i], depth + 1);

@@ -91,6 +91,17 @@ struct KeepGradients final : torch::autograd::FunctionPreHook {
   const std::shared_ptr<variable_list> to;
 };
 
+// Frees what a node saved as soon as it has run, as a backward pass does that does not keep the graph. (Saved tensors also hold the nodes
+// that made them: without this the whole graph would stay.)
+struct FreeSaved final : torch::autograd::FunctionPostHook {
+  explicit FreeSaved(Node& n) : node(n) {}
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    node.release_variables();
+    return outputs;
+  }
+  Node& node;  // which has this
+};
+
 // In W the gradients have been through them already.
 void remove_hooks(Node& node) {
   node.pre_hooks().clear();
@@ -216,7 +227,11 @@ InputBackward GraphOutputs::backward_inputs(const std::vector<at::Tensor>& gradi
     if (way.count(node.get()) == 0) continue;
     bool forks = false;
     for (const auto& edge : node->next_edges()) forks |= edge.function && !on_way(edge);
-    if (!forks) continue;
+    if (!forks) {
+      const bool of_input = node->next_edges().empty();
+      if (!of_input) node->add_post_hook(std::make_unique<FreeSaved>(*node));
+      continue;
+    }
     auto& fork = rest->forks.emplace_back();
     fork.node = node;
     node->add_pre_hook(std::make_unique<KeepGradients>(fork.gradients));
@@ -230,12 +245,6 @@ InputBackward GraphOutputs::backward_inputs(const std::vector<at::Tensor>& gradi
     for (auto& edge : fork.node->next_edges()) {
       if (edge.function && on_way(edge)) edge = Edge();
     }
-  }
-  // Their saved tensors hold the nodes that made them: without this the whole graph would stay.
-  std::unordered_set<Node*> stays;
-  for (const auto& fork : rest->forks) stays.insert(fork.node.get());
-  for (auto* node : way) {
-    if (stays.count(node) == 0) node->release_variables();
   }
   result.weights.rest_ = std::move(rest);
   return result;

@@ -55,7 +55,7 @@ void values(const std::string& path) {
 void logits(const std::string& folder, const std::string& input, const std::string& to) {
   const auto config = text_in(folder + "/config.json");
   const auto model = zoo::model_from_config(config);
-  zoo::fill(*model, zoo::from_huggingface(config, ck::source_of(ck::read_huggingface(folder))));
+  zoo::load(*model, config, ck::read_huggingface(folder));
   write_output(*model, input, to);
 }
 

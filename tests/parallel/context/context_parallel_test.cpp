@@ -150,15 +150,6 @@ TEST_CASE("context parallel: documents of each row of the batch", "[context]") {
     ContextParallel alone(DeviceMesh(c10::kCPU, {world.rank()}, {1}, {"cp"}), "cp", {.mask = AttentionMask::causal_documents()});
     alone.pack(packed);
     require(nn::attention(q, k, v, {.causal = true}).allclose(y, 1e-10, 1e-12), "test", "one device differs");
-    {  // without a mask, dropout is libtorch's
-      const auto dropped = [&] {
-        torch::manual_seed(1);
-        return nn::attention(q, k, v, {.dropout = 0.5});
-      };
-      const ContextParallel bare(DeviceMesh(c10::kCPU, {world.rank()}, {1}, {"cp"}), "cp");
-      const auto inside = dropped();
-      require(inside.ne(nn::attention(q, k, v)).any().item<bool>(), "test", "nothing was dropped");
-    }
     const auto by_dp = [&](const at::Tensor& x) { return distribute_tensor(x, mesh["dp"], {shard(0)}).tensor(); };
     const auto z = full_tensor(nn::attention(by_dp(q), by_dp(k), by_dp(v), {.causal = true}));
     require(z.allclose(y, 1e-10, 1e-12), "test", "a batch that is cut differs");
@@ -258,7 +249,6 @@ TEST_CASE("context parallel: a batch in another order is refused", "[context][er
       const Spmd spmd(mesh);
       require(context.order(torch::arange(8).view({1, 8})).equal(ordered), "test", "what Spmd made has another order");
     }
-    refused("a dropout of 0.5", [&] { nn::attention(x, x, x, {.dropout = 0.5}); });
     context.pack({PackedSequence({3, 4})});
     refused("a sequence of 8 positions, and documents of 7", [&] { context.order(ids); });
   }));

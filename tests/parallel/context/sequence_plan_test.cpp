@@ -21,7 +21,7 @@ namespace {
 double least_makespan(const std::vector<int64_t>& lengths, int ranks, const SequenceCost& cost, size_t i, std::vector<double> seconds) {
   if (i == lengths.size()) return *std::ranges::max_element(seconds);
   double best = std::numeric_limits<double>::infinity();
-  for (int degree = 1; degree <= ranks; degree *= 2) {
+  for (int degree = 1; degree <= ranks; degree = degree * 2 > ranks && degree < ranks ? ranks : degree * 2) {
     for (int first = 0; first + degree <= ranks; first += degree) {
       auto after = seconds;
       for (int r = first; r < first + degree; ++r) after[r] += cost.seconds(lengths[i], degree);
@@ -179,6 +179,8 @@ TEST_CASE("sequence plan: a model trains by it with one device's gradients and s
 
 TEST_CASE("sequence plan: what says nothing is refused", "[context][errors]") {
   CHECK_THROWS_WITH(plan_sequences({5000, 3}, 4, {.tokens_per_rank = 1000}), says("a sequence of 5000 positions does not fit on 4 ranks"));
+  CHECK_THROWS_WITH(plan_sequences({5000, 3}, 3, {.tokens_per_rank = 1000}), says("a sequence of 5000 positions does not fit on 3 ranks"));
+  CHECK(plan_sequences({3000, 3}, 3, {.tokens_per_rank = 1000}).groups[0].ranks == 3);  // all ranks, where these are no power of two
   CHECK_THROWS_WITH(plan_sequences({5, 0}, 4), says("sequence 1 has 0 positions"));
   CHECK_THROWS_WITH(plan_sequences({}, 4), says("got 0 sequences"));
   CHECK_THROWS_WITH(plan_sequences({5}, 0), says("0 ranks"));

@@ -12,12 +12,6 @@ using dtensor::test::refuses;
 // The texts of what a changed place had and has: an error about it names one of them.
 using Names = std::vector<std::string>;
 
-Names names_of(const Action& action) {
-  Names names;
-  for (const auto& part : Parts(action)) names.push_back(text(part));
-  return names;
-}
-
 // Gives a changed schedule to the checker, as text, and to the oracle. Returns whether it was legal.
 bool try_changed(const Schedule& changed, const Names& names) {
   const auto read = from_csv(to_csv(changed));
@@ -42,33 +36,9 @@ struct Tried {
   void add(bool was_legal) { legal += was_legal, ++all; }
 };
 
-Tried try_all_changes(const Schedule& schedule) {
+Tried try_all_faults(const Schedule& schedule) {
   Tried tried;
-  std::vector<Place> places;
-  for (int rank = 0; rank < static_cast<int>(schedule.ranks.size()); ++rank) {
-    for (int i = 0; i < static_cast<int>(schedule.ranks[rank].size()); ++i) places.push_back({rank, i});
-  }
-  for (size_t one = 0; one < places.size(); ++one) {
-    const auto [rank, i] = places[one];
-    const auto names = names_of(schedule.ranks[rank][i]);
-    auto changed = schedule;
-    auto& list = changed.ranks[rank];
-    list.erase(list.begin() + i);
-    tried.add(try_changed(changed, names));
-    for (const int where : {i, static_cast<int>(schedule.ranks[rank].size())}) {
-      list = schedule.ranks[rank];
-      list.insert(list.begin() + where, schedule.ranks[rank][i]);
-      tried.add(try_changed(changed, names));
-    }
-    for (size_t two = one + 1; two < places.size(); ++two) {
-      const auto [other, j] = places[two];
-      changed = schedule;
-      std::swap(changed.ranks[rank][i], changed.ranks[other][j]);
-      auto either = names;
-      for (const auto& name : names_of(schedule.ranks[other][j])) either.push_back(name);
-      tried.add(try_changed(changed, either));
-    }
-  }
+  for_each_fault(schedule, [&](const Schedule& changed, const Names& names) { tried.add(try_changed(changed, names)); });
   return tried;
 }
 
@@ -80,7 +50,7 @@ TEST_CASE("pipeline check: every action that is removed or doubled or swapped is
     for (const auto& schedule : every_schedule(ranks, microbatches, 2)) {
       for (const auto& form : {schedule, with_messages(schedule)}) {
         CHECK(Oracle(form).legal());
-        const auto tried = try_all_changes(form);
+        const auto tried = try_all_faults(form);
         CHECK(tried.legal < tried.all);
         sum.legal += tried.legal, sum.all += tried.all;
       }

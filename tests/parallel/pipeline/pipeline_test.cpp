@@ -205,6 +205,86 @@ TEST_CASE("pipelined model: parameters of other stages take no memory", "[pipeli
   }));
 }
 
+namespace {
+
+// Layers with running statistics and a table that they share, and a scale of the whole model.
+struct Buffered : torch::nn::Module {
+  struct Layer : torch::nn::Module {
+    explicit Layer(const at::Tensor& shared)
+        : norm(register_module("norm", torch::nn::BatchNorm1d(kWidth))), table(register_buffer("table", shared)) {}
+    torch::nn::BatchNorm1d norm;
+    at::Tensor table;
+  };
+  Buffered() {
+    const auto table = torch::rand({kWidth});
+    for (int i = 0; i < 3; ++i) layers.push_back(register_module("l" + std::to_string(i), std::make_shared<Layer>(table)));
+    scale = register_buffer("scale", torch::rand({}));
+    offset = register_buffer("offset", torch::rand({kWidth}));
+  }
+  at::Tensor layer(size_t i, const at::Tensor& x) { return layers[i]->norm(x * layers[i]->table * scale + (i == 1 ? offset : x)); }
+  std::vector<Piece> pieces() {
+    std::vector<Piece> all;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      all.push_back(piece(fmt::format("l{}{}", i, i == 1 ? "|offset" : ""), [this, i](const at::Tensor& x) { return layer(i, x); }));
+    }
+    return all;
+  }
+  std::vector<std::shared_ptr<Layer>> layers;
+  at::Tensor scale, offset;
+};
+
+at::Tensor loss_of_buffered(const at::Tensor& y, const at::Tensor& target) { return (y - target).square().mean(); }
+
+}  // namespace
+
+TEST_CASE("pipelined model: each rank has the buffers of its stages", "[pipeline]") {
+  const auto x = torch::arange(12 * kWidth).view({12, kWidth}).to(at::kFloat).sin(), y = x.cos();
+  torch::manual_seed(1);
+  Buffered one;
+  double losses = 0;
+  for (int step = 0; step < 2; ++step) {
+    double sum = 0;
+    for (int i = 0; i < 4; ++i) {
+      auto h = x.chunk(4)[i];
+      for (size_t l = 0; l < one.layers.size(); ++l) h = one.layer(l, h);
+      sum += loss_of_buffered(h, y.chunk(4)[i]).item<double>();
+    }
+    losses += sum;
+  }
+  for (const std::string transport : {"threads", "shm"}) {
+    for (const std::string schedule : {"1f1b", "zb1p"}) {
+      CAPTURE(transport, schedule);
+      REQUIRE_NOTHROW(on_ranks(
+          2,
+          [&](World& world) {
+            const auto mesh = init_device_mesh(c10::kCPU, {2}, {"pp"});
+            torch::manual_seed(1);
+            const auto model = [&] {
+              const DeferredInit deferred(stage_mesh(mesh));
+              return std::make_shared<Buffered>();
+            }();
+            auto pipe = pipeline(*model, mesh, model->pieces(), {.schedule = schedule, .microbatches = 4, .cut = {1, 2}});
+            pipe.materialize();
+            double got = 0;
+            for (int step = 0; step < 2; ++step) got += pipe.step(x, y, loss_of_buffered).loss;
+            require(got == losses, "test", "the losses add up to {}; expected {}", got, losses);
+            std::map<std::string, at::Tensor> own;
+            for (const auto& [name, buffer] : pipe.named_buffers()) own[name] = full_tensor(buffer);
+            require(own.size() == (world.rank() == 0 ? 5 : 10), "test", "rank {} has {} buffers", world.rank(), own.size());
+            for (const auto& item : one.named_buffers()) {
+              const auto found = own.find(item.key());
+              require(found == own.end() || found->second.equal(item.value()), "test", "'{}' differs", item.key());
+            }
+            const bool first = world.rank() == 0;
+            require(own.count("scale") == 1 && own.count("offset") == !first, "test", "the model's own buffers are on the wrong rank");
+            require(is_deferred(first ? model->layers[1]->norm->running_mean : model->layers[0]->norm->running_mean), "test",
+                    "a buffer of the other rank was made");
+          },
+          transport));
+    }
+  }
+}
+
 TEST_CASE("pipelined model: balanced cuts", "[pipeline]") {
   using pipelining::balanced_cut;
   CHECK(balanced_cut({1, 1, 1, 1}, 2) == std::vector{2, 2});

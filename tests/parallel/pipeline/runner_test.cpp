@@ -4,6 +4,7 @@
 
 #include <dtensor/parallel/pipeline/runner.hpp>
 #include <dtensor/parallel/pipeline/schedules.hpp>
+#include <dtensor/training/checkpoint.hpp>
 
 #include <torch/torch.h>
 
@@ -50,7 +51,10 @@ TensorVector on_one_device(int layers, int microbatches, double dropout = 0, int
   return results;
 }
 
-void check_pipeline(const DeviceMesh& mesh, const Schedule& schedule, const TensorVector& expected, double dropout = 0, int steps = 2) {
+// With `checkpointed`, each layer runs inside a checkpoint region: once more for its backward, whether that is in halves or not.
+void check_pipeline(const DeviceMesh& mesh, const Schedule& schedule, const TensorVector& expected, double dropout = 0,
+                    bool checkpointed = false) {
+  constexpr int steps = 2;
   const auto own = mesh.slice("pp", mesh.coordinate(mesh.dim("pp")));
   const int layers = schedule.stages();
   std::vector<std::shared_ptr<Layer>> model;
@@ -63,7 +67,14 @@ void check_pipeline(const DeviceMesh& mesh, const Schedule& schedule, const Tens
   }
   for (const auto& layer : model) layer->dropout = dropout;
   std::vector<StageForward> forwards;
-  for (const auto& layer : model) forwards.push_back([layer](const TensorVector& x) { return TensorVector{layer->forward(x[0])}; });
+  std::vector<int> calls(layers, 0);
+  for (int s = 0; s < layers; ++s) {
+    const auto run = [layer = model[s], &count = calls[s]](const at::Tensor& x) {
+      ++count;
+      return layer->forward(x);
+    };
+    forwards.push_back([=](const TensorVector& x) { return TensorVector{checkpointed ? checkpoint(run, x[0]) : run(x[0])}; });
+  }
   Runner runner({mesh, "pp"}, schedule, forwards);
   std::vector<TensorVector> inputs;
   for (const auto& x : batch.chunk(schedule.microbatches)) inputs.push_back({x});
@@ -76,6 +87,8 @@ void check_pipeline(const DeviceMesh& mesh, const Schedule& schedule, const Tens
     }
     for (int s = 0; s < layers; ++s) {
       if (!runner.has(s)) continue;
+      const int runs = steps * schedule.microbatches * (checkpointed ? 2 : 1);
+      require(calls[s] == runs, "test", "{}: stage {} ran {} times; expected {}", schedule.name, s, calls[s], runs);
       const auto parameters = model[s]->parameters();
       for (size_t i = 0; i < parameters.size(); ++i) {
         const auto& gradient = parameters[i].grad();
@@ -104,6 +117,18 @@ TEST_CASE("pipeline: one device's losses and gradients under every schedule", "[
           REQUIRE_NOTHROW(on_ranks(ranks, run, transport));
         }
       }
+    }
+  }
+}
+
+TEST_CASE("pipeline: checkpoint regions run again once for each microbatch", "[pipeline][checkpoint]") {
+  for (const std::string transport : {"threads", "shm"}) {
+    for (const std::string name : {"1f1b", "zb1p", "zb2p", "zbv"}) {
+      CAPTURE(transport, name);
+      const auto schedule = make_schedule(name, {.ranks = 2, .microbatches = 4});
+      const auto expected = on_one_device(schedule.stages(), schedule.microbatches, 0.25, 2);
+      const auto run = [&](World&) { check_pipeline(init_device_mesh(c10::kCPU, {2}, {"pp"}), schedule, expected, 0.25, true); };
+      REQUIRE_NOTHROW(on_ranks(2, run, transport));
     }
   }
 }
@@ -229,6 +254,36 @@ TEST_CASE("pipeline: gradients over the data dimension are reduced once", "[pipe
     require(reductions == 2, "test", "{} reductions over two accumulated steps", reductions - 1);
     require(full_tensor(weight.grad()).allclose(plain[mesh.coordinate(0)].grad() * 3), "test", "the accumulated gradient differs");
   }));
+}
+
+TEST_CASE("pipeline: the sum of a sharded parameter is reduced once", "[pipeline]") {
+  for (const std::string transport : {"threads", "gloo"}) {
+    CAPTURE(transport);
+    const auto run = [](World&) {
+      const auto mesh = init_device_mesh(c10::kCPU, {1, 2}, {"pp", "tp"});
+      const auto own = mesh["tp"];
+      const auto values = fractions({kWidth, kWidth});
+      const auto weight = at::Tensor(distribute_tensor(values, own, {shard(0)})).detach().requires_grad_();
+      weight.register_hook([&](const at::Tensor&) {  // parts of a sum, as where positions are cut over the same ranks
+        const NoSpmd plain;
+        return from_local(values, own, Placements{partial()}, values.sizes()).tensor();
+      });
+      const StageForward forward = [&](const TensorVector& x) { return TensorVector{at::matmul(x[0], weight)}; };
+      Runner runner({mesh, "pp"}, make_schedule("1f1b", {.ranks = 1, .microbatches = 4}), {forward});
+      const std::vector<TensorVector> inputs(4, {fractions({4, kWidth}, 1)});
+      const auto count = [&](const at::Tensor& gradient) {
+        weight.mutable_grad() = gradient;
+        const CommDebugMode comm;
+        runner.step(inputs, [](const TensorVector& y, int) { return y[0].sum(); });
+        return comm.count();
+      };
+      count({});  // what is learned once
+      const auto into_none = count({}), into_zeros = count(at::zeros_like(weight).detach());
+      require(into_zeros == into_none, "test", "{} collectives; into gradients that are there {}", into_none, into_zeros);
+      require(full_tensor(weight.grad()).equal(values * 8), "test", "the gradient differs");
+    };
+    REQUIRE_NOTHROW(on_ranks(2, run, transport));
+  }
 }
 
 TEST_CASE("pipeline: evaluation", "[pipeline]") {

@@ -181,6 +181,71 @@ TEST_CASE("halves of backward: what only the first half needed is freed after it
   CHECK(after_gelu.expired());
 }
 
+namespace {
+
+// A linear layer and its activation inside a checkpoint region. It remembers what the region computed last: `up(x)` and gelu(up(x)).
+struct Region {
+  using Watched = c10::weak_intrusive_ptr<c10::StorageImpl>;
+  static Watched nothing() { return Watched(c10::intrusive_ptr<c10::StorageImpl>{}); }
+  static Watched watch(const at::Tensor& tensor) {
+    return Watched(c10::intrusive_ptr<c10::StorageImpl>::unsafe_reclaim_from_nonowning(tensor.storage().unsafeGetStorageImpl()));
+  }
+  at::Tensor operator()(const at::Tensor& x) {
+    ++calls;
+    const auto h = at::linear(x, up), active = at::gelu(h);
+    before_gelu = watch(h), after_gelu = watch(active);
+    return at::linear(active, down);
+  }
+  at::Tensor up = parameter({64, 16}), down = parameter({16, 64});
+  int calls = 0;
+  Watched before_gelu = nothing(), after_gelu = nothing();
+};
+
+}  // namespace
+
+TEST_CASE("halves of backward: a checkpoint region runs again once", "[pipeline][checkpoint]") {
+  torch::manual_seed(1);
+  Region first, second;
+  const auto x = torch::randn({8, 16}).requires_grad_();
+  const auto apply = [](Region& region) { return [&region](const at::Tensor& in) { return region(in); }; };
+  auto y = checkpoint(apply(second), checkpoint(apply(first), x));
+  CHECK((first.after_gelu.expired() && second.after_gelu.expired()));
+  auto half = backward_inputs({y.sum()}, {at::Tensor()}, {x});
+  y = at::Tensor();
+  for (auto* region : {&first, &second}) {
+    CHECK(region->calls == 2);
+    CHECK(region->before_gelu.expired());
+    CHECK(!region->after_gelu.expired());  // the gradient of `down` comes from it
+  }
+  half.weights.run();
+  for (auto* region : {&first, &second}) {
+    CHECK(region->calls == 2);
+    CHECK(region->after_gelu.expired());
+  }
+  // Nested, and with the bits of a whole backward.
+  const auto both = [&](const at::Tensor& in) -> Tensors {
+    return {checkpoint([&](const at::Tensor& t) { return second(checkpoint(apply(first), t)); }, in)};
+  };
+  const Tensors parameters{first.up, first.down, second.up, second.down};
+  take_gradients(parameters);
+  check_halves(x, parameters, both);
+  CHECK(first.after_gelu.expired());
+  CHECK(second.after_gelu.expired());
+}
+
+TEST_CASE("halves of backward: the first half frees what a node saved when it has run", "[pipeline]") {
+  Region region;
+  const auto x = torch::randn({8, 16}).requires_grad_();
+  auto h = x * 2;
+  bool freed = false;
+  h.register_hook([&](const at::Tensor&) { freed = region.before_gelu.expired(); });
+  const auto y = region(h);
+  h = at::Tensor();
+  auto half = backward_inputs({y}, {torch::ones_like(y)}, {x});
+  CHECK(freed);
+  CHECK(!region.after_gelu.expired());
+}
+
 TEST_CASE("halves of backward: every hook runs once", "[pipeline]") {
   const auto w = parameter({16, 16}), b = parameter({16});
   const auto x = torch::randn({8, 16}).requires_grad_();

@@ -94,7 +94,7 @@ inline Attended AllGather::forward(const Context& context, const Inputs& in, std
     const auto q = detail::heads_of(in.q, h, in.k.size(1));
     std::optional<Attended> all;
     detail::for_each_met(ranks, flat, in.k.narrow(1, h, 1), [&](int r, const at::Tensor& k, const at::Tensor& v) {
-      const auto some = block_attention(q, k, v, ranks.call(ranks.rank(), r));
+      const auto some = block_attention(q, k, v, ranks.from_head(h * q.size(1)).call(ranks.rank(), r));
       all ? merge(*all, some) : (void)(all = some);
     });
     if (!all) all = detail::nothing_seen(q);
@@ -128,7 +128,8 @@ inline BlockGradients AllGather::backward(const Context& context, const Inputs& 
       BlockGradients into{of_head(own.dq), gradients.narrow(0, begin, elements).view(k.sizes()),
                           gradients.narrow(0, begin + elements, elements).view(v.sizes())};
       const OutputGradient of_queries{of_head(of.grad), of_head(of.lse), of_head(of.delta), of_head(of.out)};
-      add_block_gradients(into, of_head(in.q), k, v, of_queries, ranks.call(ranks.rank(), r));
+      const auto q = of_head(in.q);
+      add_block_gradients(into, q, k, v, of_queries, ranks.from_head(h * q.size(1)).call(ranks.rank(), r));
     });
     finish(h - 1);
     reduction = ranks.group->reduce_scatter(gradients, gathered.counts(), ReduceOp::sum);

@@ -4,6 +4,7 @@
 //   auto y = dt::context_attention(q, k, v, plan, mesh, {.method = "ring"});   // of the rows plan.rows(rank)
 #pragma once
 
+#include <dtensor/gradients/kept_results.hpp>
 #include <dtensor/parallel/context/all_gather.hpp>
 #include <dtensor/parallel/context/double_ring.hpp>
 #include <dtensor/parallel/context/orders.hpp>
@@ -14,6 +15,7 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
+#include <exception>
 
 #pragma GCC visibility push(default)
 
@@ -22,6 +24,8 @@ namespace dtensor {
 struct ContextAttentionOptions {
   std::string method = "ring";  // ring, doublering, allgather, ulysses, usp, tokenring or automatic
   double scale = 0;             // of the scores; 0: 1 / sqrt(dim)
+  // Of the weights: .probability, and a seed for each call (draw_dropout_seed). Every rank gives the same.
+  AttentionDropout dropout{};
 };
 
 // softmax(scale q k^T) v under the plan's mask, for each head by itself, of one sequence (or batch of them) whose rows lie on the ranks of
@@ -29,13 +33,19 @@ struct ContextAttentionOptions {
 // heads are a multiple of key heads, which groups of them share. Result: like q. Sums are float32, or float64 of float64. A query that
 // sees no key has zeros, and gives none a gradient.
 //
+// Dropout drops the same weights whatever the method and the number of ranks. It takes our own kernel.
+//
 // "automatic" takes the method of which AttentionCost says that it is the fastest, the same on every rank, of those that the mesh allows:
 // usp and doublering need two dimensions.
 //
+// Inside dt::checkpoint, output and log-sum-exp are kept, so that the second run of the function computes no attention. For "ulysses" and
+// "usp", the backward pass brings queries, keys and values again.
+//
 // Differentiable, once. Every rank of the mesh calls it; what it communicates stands at each method. Throws for tensors that do not fit
-// the plan or each other, and for a method that there is not.
-at::Tensor context_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ContextPlan& plan,
-                             const DeviceMesh& mesh, const ContextAttentionOptions& options = {});
+// the plan or each other, for a method that there is not, for a probability that is none, and, on all ranks, where the mask's predicate
+// throws on one.
+at::Tensor context_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ContextPlan& plan, const DeviceMesh& mesh,
+                             const ContextAttentionOptions& options = {});
 
 // -- How ------------------------------------------------------------------------------------------------------------------
 
@@ -64,7 +74,11 @@ inline void check_method(const std::string& name) {
 inline double flops_of(c10::DeviceType device) { return device == c10::kCPU ? 3e10 : 2e14; }
 
 inline AttentionCost cost_of(const Context& context, const Inputs& in) {
-  const AttentionShape shape{in.q.size(0), in.q.size(1), in.k.size(1), in.q.size(3), static_cast<int64_t>(in.q.element_size()),
+  const AttentionShape shape{in.q.size(0),
+                             in.q.size(1),
+                             in.k.size(1),
+                             in.q.size(3),
+                             static_cast<int64_t>(in.q.element_size()),
                              static_cast<int64_t>(c10::elementSize(sums_of(in.q)))};
   std::vector<int64_t> sizes;
   std::vector<CommCost> links;
@@ -106,6 +120,38 @@ inline void check(const Inputs& in, const ContextPlan& plan, const comm::Communi
           in.q.size(0));
 }
 
+inline void check(const AttentionDropout& dropout, const at::Tensor& q) {
+  constexpr auto kTag = "context_attention";
+  require(0 <= dropout.probability && dropout.probability <= 1, kTag, "got a dropout of {}; expected a probability, from 0 to 1",
+          dropout.probability);
+  const auto fits = [](const std::vector<int64_t>& numbers, int64_t count) {
+    return numbers.empty() || static_cast<int64_t>(numbers.size()) == count;
+  };
+  require(fits(dropout.batch, q.size(0)) && fits(dropout.heads, q.size(1)), kTag,
+          "got a dropout of {} rows of the batch and {} heads, for queries {}; expected a number for each, or none", dropout.batch.size(),
+          dropout.heads.size(), dtensor::detail::str_of(q.sizes()));
+}
+
+// Each rank asks a mask's predicate for other pairs, and it may throw for some of them. So all are asked before anything is sent, once for
+// each plan, and where one rank fails, all do.
+inline void ask_predicate(const Context& context, const at::Tensor& q) {
+  const auto& plan = context.plan;
+  auto& group = context.group();
+  if (plan.has_answered(context.mesh.world(), group)) return;
+  std::exception_ptr problem;
+  try {
+    plan.cells(group.rank());
+  } catch (...) {
+    problem = std::current_exception();
+  }
+  const auto own = at::full({1}, problem ? group.rank() + 1 : 0, q.options().dtype(at::kLong).requires_grad(false));
+  const auto failed = group.all_reduce(own, ReduceOp::max).get().item<int64_t>();
+  if (problem) std::rethrow_exception(problem);
+  require(failed == 0, "context_attention", "the predicate of the mask '{}' threw on rank {} of the mesh, whose error says for which pair",
+          plan.mask().name(), failed - 1);
+  plan.set_answered(context.mesh.world(), group);
+}
+
 struct Attention : torch::autograd::Function<Attention> {
   struct Given : torch::CustomClassHolder {
     Given(Context c, const Method& m) : context(std::move(c)), method(m) {}
@@ -114,10 +160,14 @@ struct Attention : torch::autograd::Function<Attention> {
   };
   static at::Tensor forward(torch::autograd::AutogradContext* saves, const c10::intrusive_ptr<Given>& given, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v) {
-    std::vector<at::Tensor> saved;
-    const auto attended = given->method.forward(given->context, {q, k, v}, saved);
-    const auto out = attended.out.to(q.scalar_type());
-    saved.insert(saved.begin(), {q, k, v, out, attended.lse});
+    auto saved = kept_in_checkpoints([&] {
+      std::vector<at::Tensor> results;
+      const auto attended = given->method.forward(given->context, {q, k, v}, results);
+      results.insert(results.begin(), {attended.out.to(q.scalar_type()), attended.lse});
+      return results;
+    });
+    const auto out = saved[0];
+    saved.insert(saved.begin(), {q, k, v});
     saves->save_for_backward(saved);
     saves->saved_data["given"] = c10::IValue::make_capsule(given);
     return out;
@@ -144,9 +194,13 @@ inline at::Tensor context_attention(const at::Tensor& q, const at::Tensor& k, co
   const NoSpmd plain;
   context::Context context{plan, mesh, options.scale};
   context::detail::check({q, k, v}, plan, context.group());
+  context::detail::check(options.dropout, q);
+  if (options.dropout.probability > 0) context.dropout = options.dropout;
+  context.in_checkpoint = KeepWith::current() != nullptr;
   const auto& method = context::method_of(options.method, context, {q, k, v});
   if (context.scale == 0) context.scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
   method.check(context, {q, k, v});
+  context::detail::ask_predicate(context, q);
   using context::detail::Attention;
   return Attention::apply(c10::make_intrusive<Attention::Given>(std::move(context), method), q, k, v);
 }

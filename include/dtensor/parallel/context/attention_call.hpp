@@ -2,14 +2,20 @@
 #pragma once
 
 #include <dtensor/parallel/context/attended.hpp>
+#include <dtensor/parallel/context/attention_dropout.hpp>
+#include <dtensor/parallel/context/mask_pieces.hpp>
 
 #pragma GCC visibility push(default)
 
 namespace dtensor::context {
 
 struct AttentionCall {
-  std::vector<const BlockMask*> masks;  // of each row of the batch, or one for all
-  double scale = 1;                     // of the scores
+  std::vector<const MaskInPieces*> masks;  // of each row of the batch, or one for all
+  double scale = 1;                        // of the scores
+  // Null: nothing is dropped. Else the rows have these positions, and the first head of the queries is this one of the rank's.
+  const AttentionDropout* dropout = nullptr;
+  std::span<const int64_t> queries{}, keys{};
+  int64_t first_head = 0;
 };
 
 // The gradient of an output of all keys that the queries saw. `grad` is like q, `lse` that of all keys, and `delta` [batch, heads, queries]

@@ -23,15 +23,14 @@ void add_block_gradients(const BlockGradients& into, const at::Tensor& q, const 
 
 inline Attended block_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call) {
   const detail::Plain plain;
-  if (const auto pieces = detail::pieces_for_fused(q, k, call)) return detail::fused_attention(q, k, v, call.scale, *pieces);
+  if (detail::suits_fused(q, k, call)) return detail::fused_attention(q, k, v, call);
   return detail::tiled_attention(q, k, v, call);
 }
 
 inline void add_block_gradients(const BlockGradients& into, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 const OutputGradient& of, const AttentionCall& call) {
   const detail::Plain plain;
-  const auto pieces = of.out.defined() ? detail::pieces_for_fused(q, k, call) : std::nullopt;
-  if (pieces) detail::add_fused_gradients(into, q, k, v, of, call.scale, *pieces);
+  if (of.out.defined() && detail::suits_fused(q, k, call)) detail::add_fused_gradients(into, q, k, v, of, call);
   else detail::add_tiled_gradients(into, q, k, v, of, call);
 }
 

@@ -9,13 +9,14 @@
 #pragma once
 
 #include <dtensor/mesh/world.hpp>
+#include <dtensor/parallel/batch_rows.hpp>
 #include <dtensor/parallel/context/attention.hpp>
+#include <dtensor/parallel/context/batch_order.hpp>
 #include <dtensor/tensor/attention_hook.hpp>
 #include <dtensor/tensor/decoding.hpp>
 #include <dtensor/tensor/custom_op.hpp>
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/index_select.h>
 #include <ATen/ops/repeat_interleave.h>
 
 #pragma GCC visibility push(default)
@@ -42,30 +43,33 @@ class ContextParallel {
   ContextParallel& operator=(const ContextParallel&) = delete;
 
   // The innermost region of this rank that takes attention over such queries: [batch, heads, length, dim], cut along the length by its
-  // dimension of the mesh; where that has one rank, whole along the length, plain ones too. Or null, as where there is a dropout that
-  // libtorch's own attention does as well: on one rank, without a mask. Throws for queries that it should take and that lie in another way.
-  static ContextParallel* of(const at::Tensor& q, double dropout = 0);
+  // dimension of the mesh; where that has one rank, whole along the length, plain ones too. Or null. Throws for queries that it should take
+  // and that lie in another way.
+  static ContextParallel* of(const at::Tensor& q);
   // Throws for a distributed table of positions that is used outside of Spmd, where the region has these in another order.
   static void check_in_place(const at::Tensor& table);
   // The innermost region of this rank inside Spmd, or null.
   static ContextParallel* current() { return Spmd::current() ? active(Spmd::current()->world()) : nullptr; }
 
   // The documents of the next batches, before these are ordered: one list for all rows of the batch, or one for each. Without a call, one
-  // document.
-  void pack(std::vector<PackedSequence> sequences);
+  // document. Of a batch in microbatches, those of all its rows: a pipeline says which rows it is at, and so does a loop by dt::BatchRows.
+  void pack(std::vector<PackedSequence> sequences) { order_.pack(std::move(sequences), {}); }
   // One list for all rows of the batch, and which positions each rank has, instead of the region's order: any number of them, none too. For
   // the rounds of a SequencePlan.
-  void pack(PackedSequence sequence, std::vector<context::Positions> rows);
+  void pack(PackedSequence sequence, std::vector<context::Positions> rows) { order_.pack({std::move(sequence)}, std::move(rows)); }
   // How a tensor that order() gave lies along the region's dimension: cut along `dim`, as many positions to each rank as its rows say.
   Placement placement(int64_t dim, int64_t length) const;
 
   // A tensor with its positions, along `dim`, in the order in which ranks have them: plain, to be sharded along `dim` afterwards. For ids,
   // targets and all else that goes by position. Throws for a tensor that order() gave.
-  at::Tensor order(const at::Tensor& x, int64_t dim = 1);
+  at::Tensor order(const at::Tensor& x, int64_t dim = 1) { return order_.order(x, dim); }
   // Back again: of a whole plain tensor.
-  at::Tensor restore(const at::Tensor& x, int64_t dim = 1) const;
+  at::Tensor restore(const at::Tensor& x, int64_t dim = 1) const { return order_.restore(x, dim); }
   // Which position each row has: plain, int64 [length].
-  at::Tensor positions(int64_t length) const;
+  at::Tensor positions(int64_t length) const { return order_.of(length).order; }
+  // That a batch was ordered, once, by the position numbers (int64) that went with it: torch::arange(length), put in order and distributed
+  // like ids. Throws on every rank for a batch that was ordered twice, never, or otherwise. Gathers them.
+  void check_positions(const at::Tensor& positions, int64_t dim = -1) const { order_.check(positions, dim); }
 
   // Whether the group of heads that shares a key head lies on one rank, so that keys and values need not be repeated.
   bool may_share_heads(const at::Tensor& q, int64_t key_heads) const;
@@ -78,36 +82,26 @@ class ContextParallel {
   };
   static ContextParallel*& active(World& world) { return world.local<Active>().region; }
   static c10::optional<at::Tensor> of_libtorchs(const AttentionArguments& arguments);
+  static void check_product(const at::Tensor& a, const at::Tensor& b);
   void make_active(ContextParallel* region);
   bool takes(const Layout* layout) const;
   void check_cuts(const Layout& layout) const;
   void check_apart(const Layout& layout) const;
-  bool moves() const { return (options_.order != "contiguous" || !rows_.empty()) && mesh_.size() > 1; }
+  bool moves() const { return !order_.is_by_position() && mesh_.size() > 1; }
   bool cuts_positions(const Placement& placement, int64_t length) const;
 
-  struct Ordered {  // rows of ranks, and what follows
-    std::vector<context::Positions> rows;
-    at::Tensor order, restored;  // plain, int64 [length]
-    bool used = false;           // something was put in this order
-    std::map<std::string, std::shared_ptr<const ContextPlan>> plans{};
-  };
-  Ordered& ordered(int64_t length) const;
-  std::vector<context::Positions> rows_of(int64_t length) const;
   AttentionMask mask_of(bool causal) const {
     return options_.mask ? *options_.mask : causal ? AttentionMask::causal() : AttentionMask::full();
   }
   std::vector<PackedSequence> sequences_of(const at::Tensor& q) const;
   const ContextPlan& plan_of(const at::Tensor& q, bool causal);
-  bool in_order(const at::Tensor& x) const;
+  AttentionDropout dropout_of(const at::Tensor& q, double probability) const;
 
   const std::string dim_;
   const DeviceMesh mesh_;  // its ranks
   const ContextParallelOptions options_;
-  std::vector<PackedSequence> sequences_;
-  std::vector<context::Positions> rows_;  // where these were given
+  mutable context::BatchOrder order_;  // remembers what it found
   ContextParallel* outer_;
-  mutable std::map<int64_t, Ordered> by_length_;
-  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> results_;  // of order()
 };
 
 // The positions of a sequence's rows, int64 [length], plain: 0, 1, ..., or the order of the region that this rank is in, or the places of a
@@ -134,10 +128,24 @@ inline DeviceMesh mesh_for(const DeviceMesh& mesh, const ContextParallelOptions&
           {mesh.names()[0], mesh.names()[0] + ".neighbours"}};
 }
 
+// Of a dim, the indices that this rank has.
+inline std::vector<int64_t> held(const at::Tensor& x, int64_t dim) {
+  std::vector<int64_t> indices;
+  const auto* layout = find_layout(x);
+  if (layout && layout->is_absent()) return indices;
+  const auto runs = layout ? layout->intervals(dim, layout->mesh().coordinate()) : Intervals{{0, x.size(dim)}};
+  for (const auto& run : runs) append(indices, run);
+  return indices;
+}
+
 }  // namespace context::detail
 
 inline ContextParallel::ContextParallel(const DeviceMesh& mesh, const std::string& dim, ContextParallelOptions options)
-    : dim_(dim), mesh_(context::detail::mesh_for(mesh[dim], options)), options_(std::move(options)), outer_(active(mesh.world())) {
+    : dim_(dim),
+      mesh_(context::detail::mesh_for(mesh[dim], options)),
+      options_(std::move(options)),
+      order_(options_.order, mask_of(true), static_cast<int>(mesh_.size())),
+      outer_(active(mesh.world())) {
   make_active(this);
 }
 
@@ -145,16 +153,18 @@ inline ContextParallel::~ContextParallel() { make_active(outer_); }
 
 inline void ContextParallel::make_active(ContextParallel* region) {
   active(mesh_.world()) = region;
-  mesh_.world().local<AttentionHook>().compute = region ? &ContextParallel::of_libtorchs : nullptr;
+  auto& hook = mesh_.world().local<AttentionHook>();
+  hook.compute = region ? &ContextParallel::of_libtorchs : nullptr;
+  hook.check_product = region ? &ContextParallel::check_product : nullptr;
 }
 
 // A call of scaled_dot_product_attention. What the region cannot do, libtorch's own does on gathered keys, where that goes by the same
 // positions and mask.
 inline c10::optional<at::Tensor> ContextParallel::of_libtorchs(const AttentionArguments& arguments) {
-  auto* region = of(arguments.q, arguments.dropout);
+  auto* region = of(arguments.q);
   if (!region) return {};
   const bool plain = !arguments.mask.defined() && !arguments.asks_for_weights && arguments.k.size(2) == arguments.q.size(2);
-  if (!region->moves() && !region->options_.mask && !(plain && arguments.dropout == 0)) return {};
+  if (!region->moves() && !region->options_.mask && !plain) return {};
   require(
       plain, "ContextParallel",
       "scaled_dot_product_attention got a mask, or keys of another length, or is to give weights, where positions are cut; hint: give the "
@@ -162,14 +172,32 @@ inline c10::optional<at::Tensor> ContextParallel::of_libtorchs(const AttentionAr
   return region->attention(arguments.q, arguments.k, arguments.v, arguments.causal, arguments.dropout, arguments.scale);
 }
 
-inline ContextParallel* ContextParallel::of(const at::Tensor& q, double dropout) {
+// Of scores that are written out: queries and keys are both cut along their positions. What follows goes by row, and knows no mask of the
+// region.
+inline void ContextParallel::check_product(const at::Tensor& a, const at::Tensor& b) {
+  const auto *left = find_layout(a), *right = find_layout(b);
+  if (!left || !right || !(left->mesh() == right->mesh())) return;
+  const auto* region = active(left->mesh().world());
+  if (!region || !(region->moves() || region->options_.mask)) return;
+  const auto& names = left->mesh().names();
+  const auto at = std::ranges::find(names, region->dim_) - names.begin();
+  if (at == static_cast<int64_t>(names.size()) || left->mesh().size(at) == 1) return;
+  const bool are_scores = left->placements()[at].is_shard(left->ndim() - 2) && right->placements()[at].is_shard(right->ndim() - 1);
+  require(
+      !are_scores, "ContextParallel",
+      "attention is written out as products, as in torch::nn::MultiheadAttention: queries {} times keys {}. These go by row, and not by "
+      "the region's {}; hint: call dtensor::nn::attention or torch::scaled_dot_product_attention, or take the contiguous order and no "
+      ".mask",
+      left->str(), right->str(), region->moves() ? "order" : "mask");
+}
+
+inline ContextParallel* ContextParallel::of(const at::Tensor& q) {
   if (q.dim() != 4) return nullptr;
   const auto* layout = find_layout(q);
   auto* const innermost = active(layout ? layout->mesh().world() : World::current());
   auto* region = innermost;
   while (region && !region->takes(layout)) region = region->outer_;
   if (!region && layout && innermost && (innermost->moves() || innermost->options_.mask)) innermost->check_apart(*layout);
-  if (region && dropout > 0 && region->mesh_.size() == 1 && !region->options_.mask) return nullptr;
   return region;
 }
 
@@ -180,94 +208,23 @@ inline void ContextParallel::check_in_place(const at::Tensor& table) {
           layout ? layout->str() : "", region ? region->options_.order : "");
 }
 
-inline void ContextParallel::pack(std::vector<PackedSequence> sequences) {
-  sequences_ = std::move(sequences);
-  rows_.clear();
-  by_length_.clear();
-}
-
-inline void ContextParallel::pack(PackedSequence sequence, std::vector<context::Positions> rows) {
-  require(static_cast<int64_t>(rows.size()) == mesh_.size(), "ContextParallel", "got rows of {} ranks; expected those of {}", rows.size(),
-          mesh_.size());
-  ContextPlan(AttentionMask::full(), {sequence}, rows);  // that they are a permutation
-  pack(std::vector{std::move(sequence)});
-  rows_ = std::move(rows);
-}
-
 inline Placement ContextParallel::placement(int64_t dim, int64_t length) const {
-  if (rows_.empty()) return shard(dim);
+  if (order_.given_rows().empty()) return shard(dim);
   std::vector<int64_t> counts;
-  for (const auto& own : ordered(length).rows) counts.push_back(static_cast<int64_t>(own.size()));
+  for (const auto& own : order_.of(length).rows) counts.push_back(static_cast<int64_t>(own.size()));
   return ragged_shard(dim, counts);
 }
 
 // Views may write the same cut with other shares.
 inline bool ContextParallel::cuts_positions(const Placement& placement, int64_t length) const {
-  if (rows_.empty()) return placement == shard(2);
+  if (order_.given_rows().empty()) return placement == shard(2);
   if (!placement.is_shard(2)) return false;
-  const auto& rows = ordered(length).rows;
+  const auto& rows = order_.of(length).rows;
   for (int64_t r = 0; r < mesh_.size(); ++r) {
     if (cut_length(length, placement, mesh_.size(), r) != static_cast<int64_t>(rows[r].size())) return false;
   }
   return true;
 }
-
-// Each rank's share is as long as Shard makes it.
-inline std::vector<context::Positions> ContextParallel::rows_of(int64_t length) const {
-  const auto sequence = sequences_.empty() ? PackedSequence(length) : sequences_[0];
-  require(sequence.length() == length, "ContextParallel", "got a sequence of {} positions, and documents of {} together", length,
-          sequence.length());
-  if (!rows_.empty()) return rows_;
-  const int ranks = static_cast<int>(mesh_.size());
-  context::Positions all;
-  for (const auto& own : context::rows_by_name(options_.order, mask_of(true), sequence, ranks)) {
-    all.insert(all.end(), own.begin(), own.end());
-  }
-  std::vector<context::Positions> rows;
-  for (int64_t begin = 0, r = 0; r < ranks; ++r) {
-    const auto share = cut_length(length, shard(0), ranks, r);
-    rows.emplace_back(all.begin() + begin, all.begin() + begin + share);
-    std::ranges::sort(rows.back());
-    begin += share;
-  }
-  return rows;
-}
-
-inline ContextParallel::Ordered& ContextParallel::ordered(int64_t length) const {
-  const auto found = by_length_.find(length);
-  if (found != by_length_.end()) return found->second;
-  const NoSpmd plain;
-  Ordered made{rows_of(length), {}, {}};
-  context::Positions all;
-  for (const auto& own : made.rows) all.insert(all.end(), own.begin(), own.end());
-  made.order = at::tensor(all, at::kLong);
-  made.restored = made.order.argsort();
-  return by_length_[length] = std::move(made);
-}
-
-inline bool ContextParallel::in_order(const at::Tensor& x) const {
-  return std::ranges::any_of(results_, [&](const auto& weak) { return weak.lock().get() == x.unsafeGetTensorImpl(); });
-}
-
-inline at::Tensor ContextParallel::order(const at::Tensor& x, int64_t dim) {
-  require(-x.dim() <= dim && dim < x.dim(), "ContextParallel", "got dim {} of a tensor of {} dims", dim, x.dim());
-  std::erase_if(results_, [](const auto& weak) { return weak.expired(); });
-  require(!in_order(x), "ContextParallel", "the tensor is in this region's order already; hint: order() each batch once");
-  const NoSpmd plain;
-  auto& known = ordered(x.size(dim));
-  known.used = true;
-  auto result = (is_dtensor(x) ? full_tensor(x) : x).index_select(dim, known.order.to(x.device()));
-  results_.emplace_back(result.getIntrusivePtr());
-  return result;
-}
-
-inline at::Tensor ContextParallel::restore(const at::Tensor& x, int64_t dim) const {
-  detail::check_plain("ContextParallel", x, "what is to be restored");
-  const NoSpmd plain;
-  return x.index_select(dim, ordered(x.size(dim)).restored.to(x.device()));
-}
-
-inline at::Tensor ContextParallel::positions(int64_t length) const { return ordered(length).order; }
 
 inline bool ContextParallel::takes(const Layout* layout) const {
   if (mesh_.size() == 1) {
@@ -298,9 +255,9 @@ inline void ContextParallel::check_cuts(const Layout& layout) const {
 // Rows in another order than positions have no place in attention that goes by rows, nor has a mask by positions.
 inline void ContextParallel::check_apart(const Layout& layout) const {
   if (std::ranges::find(layout.mesh().names(), dim_) == layout.mesh().names().end()) return;
-  const auto hint = rows_.empty() ? "shard ids along the positions" : "distribute ids by context.placement(dim, length)";
+  const auto hint = order_.given_rows().empty() ? "shard ids along the positions" : "distribute ids by context.placement(dim, length)";
   fail("ContextParallel", "attention got {}, whose positions '{}' does not cut as the region does ({} order); hint: {}", layout.str(), dim_,
-       rows_.empty() ? options_.order : "its own", hint);
+       order_.name(), hint);
 }
 
 inline bool ContextParallel::may_share_heads(const at::Tensor& q, int64_t key_heads) const {
@@ -315,32 +272,34 @@ inline bool ContextParallel::may_share_heads(const at::Tensor& q, int64_t key_he
   return true;
 }
 
-// Those of the rows of the batch that this rank has.
+// Those of the rows of the batch, or of the microbatch, that this rank has.
 inline std::vector<PackedSequence> ContextParallel::sequences_of(const at::Tensor& q) const {
-  if (sequences_.empty()) return {PackedSequence(q.size(2))};
-  if (sequences_.size() == 1) return sequences_;
-  require(static_cast<int64_t>(sequences_.size()) == q.size(0), "ContextParallel", "got documents of {} rows of a batch of {}",
-          sequences_.size(), q.size(0));
-  const auto* layout = find_layout(q);
-  if (!layout) return sequences_;
-  int64_t begin = 0, count = q.size(0);
-  for (int64_t d = 0; d < layout->mesh().ndim(); ++d) {
-    if (!layout->placements()[d].is_shard(0)) continue;
-    const auto own = cut(count, layout->placements()[d], layout->mesh().size(d), layout->mesh().coordinate(d));
-    begin += own.empty() ? 0 : own[0].begin;
-    count = own.empty() ? 0 : own[0].length();
-  }
-  if (count == 0) return {sequences_[0]};
-  return {sequences_.begin() + begin, sequences_.begin() + begin + count};
+  const auto& all = order_.sequences();
+  if (all.empty()) return {PackedSequence(q.size(2))};
+  if (all.size() == 1) return all;
+  const auto batch = static_cast<int64_t>(all.size());
+  const auto rows = q.size(0) == batch ? Interval{0, batch} : BatchRows::current().value_or(Interval{});
+  require(rows.length() == q.size(0) && 0 <= rows.begin && rows.end <= batch, "ContextParallel",
+          "got documents of {} rows and a batch of {}; hint: of a microbatch, say which rows it has by dt::BatchRows", batch, q.size(0));
+  std::vector<PackedSequence> own;
+  for (const auto row : context::detail::held(q, 0)) own.push_back(all[rows.begin + row]);
+  return own.empty() ? std::vector{all[0]} : own;
 }
 
 inline const ContextPlan& ContextParallel::plan_of(const at::Tensor& q, bool causal) {
-  auto& known = ordered(q.size(2));
+  auto& known = order_.of(q.size(2));
   const auto mask = mask_of(causal);
   const auto* layout = find_layout(q);
-  auto& plan = known.plans[fmt::format("{} {} {}", mask.name(), q.size(0), layout ? str(layout->placements()) : "")];
+  const auto rows = BatchRows::current().value_or(Interval{});
+  auto& plan = known.plans[fmt::format("{} {} {} {}", mask.name(), q.size(0), rows.begin, layout ? str(layout->placements()) : "")];
   if (!plan) plan = std::make_shared<const ContextPlan>(mask, sequences_of(q), known.rows);
   return *plan;
+}
+
+inline AttentionDropout ContextParallel::dropout_of(const at::Tensor& q, double probability) const {
+  if (probability == 0) return {};
+  const auto seed = draw_dropout_seed(is_dtensor(q) ? find_layout(q)->mesh() : mesh_);
+  return {probability, seed, context::detail::held(q, 0), context::detail::held(q, 1)};
 }
 
 inline at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal, double dropout,
@@ -348,11 +307,10 @@ inline at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tens
   require(q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && k.size(2) == q.size(2) && v.size(2) == q.size(2), "ContextParallel",
           "attention got q {}, k {} and v {}; expected [batch, heads, length, dim] of one length: those of one sequence",
           detail::str_of(q.sizes()), detail::str_of(k.sizes()), detail::str_of(v.sizes()));
-  require(dropout == 0, "ContextParallel", "got a dropout of {} of attention weights; expected 0 over cut sequences", dropout);
-  require(!moves() || ordered(q.size(2)).used, "ContextParallel",
+  require(!moves() || order_.of(q.size(2)).used, "ContextParallel",
           "positions are to be in {} order, and no batch of {} positions was ordered; hint: give ids and targets to order() before they "
           "are distributed",
-          options_.order, q.size(2));
+          order_.name(), q.size(2));
   const auto heads = q.size(1), key_heads = k.size(1);
   require(key_heads > 0 && heads % key_heads == 0, "ContextParallel", "got {} heads and {} key heads; expected a multiple of these", heads,
           key_heads);
@@ -361,8 +319,9 @@ inline at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tens
     return attention(q, repeated(k), repeated(v), causal, dropout, scale);
   }
   const auto& plan = plan_of(q, causal);
+  const auto dropped = dropout_of(q, dropout);
   const auto run = [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
-    return context_attention(a, b, c, plan, mesh_, {.method = options_.method, .scale = scale});
+    return context_attention(a, b, c, plan, mesh_, {.method = options_.method, .scale = scale, .dropout = dropped});
   };
   if (!is_dtensor(q)) return run(q, k, v);
   const auto& layout = *find_layout(q);

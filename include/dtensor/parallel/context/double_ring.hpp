@@ -36,10 +36,10 @@ struct Rings {
       : context(c),
         outer(c.mesh.communicator(0)),
         inner(c.mesh.communicator(1)),
-        between(c.plan, &outer, c.scale, {0, inner.size(), inner.size()}, {inner.rank(), inner.size(), 1}) {}
+        between(c, c.plan, &outer, {0, inner.size(), inner.size()}, {inner.rank(), inner.size(), 1}) {}
 
   Ranks within(int step) const {
-    return {context.plan, &inner, context.scale, {outer.rank() * inner.size(), 1, 1}, {between.before(step) * inner.size(), 1, 1}};
+    return {context, context.plan, &inner, {outer.rank() * inner.size(), 1, 1}, {between.before(step) * inner.size(), 1, 1}};
   }
 };
 

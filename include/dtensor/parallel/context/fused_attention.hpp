@@ -17,22 +17,14 @@
 
 namespace dtensor::context::detail {
 
-// The pieces of each mask of a call, where the kernel suits them all: on CPUs, where pieces are few. Not of half types, whose sums it
-// rounds.
-using PiecesOfMasks = std::vector<std::vector<MaskPiece>>;
-inline std::optional<PiecesOfMasks> pieces_for_fused(const at::Tensor& q, const at::Tensor& k, const AttentionCall& call) {
+// Whether the kernel can do a call: on CPUs, without dropout, where masks fall into few pieces. Not of half types, whose sums it rounds.
+inline bool suits_fused(const at::Tensor& q, const at::Tensor& k, const AttentionCall& call) {
 #ifdef DTENSOR_FUSED_CPU_ATTENTION
-  if (!q.is_cpu() || (q.scalar_type() != at::kFloat && q.scalar_type() != at::kDouble) || q.numel() == 0 || k.numel() == 0) return {};
-  PiecesOfMasks all;
-  for (const auto* mask : call.masks) {
-    auto pieces = pieces_of(*mask, /*most=*/8 + q.size(2) / 128);
-    if (!pieces) return {};
-    all.push_back(std::move(*pieces));
-  }
-  return all;
+  if (!q.is_cpu() || (q.scalar_type() != at::kFloat && q.scalar_type() != at::kDouble) || q.numel() == 0 || k.numel() == 0) return false;
+  return !call.dropout && std::ranges::all_of(call.masks, [](const auto* mask) { return mask->pieces.has_value(); });
 #else
   (void)q, (void)k, (void)call;
-  return {};
+  return false;
 #endif
 }
 
@@ -61,11 +53,11 @@ class PieceView {
 };
 
 template <class F>
-void for_each_piece(const PiecesOfMasks& pieces, const at::Tensor& q, const at::Tensor& k, const F& f) {
+void for_each_piece(const AttentionCall& call, const at::Tensor& q, const at::Tensor& k, const F& f) {
   const auto group = q.size(1) / k.size(1);
-  const auto masks = static_cast<int64_t>(pieces.size());
+  const auto masks = static_cast<int64_t>(call.masks.size());
   for (int64_t m = 0; m < masks; ++m) {
-    for (const auto& piece : pieces[m]) {
+    for (const auto& piece : *call.masks[m]->pieces) {
       for (int64_t member = 0; member < group; ++member) {
         f(PieceView(piece, masks == 1 ? Interval{0, q.size(0)} : Interval{m, m + 1}, member, group));
       }
@@ -75,31 +67,31 @@ void for_each_piece(const PiecesOfMasks& pieces, const at::Tensor& q, const at::
 
 inline at::Tensor with_dense_rows(const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); }
 
-inline Attended fused_attention(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, double scale,
-                                const PiecesOfMasks& pieces) {
+inline Attended fused_attention(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, const AttentionCall& call) {
   const auto q = with_dense_rows(q_in), k = with_dense_rows(k_in), v = with_dense_rows(v_in);
   const auto dtype = sums_of(q);
-  const auto call = [&](const PieceView& view) {
+  const auto run = [&](const PieceView& view) {
     auto [out, lse] =
-        at::_scaled_dot_product_flash_attention_for_cpu(view.queries(q), view.keys(k), view.keys(v), 0, view.causal(), {}, scale);
+        at::_scaled_dot_product_flash_attention_for_cpu(view.queries(q), view.keys(k), view.keys(v), 0, view.causal(), {}, call.scale);
     return Attended{out.to(dtype), lse.to(dtype).contiguous()};
   };
-  if (pieces.size() == 1 && pieces[0].size() == 1 && pieces[0][0].queries.length() == q.size(2) && q.size(1) == k.size(1)) {
-    return call(PieceView(pieces[0][0], {0, q.size(0)}, 0, 1));
+  const auto& pieces = *call.masks[0]->pieces;
+  if (call.masks.size() == 1 && pieces.size() == 1 && pieces[0].queries.length() == q.size(2) && q.size(1) == k.size(1)) {
+    return run(PieceView(pieces[0], {0, q.size(0)}, 0, 1));
   }
   const auto all = nothing_seen(q);
-  for_each_piece(pieces, q, k, [&](const PieceView& view) { merge({view.queries(all.out), view.queries(all.lse)}, call(view)); });
+  for_each_piece(call, q, k, [&](const PieceView& view) { merge({view.queries(all.out), view.queries(all.lse)}, run(view)); });
   return all;
 }
 
 inline void add_fused_gradients(const BlockGradients& into, const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
-                                const OutputGradient& of, double scale, const PiecesOfMasks& pieces) {
+                                const OutputGradient& of, const AttentionCall& call) {
   const auto q = with_dense_rows(q_in), k = with_dense_rows(k_in), v = with_dense_rows(v_in);
   const auto grad = with_dense_rows(of.grad), out = with_dense_rows(of.out);
-  for_each_piece(pieces, q, k, [&](const PieceView& view) {
+  for_each_piece(call, q, k, [&](const PieceView& view) {
     const auto [dq, dk, dv] =
         at::_scaled_dot_product_flash_attention_for_cpu_backward(view.queries(grad), view.queries(q), view.keys(k), view.keys(v),
-                                                                 view.queries(out), view.queries(of.lse), 0, view.causal(), {}, scale);
+                                                                 view.queries(out), view.queries(of.lse), 0, view.causal(), {}, call.scale);
     view.queries(into.dq).add_(dq);
     view.keys(into.dk).add_(dk);
     view.keys(into.dv).add_(dv);
@@ -108,9 +100,9 @@ inline void add_fused_gradients(const BlockGradients& into, const at::Tensor& q_
 
 #else
 
-inline Attended fused_attention(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, const PiecesOfMasks&) { return {}; }
+inline Attended fused_attention(const at::Tensor&, const at::Tensor&, const at::Tensor&, const AttentionCall&) { return {}; }
 inline void add_fused_gradients(const BlockGradients&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const OutputGradient&,
-                                double, const PiecesOfMasks&) {}
+                                const AttentionCall&) {}
 
 #endif
 

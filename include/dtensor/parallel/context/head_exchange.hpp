@@ -43,10 +43,9 @@ using Share = std::function<Interval(int rank)>;
 // Tensors [batch, heads, rows, ...] between this rank's rows of all heads and all rows of this rank's heads.
 class HeadExchange {
  public:
-  // `rows`: where each rank's rows are among those of all ranks of the group.
-  HeadExchange(comm::Communicator& group, std::vector<Positions> rows) : group_(group), rows_(std::move(rows)) {
-    for (const auto& own : rows_) all_rows_ += static_cast<int64_t>(own.size());
-  }
+  // `rows`, int64: where each rank's rows are among those of all ranks of the group, `all_rows`.
+  HeadExchange(comm::Communicator& group, std::vector<at::Tensor> rows, int64_t all_rows)
+      : group_(group), rows_(std::move(rows)), all_rows_(all_rows) {}
 
   // From [.., all heads, this rank's rows, ..] to [.., this rank's heads, all rows, ..], all tensors in one call.
   std::vector<at::Tensor> to_heads(const std::vector<at::Tensor>& tensors, const std::vector<Share>& shares) const {
@@ -108,18 +107,18 @@ class HeadExchange {
   static int64_t elements_of(const at::Tensor& like, int64_t heads, int64_t rows) {
     return c10::multiply_integers(sizes_of(like, heads, rows));
   }
-  at::Tensor rows(int rank, c10::Device device) const { return at::tensor(rows_[rank], at::kLong).to(device); }
+  at::Tensor rows(int rank, c10::Device device) const { return rows_[rank].to(device); }
   at::Tensor exchange(const at::Tensor& flat, const Lengths& send, const Lengths& recv) const {
     auto async = group_.all_to_all(flat, send, recv);
     if (async.work) async.work->wait();
     return async.tensor;
   }
 
-  int64_t rows_of(int rank) const { return static_cast<int64_t>(rows_[rank].size()); }
+  int64_t rows_of(int rank) const { return rows_[rank].numel(); }
 
   comm::Communicator& group_;
-  const std::vector<Positions> rows_;
-  int64_t all_rows_ = 0;
+  const std::vector<at::Tensor> rows_;
+  const int64_t all_rows_;
 };
 
 }  // namespace dtensor::context::detail

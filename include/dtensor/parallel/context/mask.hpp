@@ -63,8 +63,8 @@ class AttentionMask {
   static AttentionMask causal_blocks();
   // Each document in blocks of `block` positions; a query sees its own block and those before it.
   static AttentionMask block_causal_documents(int64_t block);
-  // Any other. It is asked for every pair of a query and a key of two ranks, a few times. It must be safe to call from any thread, and must
-  // not throw.
+  // Any other. It is asked for every pair of a query and a key of two ranks, a few times. It must be safe to call from any thread. If it
+  // throws, so does what asks it.
   static AttentionMask from(Predicate predicate, std::string name = "predicate");
 
   const std::string& name() const { return name_; }  // with its numbers: "causal_sliding_window(128)"

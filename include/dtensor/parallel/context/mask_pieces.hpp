@@ -19,6 +19,13 @@ struct MaskPiece {
 // All that the mask shows, each pair in one piece. Nothing where that takes more than `most` pieces, as windows do.
 std::optional<std::vector<MaskPiece>> pieces_of(const BlockMask& mask, int64_t most);
 
+// A mask, and what it falls into where these are few: found once, for all calls.
+struct MaskInPieces {
+  explicit MaskInPieces(BlockMask m) : mask(std::move(m)), pieces(pieces_of(mask, /*most=*/8 + mask.queries() / 128)) {}
+  const BlockMask mask;
+  const std::optional<std::vector<MaskPiece>> pieces;
+};
+
 // -- How ------------------------------------------------------------------------------------------------------------------
 
 namespace detail {

@@ -5,6 +5,7 @@
 #include <dtensor/parallel/context/block_attention.hpp>
 #include <dtensor/parallel/context/cost.hpp>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,8 @@ struct Context {
   ContextPlan plan;
   DeviceMesh mesh;  // whose ranks the plan speaks of
   double scale = 1;
+  std::optional<AttentionDropout> dropout{};
+  bool in_checkpoint = false;  // inputs of backward that messages can bring are not to be saved
 
   comm::Communicator& group() const { return dtensor::detail::group_of(mesh); }
 };
@@ -28,14 +31,22 @@ struct Members {
 
 // A group of ranks between which keys go: those of one member to the queries of another.
 struct Ranks {
-  const ContextPlan& plan;
+  const Context& context;
+  const ContextPlan& plan;    // the context's, or one of groups of its ranks
   comm::Communicator* group;  // null: this rank alone
-  double scale;
   Members queries{}, keys{};  // keys of one rank each
+  int64_t first_head = 0;     // of the queries, among all of this rank
 
-  explicit Ranks(const Context& context) : Ranks(context.plan, &context.group(), context.scale) {}
-  Ranks(const ContextPlan& p, comm::Communicator* g, double s, Members q = {}, Members k = {})
-      : plan(p), group(g), scale(s), queries(q), keys(k) {}
+  explicit Ranks(const Context& c) : Ranks(c, c.plan, &c.group()) {}
+  Ranks(const Context& c, const ContextPlan& p, comm::Communicator* g, Members q = {}, Members k = {})
+      : context(c), plan(p), group(g), queries(q), keys(k) {}
+
+  // The same ranks, for the heads from this one on.
+  Ranks from_head(int64_t head) const {
+    auto same = *this;
+    same.first_head = head;
+    return same;
+  }
 
   int rank() const { return group ? group->rank() : 0; }
   int size() const { return group ? group->size() : 1; }
@@ -54,7 +65,9 @@ struct Ranks {
 
   // The call between the queries of one member, which are of one rank, and the keys of another.
   AttentionCall call(int query_member, int key_member) const {
-    return {plan.masks(queries.first + query_member * queries.step, rank_of_keys(key_member)), scale};
+    const int q = queries.first + query_member * queries.step, k = rank_of_keys(key_member);
+    const auto* dropout = context.dropout ? &*context.dropout : nullptr;
+    return {plan.masks(q, k), context.scale, dropout, plan.rows(q), plan.rows(k), first_head};
   }
 };
 
@@ -74,7 +87,8 @@ class Method {
   // Throws what the method cannot do with these; on every rank alike, before it communicates.
   virtual void check(const Context&, const Inputs&) const {}
 
-  // What this rank's queries see, in float32 or float64. `saved` is what backward needs besides, in any form.
+  // What this rank's queries see, in float32 or float64. `saved` is what backward needs besides, in any form. An activation checkpoint
+  // keeps all this, and does not call it again.
   virtual Attended forward(const Context& context, const Inputs& in, std::vector<at::Tensor>& saved) const = 0;
 
   // Gradients of the inputs, in the dtype of Attended. `grad` and `out` are like q, `lse` as forward gave it.

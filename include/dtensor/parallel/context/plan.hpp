@@ -1,13 +1,19 @@
 // How a sequence lies on the ranks of a group, under which mask: who needs whose keys.
 #pragma once
 
-#include <dtensor/parallel/context/block_mask.hpp>
+#include <dtensor/parallel/context/mask_pieces.hpp>
+#include <dtensor/mesh/world.hpp>
+#include <dtensor/tensor/spmd.hpp>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/tensor.h>
 
 #include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <tuple>
 
 #pragma GCC visibility push(default)
@@ -31,17 +37,23 @@ class ContextPlan {
   int64_t length(int rank) const { return static_cast<int64_t>(state_->rows[rank].size()); }
 
   // Between the queries of one rank and the keys of another, for each row of the batch. Made at the first call, then kept.
-  std::vector<const context::BlockMask*> masks(int query_rank, int key_rank) const;
+  std::vector<const context::MaskInPieces*> masks(int query_rank, int key_rank) const;
   // Whether any query of one rank sees any key of the other.
   bool meet(int query_rank, int key_rank) const;
   // The plan in which `size` neighbours are one rank that has the rows of all of them; `size` divides the ranks. Made at the first call.
   const ContextPlan& of_groups(int size) const;
-  // Where the rank's rows are among those of its group of `size` neighbours.
-  Positions places_in_group(int rank, int size) const;
+  // Where the rank's rows are among those of its group of `size` neighbours: int64 [rows]. Made at the first call.
+  at::Tensor places_in_group(int rank, int size) const;
   // Of the other ranks, how many have keys that a rank's queries see; of the rank with the most.
   int64_t most_met() const;
   // Pairs of a query of this rank and a key that it sees, in all rows of the batch.
   int64_t cells(int query_rank) const;
+
+  const AttentionMask& mask() const { return state_->mask; }
+  // Whether the mask's predicate, if it has one, has answered for all pairs, as all ranks of a group know. Threads may share a plan: this
+  // is kept for each rank.
+  bool has_answered(World& world, const comm::Communicator& group) const;
+  void set_answered(World& world, const comm::Communicator& group) const;
 
  private:
   struct State {
@@ -52,11 +64,13 @@ class ContextPlan {
     const std::vector<Positions> rows;
     // What was made so far:
     std::mutex mutex;
+    std::map<std::weak_ptr<const int>, std::set<const comm::Communicator*>, std::owner_less<>> answered;  // by rank
     std::map<std::tuple<int, int>, bool> meet;
     std::map<int, int64_t> cells;
     std::optional<int64_t> most_met;
-    std::map<std::tuple<int, int>, std::vector<std::unique_ptr<const context::BlockMask>>> masks;
+    std::map<std::tuple<int, int>, std::vector<std::unique_ptr<const context::MaskInPieces>>> masks;
     std::map<int, std::unique_ptr<const ContextPlan>> groups;
+    std::map<std::tuple<int, int>, at::Tensor> places;
   };
   std::shared_ptr<State> state_;
 };
@@ -90,19 +104,41 @@ inline ContextPlan::ContextPlan(AttentionMask mask, std::vector<PackedSequence> 
   require(owned == length(), "ContextPlan", "no rank has position {}; expected a permutation of {} positions", missing, length());
 }
 
-inline std::vector<const context::BlockMask*> ContextPlan::masks(int query_rank, int key_rank) const {
+inline std::vector<const context::MaskInPieces*> ContextPlan::masks(int query_rank, int key_rank) const {
   std::lock_guard lock(state_->mutex);
   auto& own = state_->masks[{query_rank, key_rank}];
   if (own.empty()) {
-    std::vector<std::unique_ptr<const context::BlockMask>> made;
+    std::vector<std::unique_ptr<const context::MaskInPieces>> made;
     for (const auto& sequence : state_->sequences) {
-      made.push_back(std::make_unique<context::BlockMask>(state_->mask, sequence, state_->rows[query_rank], state_->rows[key_rank]));
+      const auto &queries = state_->rows[query_rank], &keys = state_->rows[key_rank];
+      made.push_back(std::make_unique<context::MaskInPieces>(context::BlockMask(state_->mask, sequence, queries, keys)));
     }
     own = std::move(made);
   }
-  std::vector<const context::BlockMask*> result;
+  std::vector<const context::MaskInPieces*> result;
   for (const auto& mask : own) result.push_back(mask.get());
   return result;
+}
+
+namespace context::detail {
+
+// A rank, while it lives.
+struct RankIdentity {
+  std::shared_ptr<const int> token = std::make_shared<const int>(0);
+};
+
+}  // namespace context::detail
+
+inline bool ContextPlan::has_answered(World& world, const comm::Communicator& group) const {
+  if (!state_->mask.predicate()) return true;
+  std::lock_guard lock(state_->mutex);
+  const auto found = state_->answered.find(world.local<context::detail::RankIdentity>().token);
+  return found != state_->answered.end() && found->second.contains(&group);
+}
+
+inline void ContextPlan::set_answered(World& world, const comm::Communicator& group) const {
+  std::lock_guard lock(state_->mutex);
+  state_->answered[world.local<context::detail::RankIdentity>().token].insert(&group);
 }
 
 inline const ContextPlan& ContextPlan::of_groups(int size) const {
@@ -119,11 +155,17 @@ inline const ContextPlan& ContextPlan::of_groups(int size) const {
   return *known;
 }
 
-inline ContextPlan::Positions ContextPlan::places_in_group(int rank, int size) const {
+inline at::Tensor ContextPlan::places_in_group(int rank, int size) const {
   const auto& all = of_groups(size).rows(rank / size);
-  Positions places;
-  for (const auto position : state_->rows[rank]) places.push_back(std::ranges::lower_bound(all, position) - all.begin());
-  return places;
+  std::lock_guard lock(state_->mutex);
+  auto& known = state_->places[{rank, size}];
+  if (!known.defined()) {
+    const NoSpmd plain;
+    Positions places;
+    for (const auto position : state_->rows[rank]) places.push_back(std::ranges::lower_bound(all, position) - all.begin());
+    known = at::tensor(places, at::kLong);
+  }
+  return known;
 }
 
 inline bool ContextPlan::meet(int query_rank, int key_rank) const {

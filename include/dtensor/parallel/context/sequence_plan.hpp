@@ -66,16 +66,16 @@ struct SequencePlan {
   std::vector<SequenceRound> rounds() const;
 };
 
-// Every rank makes it alike, from the same lengths. Groups have 1, 2, 4, ... ranks. Throws for a sequence that does not fit on the largest
-// group, and for options that say nothing.
+// Every rank makes it alike, from the same lengths. Groups have 1, 2, 4, ... ranks, or all. Throws for a sequence that does not fit on all
+// ranks together, and for options that say nothing.
 SequencePlan plan_sequences(const std::vector<int64_t>& lengths, int ranks, const SequencePlanOptions& options = {});
 
 // -- How ------------------------------------------------------------------------------------------------------------------
 
 namespace context::detail {
 
-// Groups are aligned: of d ranks, a power of two, at a multiple of d. The larger ones work first. So all ranks of a group have done the
-// same before it, and none waits, but for what else ranks do together in a round, such as gathering parameters.
+// Groups are aligned: of d ranks, a power of two, at a multiple of d; or all ranks. The larger ones work first. So all ranks of a group
+// have done the same before it, and none waits, but for what else ranks do together in a round, such as gathering parameters.
 class SequencePlanner {
  public:
   SequencePlanner(const std::vector<int64_t>& lengths, int ranks, const SequencePlanOptions& options)
@@ -96,14 +96,14 @@ class SequencePlanner {
   // as long as that helps.
   SequencePlan search() const {
     if (ranks_ == 1) return greedy();
-    if (std::pow(2 * ranks_ - 1, lengths_.size()) <= kExact) return exact();
+    if (std::pow(2 * ranks_, lengths_.size()) <= kExact) return exact();
     auto degrees = least_;
     auto best = assigned(degrees);
     const double even = std::accumulate(best.seconds.begin(), best.seconds.end(), 0.0) / ranks_;
     for (double share = 0.1; share <= 1.5; share *= 1.2) {
       auto other = least_;
       for (size_t i = 0; i < other.size(); ++i) {
-        while (other[i] * 2 <= ranks_ && options_.cost.seconds(lengths_[i], other[i]) > share * even) other[i] *= 2;
+        while (other[i] < ranks_ && options_.cost.seconds(lengths_[i], other[i]) > share * even) other[i] = wider(other[i]);
       }
       keep_better(best, degrees, std::move(other));
     }
@@ -111,7 +111,7 @@ class SequencePlanner {
     for (bool better = true; better;) {
       better = false;
       for (const auto& bucket : all) {
-        for (int degree = 1; degree <= ranks_; degree *= 2) {
+        for (int degree = 1; degree <= ranks_; degree = wider(degree)) {
           auto other = degrees;
           for (const int i : bucket) other[i] = std::max(least_[i], degree);
           better |= keep_better(best, degrees, std::move(other));
@@ -125,13 +125,16 @@ class SequencePlanner {
   static constexpr double kExact = 2e5;  // ways that are all tried
   static constexpr int kBuckets = 16;
 
+  // The next larger group; past all ranks, one that there is not.
+  int wider(int degree) const { return degree * 2 <= ranks_ || degree == ranks_ ? degree * 2 : ranks_; }
+
   int least_ranks(int64_t length) const {
     if (options_.tokens_per_rank == 0) return 1;
     int ranks = 1;
-    while (ranks * options_.tokens_per_rank < length) ranks *= 2;
-    require(ranks <= ranks_, "plan_sequences",
-            "a sequence of {} positions does not fit on {} ranks of {}, in groups of 1, 2, 4, ...; hint: more ranks, or more tokens each",
-            length, ranks_, options_.tokens_per_rank);
+    while (ranks < ranks_ && ranks * options_.tokens_per_rank < length) ranks = wider(ranks);
+    require(ranks * options_.tokens_per_rank >= length, "plan_sequences",
+            "a sequence of {} positions does not fit on {} ranks of {}; hint: more ranks, or more tokens each", length, ranks_,
+            options_.tokens_per_rank);
     return ranks;
   }
 
@@ -191,7 +194,7 @@ class SequencePlanner {
       if (*std::ranges::max_element(seconds) >= best.makespan()) return;
       if (i == lengths_.size()) return keep_if_better(best, chosen);
       const int sequence = by_length_[i];
-      for (int degree = least_[sequence]; degree <= ranks_; degree *= 2) {
+      for (int degree = least_[sequence]; degree <= ranks_; degree = wider(degree)) {
         for (int first = 0; first + degree <= ranks_; first += degree) {
           chosen[sequence] = {degree, first};
           auto after = seconds;

@@ -42,7 +42,8 @@ class Tiles {
         group_(q.size(1) / std::max<int64_t>(k.size(1), 1)),
         queries_(std::max<int64_t>(1, kQueries / std::max<int64_t>(group_, 1))),
         options_(q.options().dtype(sums_of(q))),
-        hidden_(at::empty({queries_ * kKeys}, q.options().dtype(at::kBool).device(at::kCPU))) {}
+        hidden_(at::empty({queries_ * kKeys}, q.options().dtype(at::kBool).device(at::kCPU))),
+        dropped_(at::empty({call.dropout ? group_ * queries_ * kKeys : 0}, hidden_.options())) {}
 
   int64_t group() const { return group_; }
   int64_t queries() const { return queries_; }
@@ -50,7 +51,7 @@ class Tiles {
 
   // Whether the mask hides all of a tile, which is then to be left out. Otherwise hide() writes `value` where it hides a key.
   bool hides(int64_t batch, const Interval& q, const Interval& k) {
-    const auto& mask = *call_.masks[call_.masks.size() == 1 ? 0 : batch];
+    const auto& mask = call_.masks[call_.masks.size() == 1 ? 0 : batch]->mask;
     cover_ = mask.cover(q, k);
     if (cover_ != Cover::some) return cover_ == Cover::none;
     mask.write_hidden(q, k, hidden_.data_ptr<bool>());
@@ -62,11 +63,25 @@ class Tiles {
     scores.view({group_, q.length(), k.length()}).masked_fill_(hidden, value);
   }
 
+  // Of the weights of a tile, those that the call drops: bool, as weights lie in the kernels; undefined where it drops none. Until the next
+  // call. Those that stay are scaled by kept_scale().
+  at::Tensor dropped(int64_t batch, int64_t key_head, const Interval& q, const Interval& k) const {
+    if (!call_.dropout) return {};
+    const auto of = [](std::span<const int64_t> positions, const Interval& rows) { return positions.subspan(rows.begin, rows.length()); };
+    const auto size = q.length() * k.length();
+    for (int64_t member = 0; member < group_; ++member) {
+      const auto head = call_.first_head + key_head * group_ + member;
+      write_dropped(*call_.dropout, batch, head, of(call_.queries, q), of(call_.keys, k), dropped_.data_ptr<bool>() + member * size);
+    }
+    return dropped_.narrow(0, 0, group_ * size).view({-1, k.length()}).to(options_.device());
+  }
+  double kept_scale() const { return call_.dropout ? call_.dropout->scale() : 1; }
+
  private:
   const AttentionCall& call_;
   const int64_t group_, queries_;
   const at::TensorOptions options_;
-  const at::Tensor hidden_;
+  const at::Tensor hidden_, dropped_;
   Cover cover_ = Cover::all;
 };
 
@@ -76,13 +91,14 @@ class RunningSoftmax {
   RunningSoftmax(int64_t rows, int64_t dim, const at::TensorOptions& options)
       : largest_(at::full({rows, 1}, kNothing, options)), sum_(at::zeros({rows, 1}, options)), values_(at::zeros({rows, dim}, options)) {}
 
-  // `scores` are used up.
-  void add(const at::Tensor& scores, const at::Tensor& values) {
+  // `scores` are used up. Where weights are `dropped`, their values do not count, though they do in the sum.
+  void add(const at::Tensor& scores, const at::Tensor& values, const at::Tensor& dropped) {
     const auto largest = at::maximum(largest_, scores.amax(1, /*keepdim=*/true));
     const auto finite = largest.masked_fill(largest.eq(kNothing), 0);  // of a query that has seen nothing yet
     const auto weights = scores.sub_(finite).exp_();
     const auto shrunk = largest_.sub_(finite).exp_();
     sum_.mul_(shrunk).add_(weights.sum(1, /*keepdim=*/true));
+    if (dropped.defined()) weights.masked_fill_(dropped, 0);
     values_.mul_(shrunk).addmm_(weights, values);
     largest_ = largest;
   }
@@ -107,14 +123,14 @@ inline Attended tiled_attention(const at::Tensor& q, const at::Tensor& k, const 
         if (tiles.hides(b, rows, columns)) return;
         const auto scores = at::mm(queries, tile_of(keys, columns).t());
         tiles.hide(scores, rows, columns, kNothing);
-        softmax.add(scores, tile_of(values, columns));
+        softmax.add(scores, tile_of(values, columns), tiles.dropped(b, h, rows, columns));
         any = true;
       });
       if (!any) return;
       const auto place = [&](const at::Tensor& all) {
         return all[b].narrow(0, h * tiles.group(), tiles.group()).narrow(1, rows.begin, rows.length());
       };
-      place(result.out).copy_(softmax.out().view({tiles.group(), rows.length(), q.size(3)}));
+      place(result.out).copy_(softmax.out().mul_(tiles.kept_scale()).view({tiles.group(), rows.length(), q.size(3)}));
       place(result.lse).copy_(softmax.lse().view({tiles.group(), rows.length()}));
     });
   });
@@ -137,9 +153,10 @@ inline void add_tiled_gradients(const BlockGradients& into, const at::Tensor& q,
         const auto some_keys = tile_of(keys, columns);
         const auto weights = at::mm(queries, some_keys.t()).sub_(lses).exp_();
         tiles.hide(weights, rows, columns, 0);
-        const auto dweights = at::mm(grads, tile_of(values, columns).t());
-        tile_of(dv, columns).addmm_(weights.t(), grads);
-        const auto dscores = dweights.sub_(deltas).mul_(weights);
+        const auto dropped = tiles.dropped(b, h, rows, columns);
+        const auto kept = [&](const at::Tensor& x) { return dropped.defined() ? x.masked_fill(dropped, 0).mul_(tiles.kept_scale()) : x; };
+        tile_of(dv, columns).addmm_(kept(weights).t(), grads);
+        const auto dscores = kept(at::mm(grads, tile_of(values, columns).t())).sub_(deltas).mul_(weights);
         dq.addmm_(dscores, some_keys);
         tile_of(dk, columns).addmm_(dscores.t(), queries);
       });

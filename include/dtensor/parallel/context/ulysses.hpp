@@ -41,9 +41,12 @@ struct HeadsAndRing {
 
   HeadsAndRing(const Context& context, const Inputs& in, bool with_ring)
       : heads(with_ring ? context.mesh.communicator(1) : context.group()),
-        ring(context.plan.of_groups(heads.size()), with_ring ? &context.mesh.communicator(0) : nullptr, context.scale),
+        ring(context, context.plan.of_groups(heads.size()), with_ring ? &context.mesh.communicator(0) : nullptr),
         shares(in.q.size(1), in.k.size(1), heads.size()),
-        exchange(heads, places(context.plan)) {}
+        exchange(heads, places(context.plan), ring.plan.length(ring.rank())) {}
+
+  // Of some of the query heads that this rank works on.
+  Ranks ring_of(const Interval& q) const { return ring.from_head(shares.heads(heads.rank()).begin + q.begin); }
 
   Share query_heads() const {
     return [this](int rank) { return shares.heads(rank); };
@@ -53,8 +56,8 @@ struct HeadsAndRing {
   }
 
  private:
-  std::vector<Positions> places(const ContextPlan& plan) const {
-    std::vector<Positions> all;
+  std::vector<at::Tensor> places(const ContextPlan& plan) const {
+    std::vector<at::Tensor> all;
     for (int r = 0; r < heads.size(); ++r) all.push_back(plan.places_in_group(ring.rank() * heads.size() + r, heads.size()));
     return all;
   }
@@ -94,12 +97,13 @@ inline Attended Ulysses::forward(const Context& context, const Inputs& in, std::
   const auto whole = both.exchange.to_heads({in.q, in.k, in.v}, {both.query_heads(), both.key_heads(), both.key_heads()});
   auto all = detail::nothing_seen(whole[0]);
   both.shares.for_each_group(both.heads.rank(), [&](const Interval& q, const Interval& k) {
-    const auto some = detail::ring_forward(both.ring, {heads_in(whole[0], q), heads_in(whole[1], k), heads_in(whole[2], k)});
+    const auto some = detail::ring_forward(both.ring_of(q), {heads_in(whole[0], q), heads_in(whole[1], k), heads_in(whole[2], k)});
     heads_in(all.out, q).copy_(some.out);
     heads_in(all.lse, q).copy_(some.lse);
   });
   const auto out = all.out.to(in.q.scalar_type());
-  saved = {whole[0], whole[1], whole[2], out, all.lse};
+  saved = {out, all.lse};
+  if (!context.in_checkpoint) saved.insert(saved.end(), whole.begin(), whole.end());
   const auto own = at::zeros(in.q.sizes(), in.q.options());
   both.exchange.to_rows({out}, {both.query_heads()}, {own});
   return {own, at::Tensor()};
@@ -109,11 +113,19 @@ inline BlockGradients Ulysses::backward(const Context& context, const Inputs& in
                                         const std::vector<at::Tensor>& saved) const {
   using detail::heads_in;
   const detail::HeadsAndRing both(context, in, with_ring_);
-  const auto grads = both.exchange.to_heads({grad}, {both.query_heads()})[0];
-  const auto whole = detail::zeros_like({saved[0], saved[1], saved[2]});
+  std::vector<at::Tensor> own_rows{grad};
+  std::vector<detail::Share> shares{both.query_heads()};
+  if (saved.size() == 2) {
+    own_rows.insert(own_rows.end(), {in.q, in.k, in.v});
+    shares.insert(shares.end(), {both.query_heads(), both.key_heads(), both.key_heads()});
+  }
+  auto came = both.exchange.to_heads(own_rows, shares);
+  const auto grads = came[0];
+  const auto all = saved.size() == 2 ? Inputs{came[1], came[2], came[3]} : Inputs{saved[2], saved[3], saved[4]};
+  const auto whole = detail::zeros_like(all);
   both.shares.for_each_group(both.heads.rank(), [&](const Interval& q, const Interval& k) {
-    const Inputs some{heads_in(saved[0], q), heads_in(saved[1], k), heads_in(saved[2], k)};
-    const auto gradients = detail::ring_backward(both.ring, some, {heads_in(saved[3], q), heads_in(saved[4], q)}, heads_in(grads, q));
+    const Inputs some{heads_in(all.q, q), heads_in(all.k, k), heads_in(all.v, k)};
+    const auto gradients = detail::ring_backward(both.ring_of(q), some, {heads_in(saved[0], q), heads_in(saved[1], q)}, heads_in(grads, q));
     heads_in(whole.dq, q).copy_(gradients.dq);
     heads_in(whole.dk, k).add_(gradients.dk);
     heads_in(whole.dv, k).add_(gradients.dv);

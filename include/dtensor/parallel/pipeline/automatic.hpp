@@ -136,7 +136,7 @@ inline std::vector<Schedule> orders_for(const PipelineSize& sizes, int chunks, i
 inline Schedule automatic(const PipelineSize& sizes, const Costs& costs, int most_activations) {
   detail::check_sizes("automatic", sizes, 0);
   const int chunks = std::max(sizes.chunks, 1);
-  if (!(most_activations >= chunks))
+  if (most_activations < chunks)
     detail::refuse({"automatic may hold ", most_activations, " activations on a rank; expected ", chunks,
                     " or more; hint: one microbatch has one in each of the rank's ", chunks, " stages"});
   const auto orders = detail::orders_for(sizes, chunks, most_activations);
@@ -148,7 +148,7 @@ inline Schedule automatic(const PipelineSize& sizes, const Costs& costs, int mos
   if (chunks == 2) search.consider(dualpipev(sizes));
   for (const auto& order : orders) search.consider_plans_of(order);
   auto best = std::move(search).best();
-  if (!(best.has_value()))
+  if (!best)
     detail::refuse({"automatic found no schedule that holds at most ", most_activations, " activations on a rank; the least found is ",
                     search.fewest(), "; hint: fewer chunks"});
   best->name = "automatic";

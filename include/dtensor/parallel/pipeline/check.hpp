@@ -44,21 +44,20 @@ inline void check_paths(const Schedule& schedule) {
 
 inline void check_sizes(const Schedule& schedule) {
   const int ranks = static_cast<int>(schedule.ranks.size()), stages = schedule.stages();
-  if (!(ranks > 0 && stages > 0 && schedule.microbatches > 0))
-    detail::refuse({name_of(schedule), " has ", ranks, " ranks, ", stages, " stages and ", schedule.microbatches,
-                    " microbatches; expected one or more of each; hint: Schedule::ranks, rank_of_stage and microbatches"});
+  if (ranks == 0 || stages == 0 || schedule.microbatches <= 0)
+    refuse({name_of(schedule), " has ", ranks, " ranks, ", stages, " stages and ", schedule.microbatches,
+            " microbatches; expected one or more of each; hint: Schedule::ranks, rank_of_stage and microbatches"});
   for (int stage = 0; stage < stages; ++stage) {
     const int rank = schedule.rank_of_stage[stage];
-    if (!(rank >= 0 && rank < ranks))
-      detail::refuse({name_of(schedule), ": stage ", stage, " of ", stages, " is on ",
-                      rank < 0 ? "no rank" : "rank " + std::to_string(rank), "; expected one of ranks 0 to ", ranks - 1,
-                      "; hint: ", rank < 0 ? "no action names it" : "see Schedule::rank_of_stage"});
+    if (rank < 0 || rank >= ranks)
+      refuse({name_of(schedule), ": stage ", stage, " of ", stages, " is on ", rank < 0 ? "no rank" : "rank " + std::to_string(rank),
+              "; expected one of ranks 0 to ", ranks - 1, "; hint: ", rank < 0 ? "no action names it" : "see Schedule::rank_of_stage"});
   }
   check_paths(schedule);
   for (const auto& [from, to] : schedule.edges) {
-    if (!(from >= 0 && from < to && to < stages))
-      detail::refuse({name_of(schedule), ": stage ", from, " feeds stage ", to, "; expected a later one of ", stages,
-                      " stages; hint: stages are numbered in the model's order"});
+    if (from < 0 || from >= to || to >= stages)
+      refuse({name_of(schedule), ": stage ", from, " feeds stage ", to, "; expected a later one of ", stages,
+              " stages; hint: stages are numbered in the model's order"});
   }
 }
 

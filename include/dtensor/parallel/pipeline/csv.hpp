@@ -83,16 +83,16 @@ inline Schedule load_csv(const std::string& file) {
   std::ifstream in(file, std::ios::binary);
   std::string text;
   for (std::array<char, 4096> bytes; in.read(bytes.data(), bytes.size()) || in.gcount() > 0;) text.append(bytes.data(), in.gcount());
-  if (!(in.eof() && !in.bad()))
-    detail::refuse({"cannot read '", file, "': ", std::strerror(errno), "; expected a CSV file of a schedule; hint: see docs/pipeline.md"});
+  if (!in.eof() || in.bad())
+    detail::refuse(
+        {"cannot read '", file, "': ", std::strerror(errno), "; expected a CSV file of a schedule; hint: see docs/pipeline_schedules.md"});
   return from_csv(text, file);
 }
 
 inline void save_csv(const Schedule& schedule, const std::string& file) {
   std::ofstream out(file, std::ios::binary);
   out << to_csv(schedule) << std::flush;
-  if (!(out.good()))
-    detail::refuse({"cannot write '", file, "': ", std::strerror(errno), "; expected a file; hint: does its folder exist?"});
+  if (!out.good()) detail::refuse({"cannot write '", file, "': ", std::strerror(errno), "; expected a file; hint: does its folder exist?"});
 }
 
 }  // namespace dtensor::pipelining

@@ -63,7 +63,7 @@ Piece piece(std::string modules, Function function, Skips skips = {}) {
 // stages as little as can be). Costs are per piece, not negative. Each stage gets at least one. Throws for fewer pieces than stages.
 std::vector<int> balanced_cut(const std::vector<double>& costs, int stages);
 
-// Which parameters of `module` a piece uses: their positions in module.named_parameters(). Throws for a pattern that matches no module.
+// Which parameters of `module` a piece uses: their positions in module.named_parameters(). Throws for a pattern that matches nothing.
 std::vector<size_t> parameters_of(const Piece& piece, const torch::nn::Module& module);
 
 // -- How -----------------------------------------------------------------------------------------------------------------
@@ -94,6 +94,19 @@ inline std::vector<int> balanced_cut(const std::vector<double>& costs, int stage
   return result;
 }
 
+namespace detail {
+
+// Whether a pattern names a parameter or buffer: itself, or a module around it.
+inline bool names(const std::string& pattern, std::string_view tensor) {
+  if (pattern.empty()) return false;
+  for (auto end = tensor.size(); end != tensor.npos; end = end == 0 ? tensor.npos : tensor.rfind('.', end - 1)) {
+    if (dtensor::detail::matches(pattern, tensor.substr(0, end))) return true;
+  }
+  return false;
+}
+
+}  // namespace detail
+
 inline std::vector<size_t> parameters_of(const Piece& piece, const torch::nn::Module& module) {
   if (piece.modules.empty()) return {};
   std::vector<std::string> modules;
@@ -105,15 +118,11 @@ inline std::vector<size_t> parameters_of(const Piece& piece, const torch::nn::Mo
   std::vector<size_t> positions;
   size_t position = 0;
   for (const auto& item : module.named_parameters()) {
-    const std::string& name = item.key();
-    bool uses = dtensor::detail::matches(piece.modules, name);
-    found |= uses;
-    for (auto dot = name.find('.'); dot != name.npos && !uses; dot = name.find('.', dot + 1)) {
-      uses = dtensor::detail::matches(piece.modules, std::string_view(name).substr(0, dot));
-    }
-    if (uses) positions.push_back(position);
+    if (detail::names(piece.modules, item.key())) positions.push_back(position);
     ++position;
   }
+  found |= !positions.empty();
+  for (const auto& item : module.named_buffers()) found |= detail::names(piece.modules, item.key());
   require(found, "pipeline", "the piece '{}' matches no module; hint: names are fully qualified; the closest are {}", piece.modules,
           dtensor::detail::closest(piece.modules, modules));
   return positions;

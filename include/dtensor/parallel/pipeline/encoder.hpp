@@ -131,7 +131,7 @@ inline WithEncoder with_encoder(const Schedule& model, const std::vector<int>& e
     if (rank < 0 || rank >= ranks)
       detail::refuse({"with_encoder got a stage of the encoder on rank ", rank, "; expected one of ", ranks, " ranks"});
   }
-  if (!(model.paths.empty() && model.edges.empty() && !detail::has_messages(model)))
+  if (!model.paths.empty() || !model.edges.empty() || detail::has_messages(model))
     detail::refuse(
         {"with_encoder got a schedule with messages, edges or paths; expected compute actions of stages that feed the next one"});
   const auto all = detail::renumbered(model, encoder_ranks);

@@ -42,15 +42,15 @@ Schedule interleaved_zb(const PipelineSize& sizes);
 namespace detail {
 
 inline void check_sizes(std::string_view name, const PipelineSize& sizes, int chunks) {
-  if (!(sizes.ranks >= 1 && sizes.microbatches >= 1))
-    detail::refuse({name, " got ", sizes.ranks, " ranks and ", sizes.microbatches,
-                    " microbatches; expected one or more; hint: the microbatches of one step"});
-  if (!(sizes.chunks == 0 || chunks == 0 || sizes.chunks == chunks))
-    detail::refuse({name, " has ", chunks, " stages on a rank; got ", sizes.chunks,
-                    " chunks; hint: ", chunks == 1 ? "interleaved and interleaved_zb take any number" : "leave the number of chunks out"});
-  if (!(sizes.chunks >= 0 && static_cast<int64_t>(sizes.ranks) * std::max(sizes.chunks, 1) < kTooMany && sizes.microbatches < kTooMany))
-    detail::refuse({name, " got ", sizes.ranks, " ranks, ", sizes.chunks, " chunks and ", sizes.microbatches,
-                    " microbatches; expected fewer than ", kTooMany, " stages and microbatches"});
+  if (sizes.ranks < 1 || sizes.microbatches < 1)
+    refuse({name, " got ", sizes.ranks, " ranks and ", sizes.microbatches,
+            " microbatches; expected one or more; hint: the microbatches of one step"});
+  if (sizes.chunks != 0 && chunks != 0 && sizes.chunks != chunks)
+    refuse({name, " has ", chunks, " stages on a rank; got ", sizes.chunks,
+            " chunks; hint: ", chunks == 1 ? "interleaved and interleaved_zb take any number" : "leave the number of chunks out"});
+  if (sizes.chunks < 0 || static_cast<int64_t>(sizes.ranks) * std::max(sizes.chunks, 1) >= kTooMany || sizes.microbatches >= kTooMany)
+    refuse({name, " got ", sizes.ranks, " ranks, ", sizes.chunks, " chunks and ", sizes.microbatches, " microbatches; expected fewer than ",
+            kTooMany, " stages and microbatches"});
 }
 
 using Passes = std::vector<std::pair<int, int>>;  // (stage, microbatch)

@@ -125,14 +125,14 @@ inline std::vector<Action> with_gathering(const std::vector<Action>& list, int s
 }  // namespace detail
 
 inline Schedule with_messages(const Schedule& schedule) {
-  if (!(!detail::has_messages(schedule)))
+  if (detail::has_messages(schedule))
     detail::refuse({detail::name_of(schedule), " has messages already; expected none; hint: compute_only(schedule) takes them out"});
   check(schedule, detail::trains(schedule) ? Pass::training : Pass::forward);
   return detail::Lowering(schedule).run();
 }
 
 inline Schedule with_gathering(const Schedule& schedule, int stages) {
-  if (!(stages >= 1))
+  if (stages < 1)
     detail::refuse(
         {"with_gathering got ", stages, " stages; expected one or more; hint: 3 are one forward, one backward and the next one"});
   auto result = schedule;

@@ -17,7 +17,7 @@ struct NamedSchedule {
   Schedule (*make)(const PipelineSize& sizes);
 };
 
-// In the order of docs/pipeline.md.
+// In the order of docs/pipeline_schedules.md.
 const std::vector<NamedSchedule>& named_schedules();
 
 // The schedule of that name, or of PyTorch's for it; upper and lower case are the same. Throws for others.

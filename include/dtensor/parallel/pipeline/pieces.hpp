@@ -21,8 +21,10 @@ struct StagesOfPieces {
 // `cut`: how many pieces each stage has. Throws for a name that two pieces give, or that no piece before gives.
 StagesOfPieces stages_of(const std::vector<Piece>& pieces, const std::vector<int>& cut);
 
-// The buffers inside the modules that patterns match, by their names in the whole module.
-std::vector<std::pair<std::string, at::Tensor>> buffers_inside(const torch::nn::Module& module, const std::vector<std::string>& patterns);
+// The buffers of a rank whose stages have the patterns `own`, by their names in the whole module: those that these name, and those that no
+// pattern of `all` names, which any stage may use.
+std::vector<std::pair<std::string, at::Tensor>> buffers_of(const torch::nn::Module& module, const std::vector<std::string>& own,
+                                                           const std::vector<std::string>& all);
 
 // -- How -----------------------------------------------------------------------------------------------------------------
 
@@ -98,18 +100,12 @@ inline StagesOfPieces stages_of(const std::vector<Piece>& pieces, const std::vec
   return result;
 }
 
-inline std::vector<std::pair<std::string, at::Tensor>> buffers_inside(const torch::nn::Module& module,
-                                                                      const std::vector<std::string>& patterns) {
-  const auto is_inside = [&](const std::string& name) {
-    for (auto end = name.rfind('.'); end != std::string::npos; end = end == 0 ? std::string::npos : name.rfind('.', end - 1)) {
-      const auto holder = name.substr(0, end);
-      if (std::ranges::any_of(patterns, [&](const std::string& pattern) { return dtensor::detail::matches(pattern, holder); })) return true;
-    }
-    return false;
-  };
+inline std::vector<std::pair<std::string, at::Tensor>> buffers_of(const torch::nn::Module& module, const std::vector<std::string>& own,
+                                                                  const std::vector<std::string>& all) {
   std::vector<std::pair<std::string, at::Tensor>> result;
   for (const auto& item : module.named_buffers()) {
-    if (is_inside(item.key())) result.emplace_back(item.key(), item.value());
+    const auto names_it = [&](const std::string& pattern) { return detail::names(pattern, item.key()); };
+    if (std::ranges::any_of(own, names_it) || std::ranges::none_of(all, names_it)) result.emplace_back(item.key(), item.value());
   }
   return result;
 }

@@ -6,6 +6,7 @@
 #include <dtensor/parallel/pipeline/exchange.hpp>
 #include <dtensor/parallel/pipeline/lower.hpp>
 #include <dtensor/parallel/pipeline/stage.hpp>
+#include <dtensor/parallel/pipeline/under_way.hpp>
 
 #include <dtensor/observe/scope.hpp>
 #include <dtensor/rng/device_generator.hpp>
@@ -60,7 +61,7 @@ class Runner {
   TensorVector take_gradients(const Stage& stage, int microbatch);
   void hand_gradients_on(Stage& stage, int microbatch, TensorVector gradients);
   void share_tied();
-  const std::vector<Sent>* sent(const Letter& letter) const;
+  const std::vector<Sent>* sent(const Message& message) const;
   bool last(const Stage& stage) const { return stage.index + 1 == schedule_.stages(); }
 
   const PipelineRanks ranks_;
@@ -145,11 +146,11 @@ inline Runner::Runner(PipelineRanks ranks, Schedule schedule, const std::vector<
 }
 
 // How the gradients of a stage's outputs come: as these went.
-inline const std::vector<Sent>* Runner::sent(const Letter& letter) const {
-  const auto& stage = stages_.at(letter.from);
-  const auto found = stage.kept.find(letter.microbatch);
+inline const std::vector<Sent>* Runner::sent(const Message& message) const {
+  const auto& stage = stages_.at(message.from);
+  const auto found = stage.kept.find(message.microbatch);
   if (found == stage.kept.end() || found->second.sent.empty()) return nullptr;
-  const auto way = std::ranges::find(found->second.out, letter.to, &Way::to);
+  const auto way = std::ranges::find(found->second.out, message.to, &Way::to);
   return &found->second.sent[way - found->second.out.begin()];
 }
 
@@ -160,11 +161,11 @@ inline void Runner::share_tied() {
     for (auto& [index, stage] : stages_) {
       for (const auto& way : sends ? stage.out : stage.into) {
         if (way.tied.empty() || has(sends ? way.to : way.from)) continue;
-        const Letter letter{Kind::F, way.from, way.to, kBeforeAll};
+        const Message message{Kind::F, way.from, way.to, kBeforeAll};
         if (sends) {
-          exchange_.give(letter, {way.tied, detail::sent_to(mesh_of(way.to), way.tied)});
+          exchange_.give(message, {way.tied, detail::sent_to(mesh_of(way.to), way.tied)});
         } else {
-          const auto values = exchange_.take(letter).tensors;
+          const auto values = exchange_.take(message).tensors;
           for (size_t i = 0; i < values.size(); ++i) way.tied[i].detach().copy_(values[i]);
         }
       }
@@ -321,6 +322,7 @@ inline void Runner::run(const Action& action) {
   auto& stage = stages_.at(action.stage);
   try {
     const Scope scope(text(action));
+    const BatchRows rows(rows_of_batch(*inputs_, action.microbatch));
     if (!is_compute(action.kind)) return stage.keep_whole(action.kind == Kind::UNSHARD);
     if (action.kind == Kind::F) draws_.go_to(position_on_path(action), action.microbatch);
     action.kind == Kind::F ? forward(stage, action.microbatch) : backward(stage, action.microbatch, action.kind);
@@ -349,6 +351,7 @@ inline size_t Runner::run_unknown(const Schedule& actions) {
 inline TensorVector Runner::step(const std::vector<TensorVector>& inputs, const LossOf& loss, bool sync, const std::string& mode) {
   require(static_cast<int>(inputs.size()) == schedule_.microbatches, "pipeline", "got {} microbatches; expected the schedule's {}",
           inputs.size(), schedule_.microbatches);
+  const StepUnderWay under_way;
   inputs_ = &inputs;
   loss_ = &loss;
   sync_ = sync;
@@ -367,7 +370,7 @@ inline TensorVector Runner::step(const std::vector<TensorVector>& inputs, const 
   draws_.begin(signatures_, rng::generator_for(World::current(), c10::Device(ranks_.meshes()[ranks_.own()].device_type())));
   const auto training = compute_only(schedule_);
   const auto actions = with_first(c10::GradMode::is_enabled() ? training : forward_only(training), draws_.unknown());
-  exchange_.begin(actions, signatures_, [this](const Letter& letter) { return sent(letter); });
+  exchange_.begin(actions, signatures_, [this](const Message& message) { return sent(message); });
   share_tied();
   const auto done = run_unknown(actions);
   std::vector<Action> own(actions.ranks[ranks_.own()].begin() + static_cast<std::ptrdiff_t>(done), actions.ranks[ranks_.own()].end());

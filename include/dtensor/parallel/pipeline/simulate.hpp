@@ -82,12 +82,12 @@ namespace detail {
 inline void check_costs(const Schedule& schedule, const Costs& costs) {
   const auto valid = [](const StageCost& cost) { return cost.forward >= 0 && cost.input_gradient >= 0 && cost.weight_gradient >= 0; };
   if (!(valid(costs.stage) && std::ranges::all_of(costs.stages, valid) && costs.message >= 0))
-    detail::refuse({"costs are forward ", number(costs.stage.forward), ", input gradient ", number(costs.stage.input_gradient),
-                    ", weight gradient ", number(costs.stage.weight_gradient), ", message ", number(costs.message),
-                    "; expected none below 0; hint: see Costs"});
-  if (!(costs.stages.empty() || costs.stages.size() == schedule.rank_of_stage.size()))
-    detail::refuse({name_of(schedule), " has ", schedule.stages(), " stages, and there are costs of ", costs.stages.size(),
-                    "; expected as many; hint: Costs::stage is for stages that are alike"});
+    refuse({"costs are forward ", number(costs.stage.forward), ", input gradient ", number(costs.stage.input_gradient),
+            ", weight gradient ", number(costs.stage.weight_gradient), ", message ", number(costs.message),
+            "; expected none below 0; hint: see Costs"});
+  if (!costs.stages.empty() && costs.stages.size() != schedule.rank_of_stage.size())
+    refuse({name_of(schedule), " has ", schedule.stages(), " stages, and there are costs of ", costs.stages.size(),
+            "; expected as many; hint: Costs::stage is for stages that are alike"});
 }
 
 // The most activations that a list holds at once, when `frees` says which backwards end them.

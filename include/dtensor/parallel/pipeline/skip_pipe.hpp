@@ -217,7 +217,7 @@ inline Schedule along_paths(const PipelineSize& size, const std::vector<std::vec
 }
 
 inline Schedule skip_pipe(const PipelineSize& size, const SkipPipeOptions& options) {
-  if (!(size.ranks >= 1 && size.microbatches >= 1 && size.chunks <= 1))
+  if (size.ranks < 1 || size.microbatches < 1 || size.chunks > 1)
     detail::refuse({"skip_pipe got ", size.ranks, " ranks, ", size.microbatches, " microbatches and ", size.chunks,
                     " stages of a rank; expected one of the last, and one or more of the others"});
   if (!(options.skipped >= 0 && options.skipped <= 1))

@@ -48,6 +48,7 @@ struct InputBackward {
 // Both halves together give the bits of torch::autograd::backward. A hook of a tensor that is no leaf (Tensor::register_hook) runs once, in
 // whichever half comes to it first; hooks of leaves run in W. A custom torch::autograd::Function whose gradient of its inputs and of
 // parameters is one function computes it in both halves, and so does an operator of libtorch whose two gradients are one kernel.
+// A dt::checkpoint region runs again once, in I, and what W needs of it stays until then.
 //
 // outputs    tensors of the graph; each must require a gradient
 // gradients  one per output, with its sizes; an undefined one stands for 1 if the output has one element

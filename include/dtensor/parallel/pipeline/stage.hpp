@@ -1,6 +1,7 @@
 // A stage of a pipeline on the rank that has it: what it computes, and what it keeps of each microbatch.
 #pragma once
 
+#include <dtensor/parallel/batch_rows.hpp>
 #include <dtensor/parallel/fully_shard.hpp>
 #include <dtensor/parallel/pipeline/schedule.hpp>
 #include <dtensor/parallel/pipeline/split_backward.hpp>
@@ -62,6 +63,16 @@ inline std::vector<Way> ways_of(const Schedule& schedule, const std::vector<Skip
     way->skips += !tied.defined();
   }
   return ways;
+}
+
+// The rows of the whole batch that a microbatch has, by the first input of each; nothing where these have no rows.
+inline std::optional<Interval> rows_of_batch(const std::vector<TensorVector>& inputs, int microbatch) {
+  Interval rows;
+  for (int m = 0; m <= microbatch; ++m) {
+    if (inputs[m].empty() || !inputs[m][0].defined() || inputs[m][0].dim() == 0) return {};
+    rows = {rows.end, rows.end + inputs[m][0].size(0)};
+  }
+  return microbatch < 0 ? std::nullopt : std::optional(rows);
 }
 
 // What a stage keeps of a microbatch from its forward to the end of its backward.

@@ -14,49 +14,49 @@
 namespace dtensor::pipelining {
 
 // What goes from stage `from` to stage `to` of a microbatch (F), or the gradients that come back (B).
-struct Letter {
+struct Message {
   Kind kind = Kind::F;
   int from = 0, to = 0, microbatch = 0;
   int receiver() const { return kind == Kind::F ? to : from; }
-  auto operator<=>(const Letter&) const = default;
+  auto operator<=>(const Message&) const = default;
 };
 constexpr int kBeforeAll = -1;  // in place of a microbatch: tied parameters, at the begin of a step
 
-// The letters that rank `sender` of the schedule writes to rank `receiver`, in this order.
-std::vector<Letter> letters(const Schedule& schedule, const std::vector<Way>& ways, int sender, int receiver);
+// What rank `sender` of the schedule sends to rank `receiver`, in this order.
+std::vector<Message> messages(const Schedule& schedule, const std::vector<Way>& ways, int sender, int receiver);
 
 // Both ways between this rank and the others of the pipeline.
-class Mail {
+class PeerMessages {
  public:
   // Every rank makes it. `meshes` are those of the schedule's ranks, of which this one is `rank`.
-  Mail(const Schedule& schedule, std::vector<Way> ways, std::vector<DeviceMesh> meshes, int rank);
+  PeerMessages(const Schedule& schedule, std::vector<Way> ways, std::vector<DeviceMesh> meshes, int rank);
 
-  // How the values of a letter travel, if that is known: nothing needs to be asked for then.
-  using Knows = std::function<const std::vector<Sent>*(const Letter&)>;
+  // How the values of a message travel, if that is known: nothing needs to be asked for then.
+  using Knows = std::function<const std::vector<Sent>*(const Message&)>;
 
   // A new step.
   void begin(const Schedule& schedule, Knows knows);
 
   // Sends; the tensors lie as `sent` says, before (F) or after (B). With `introduce` the receiver is told that first.
-  void send(const Letter& letter, const TensorVector& tensors, const std::vector<Sent>& sent, bool introduce);
+  void send(const Message& message, const TensorVector& tensors, const std::vector<Sent>& sent, bool introduce);
 
-  // Waits for a letter, and asks for the next ones. The tensors, and how they came.
-  std::pair<TensorVector, std::vector<Sent>> take(const Letter& letter);
+  // Waits for a message, and asks for the next ones. The tensors, and how they came.
+  std::pair<TensorVector, std::vector<Sent>> take(const Message& message);
 
   // Waits until all that was sent has gone.
   void finish();
 
  private:
-  struct Post {
+  struct Peer {
     std::shared_ptr<MeshChannel> out, in;
-    std::vector<Letter> expected;
+    std::vector<Message> expected;
     size_t asked = 0;
-    std::map<Letter, Arriving> arrived;
+    std::map<Message, Arriving> arrived;
   };
-  static constexpr size_t kAhead = 2;  // letters that are asked for before they are needed
+  static constexpr size_t kAhead = 2;  // messages that are asked for before they are needed
 
-  void ask(Post& post, const Letter& letter, const std::vector<Sent>& sent);
-  void ask_ahead(Post& post);
+  void ask(Peer& peer, const Message& message, const std::vector<Sent>& sent);
+  void ask_ahead(Peer& peer);
   void forget_gone();
 
   std::vector<Way> ways_;
@@ -64,15 +64,15 @@ class Mail {
   std::vector<int> rank_of_stage_;
   int rank_;
   Knows knows_;
-  std::map<int, Post> posts_;           // by the other rank
+  std::map<int, Peer> peers_;           // by the other rank
   std::list<comm::WorkPtr> under_way_;  // of sends
 };
 
 // -- How -----------------------------------------------------------------------------------------------------------------
 
-inline std::vector<Letter> letters(const Schedule& schedule, const std::vector<Way>& ways, int sender, int receiver) {
+inline std::vector<Message> messages(const Schedule& schedule, const std::vector<Way>& ways, int sender, int receiver) {
   const auto& rank_of = schedule.rank_of_stage;
-  std::vector<Letter> result;
+  std::vector<Message> result;
   for (const auto& way : ways) {
     if (!way.tied.empty() && rank_of[way.from] == sender && rank_of[way.to] == receiver)
       result.push_back({Kind::F, way.from, way.to, kBeforeAll});
@@ -92,7 +92,7 @@ inline std::vector<Letter> letters(const Schedule& schedule, const std::vector<W
   return result;
 }
 
-inline Mail::Mail(const Schedule& schedule, std::vector<Way> ways, std::vector<DeviceMesh> meshes, int rank)
+inline PeerMessages::PeerMessages(const Schedule& schedule, std::vector<Way> ways, std::vector<DeviceMesh> meshes, int rank)
     : ways_(std::move(ways)), meshes_(std::move(meshes)), rank_of_stage_(schedule.rank_of_stage), rank_(rank) {
   const int ranks = static_cast<int>(meshes_.size());
   for (int a = 0; a < ranks; ++a) {  // all ranks in one order: those that wait for each other to connect have it in common
@@ -103,85 +103,85 @@ inline Mail::Mail(const Schedule& schedule, std::vector<Way> ways, std::vector<D
         return ends == std::pair(a, b) || ends == std::pair(b, a);
       });
       if (!neighbours) continue;
-      auto& post = posts_[a == rank_ ? b : a];
-      (a == rank_ ? post.out : post.in) = std::make_shared<MeshChannel>(meshes_[a], meshes_[b]);
+      auto& peer = peers_[a == rank_ ? b : a];
+      (a == rank_ ? peer.out : peer.in) = std::make_shared<MeshChannel>(meshes_[a], meshes_[b]);
     }
   }
 }
 
-inline void Mail::begin(const Schedule& schedule, Knows knows) {
+inline void PeerMessages::begin(const Schedule& schedule, Knows knows) {
   knows_ = std::move(knows);
-  for (auto& [other, post] : posts_) {
-    post.expected = letters(schedule, ways_, other, rank_);
-    post.asked = 0;
-    post.arrived.clear();
-    ask_ahead(post);
+  for (auto& [other, peer] : peers_) {
+    peer.expected = messages(schedule, ways_, other, rank_);
+    peer.asked = 0;
+    peer.arrived.clear();
+    ask_ahead(peer);
   }
 }
 
-inline void Mail::send(const Letter& letter, const TensorVector& tensors, const std::vector<Sent>& sent, bool introduce) {
+inline void PeerMessages::send(const Message& message, const TensorVector& tensors, const std::vector<Sent>& sent, bool introduce) {
   forget_gone();
-  auto& post = posts_.at(rank_of_stage_[letter.receiver()]);
+  auto& peer = peers_.at(rank_of_stage_[message.receiver()]);
   const auto add = [&](std::vector<comm::WorkPtr> works) { under_way_.insert(under_way_.end(), works.begin(), works.end()); };
-  if (introduce) add(post.out->send_numbers(detail::to_numbers(sent)));
+  if (introduce) add(peer.out->send_numbers(detail::to_numbers(sent)));
   for (size_t i = 0; i < sent.size(); ++i) {
     if (!tensors[i].defined()) continue;
-    const bool back = letter.kind == Kind::B;
+    const bool back = message.kind == Kind::B;
     const auto &here = back ? sent[i].after : sent[i].before, &there = back ? sent[i].before : sent[i].after;
-    add(post.out->send(detail::local_of(tensors[i], sent[i], *here), here, there));
+    add(peer.out->send(detail::local_of(tensors[i], sent[i], *here), here, there));
   }
 }
 
-inline void Mail::ask(Post& post, const Letter& letter, const std::vector<Sent>& sent) {
-  Arriving arriving{sent, {}, letter.kind == Kind::B};
+inline void PeerMessages::ask(Peer& peer, const Message& message, const std::vector<Sent>& sent) {
+  Arriving arriving{sent, {}, message.kind == Kind::B};
   for (const auto& one : sent) {
     if (arriving.backward && !one.tracked) {
       arriving.locals.emplace_back();
     } else {
-      arriving.locals.push_back(arriving.backward ? post.in->receive(one.after, one.before, one.values)
-                                                  : post.in->receive(one.before, one.after, one.values));
+      arriving.locals.push_back(arriving.backward ? peer.in->receive(one.after, one.before, one.values)
+                                                  : peer.in->receive(one.before, one.after, one.values));
     }
   }
-  post.arrived.emplace(letter, std::move(arriving));
-  ++post.asked;
+  peer.arrived.emplace(message, std::move(arriving));
+  ++peer.asked;
 }
 
-inline void Mail::ask_ahead(Post& post) {
-  while (post.asked < post.expected.size() && post.arrived.size() < kAhead) {
-    const auto& letter = post.expected[post.asked];
-    const auto* sent = knows_(letter);
+inline void PeerMessages::ask_ahead(Peer& peer) {
+  while (peer.asked < peer.expected.size() && peer.arrived.size() < kAhead) {
+    const auto& message = peer.expected[peer.asked];
+    const auto* sent = knows_(message);
     if (sent == nullptr) return;
-    ask(post, letter, *sent);
+    ask(peer, message, *sent);
   }
 }
 
-inline std::pair<TensorVector, std::vector<Sent>> Mail::take(const Letter& letter) {
-  const int from = rank_of_stage_[letter.kind == Kind::F ? letter.from : letter.to];
-  auto& post = posts_.at(from);
-  while (post.arrived.count(letter) == 0) {
-    require(post.asked < post.expected.size(), "pipeline", "stage {} waits for microbatch {}, which nobody sends", letter.receiver(),
-            letter.microbatch);
-    const auto& next = post.expected[post.asked];
+inline std::pair<TensorVector, std::vector<Sent>> PeerMessages::take(const Message& message) {
+  const int from = rank_of_stage_[message.kind == Kind::F ? message.from : message.to];
+  auto& peer = peers_.at(from);
+  while (peer.arrived.count(message) == 0) {
+    require(peer.asked < peer.expected.size(), "pipeline", "stage {} waits for microbatch {}, which nobody sends", message.receiver(),
+            message.microbatch);
+    const auto& next = peer.expected[peer.asked];
     const auto* sent = knows_(next);
     if (sent != nullptr) {
-      ask(post, next, *sent);
+      ask(peer, next, *sent);
     } else {
       require(next.kind == Kind::F, "pipeline", "gradients come for microbatch {} of stage {} before its forward", next.microbatch,
               next.from);
-      ask(post, next, detail::read_sent(post.in->receive_numbers(), meshes_[from], meshes_[rank_]));
+      ask(peer, next, detail::read_sent(peer.in->receive_numbers(), meshes_[from], meshes_[rank_]));
     }
   }
-  auto found = post.arrived.extract(letter);
-  ask_ahead(post);
+  auto found = peer.arrived.extract(message);
+  ask_ahead(peer);
   auto tensors = found.mapped().take();
   return {std::move(tensors), std::move(found.mapped().sent)};
 }
 
-inline void Mail::forget_gone() {
+inline void PeerMessages::forget_gone() {
   under_way_.remove_if([](const comm::WorkPtr& work) { return work->done(); });
 }
 
-inline void Mail::finish() {
+inline void PeerMessages::finish() {
   for (const auto& work : under_way_) work->wait();
   under_way_.clear();
 }

@@ -1,6 +1,7 @@
-// Checkpoint files of other libraries.
+// The files of checkpoints, ours and other libraries', as they are read without ranks.
 #include "tools/fuzz_bytes/target.hpp"
 
+#include "src/checkpoint/crc32c.hpp"
 #include "src/checkpoint/foreign/zip.hpp"
 
 #include <dtensor/checkpoint/foreign.hpp>
@@ -29,6 +30,7 @@ std::string folder_of(const std::string& name, bool is_new) {
   if (is_new) std::filesystem::remove_all(path(name));
   if (std::filesystem::exists(path(name))) return path(name);
   if (name == "dcp") checkpoints::write_dcp(path(name), source());
+  else if (name == "step-7") checkpoints::write_step(path(name), source(), {.file_bytes = 60});
   else checkpoints::write_huggingface(path(name), source(), {.file_bytes = 60});
   return path(name);
 }
@@ -70,17 +72,35 @@ void read_pickle(const std::string& bytes) {
   read_all(path("pickle.pt"));
 }
 
+// The checksum is made right, or nothing behind it would be read.
+void read_step_index(const std::string& bytes) {
+  const auto rest = bytes.substr(bytes.find('\n') + 1);
+  const auto text = fmt::format("{{\"crc32c\": \"{:08x}\",\n", checkpoints::crc32c(rest.data(), rest.size())) + rest;
+  const auto folder = folder_of("step-7", false);
+  write_bytes(folder + "/index.json", text);
+  const auto index = checkpoints::read_index(folder);
+  expect(checkpoints::index_from(to_text(index), folder).tensors.size() == index.tensors.size(), "an index that reads as another");
+  checkpoints::faults_of(index);
+  read_all(folder);
+}
+
+const std::vector<std::string> kIndexWords{"-1", "9223372036854775807", "4611686018427387904", "1e300", "null", "[", "]", "{", "}", ","};
 const std::vector<std::string> kPickleWords{"cos\nsystem\n", "cbuiltins\neval\n", "R", "b", "\x93", "\x81", "Q", "(", "t", "u", "e", "."};
 
 }  // namespace
 
-std::vector<Target> foreign_targets() {
+std::vector<Target> checkpoint_targets() {
   return {
       {"torch-file", "read_torch_file, and its tensors", [] { return std::vector{read_bytes(torch_file())}; },
        [](const std::string& bytes) { read_all(path("all.pt"), path("all.pt"), bytes); }, kPickleWords},
       {"torch-pickle", "the pickle in such a file, and tensors", [] { return std::vector{pickle_of_file()}; }, read_pickle, kPickleWords},
       {"dcp-metadata", "read_dcp, and its tensors", [] { return std::vector{read_bytes(folder_of("dcp", true) + "/.metadata")}; },
        [](const std::string& bytes) { read_all(path("dcp"), folder_of("dcp", false) + "/.metadata", bytes); }, kPickleWords},
+      {"dcp-data", "a data file of such a folder, and its tensors",
+       [] { return std::vector{read_bytes(folder_of("dcp", true) + "/__0_0.distcp")}; },
+       [](const std::string& bytes) { read_all(path("dcp"), folder_of("dcp", false) + "/__0_0.distcp", bytes); }, kPickleWords},
+      {"step-index", "read_index of a step, its checksums and tensors",
+       [] { return std::vector{read_bytes(folder_of("step-7", true) + "/index.json")}; }, read_step_index, kIndexWords},
       {"safetensors", "read_huggingface of a file, and its tensors",
        [] { return std::vector{read_bytes(folder_of("hf", true) + "/model-00001-of-00002.safetensors")}; },
        [](const std::string& bytes) { read_all(path("one.safetensors"), path("one.safetensors"), bytes); }},

@@ -10,6 +10,8 @@
 #define DTENSOR_HOST_DEVICE inline __attribute__((always_inline))
 #endif
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::rng {
 
 struct PhiloxBlock {
@@ -34,3 +36,5 @@ DTENSOR_HOST_DEVICE PhiloxBlock philox4x32_10(uint64_t key, uint64_t low, uint64
 }
 
 }  // namespace dtensor::rng
+
+#pragma GCC visibility pop

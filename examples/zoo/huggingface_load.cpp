@@ -1,0 +1,141 @@
+// Hugging Face's tensors into the shards of a model. An index says where each box of a tensor is in a file, so rows in another order, and
+// three tensors in one, are the same bytes under another index.
+#include "huggingface.hpp"
+#include "huggingface_rows.hpp"
+
+#include <dtensor/base/error.hpp>
+#include <dtensor/checkpoint/checkpoint.hpp>
+#include <dtensor/deferred/deferred_init.hpp>
+#include <dtensor/tensor/spmd.hpp>
+#include <dtensor/tensor/tensor.hpp>
+
+#include <ATen/ops/empty.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace zoo {
+
+namespace {
+
+using dtensor::Interval;
+using dtensor::checkpoints::Index;
+using dtensor::checkpoints::SavedTensor;
+
+// Theirs has a head's rows as [2, pairs], ours as [pairs, 2].
+SavedTensor with_rows_in_our_order(const SavedTensor& theirs, int64_t heads) {
+  const auto rows = theirs.sizes[0] / heads, pairs = rows / 2;
+  SavedTensor ours{theirs.dtype, theirs.sizes, {}};
+  for (const auto& piece : theirs.pieces) {
+    const auto item = static_cast<int64_t>(c10::elementSize(ours.dtype));
+    const auto bytes = dtensor::checkpoints::numel_of(piece.box) / std::max<int64_t>(piece.box[0].length(), 1) * item;  // of a row
+    for (auto row = piece.box[0].begin; row < piece.box[0].end; ++row) {
+      const auto head = row / rows, half = row % rows / pairs, pair = row % pairs, own = head * rows + pair * 2 + half;
+      auto one = piece;
+      one.box[0] = Interval{own, own + 1};
+      one.offset += (row - piece.box[0].begin) * bytes;
+      one.sums.clear();
+      ours.pieces.push_back(std::move(one));
+    }
+  }
+  return ours;
+}
+
+// The three parts, one behind the other.
+SavedTensor three_in_one(const Index& theirs, const Row& row) {
+  SavedTensor ours;
+  for (size_t i = 0; i < kThree.size(); ++i) {
+    const auto name = name_of_part(row, kThree[i]);
+    const auto* found = theirs.find(name);
+    dtensor::require(found != nullptr, "zoo", "the checkpoint has no '{}'; expected query, key and value", name);
+    if (i == 0) ours = {found->dtype, found->sizes, {}};
+    dtensor::require(found->sizes == ours.sizes && found->dtype == ours.dtype, "zoo", "'{}' is {}[{}]; expected {}[{}], as the query is",
+                     name, c10::toString(found->dtype), fmt::join(found->sizes, ", "), c10::toString(ours.dtype),
+                     fmt::join(ours.sizes, ", "));
+    const auto begin = static_cast<int64_t>(i) * ours.sizes[0];
+    for (auto piece : found->pieces) {
+      piece.box[0] = Interval{piece.box[0].begin + begin, piece.box[0].end + begin};
+      ours.pieces.push_back(std::move(piece));
+    }
+  }
+  ours.sizes[0] *= 3;
+  return ours;
+}
+
+constexpr const char* kPart = "model.";
+
+// Their tensors under our names, `transposed` those that are so in the files.
+struct Ours {
+  Index index, transposed;
+};
+
+Ours ours_of(const std::string& config, const Index& theirs) {
+  const auto counts = counts_of(config);
+  Ours ours{theirs, theirs};
+  for (auto* index : {&ours.index, &ours.transposed}) index->tensors.clear(), index->same_as.clear(), index->values.clear();
+  for (auto row : rows_of(counts)) {
+    row.theirs = known_name([&](const std::string& name) { return theirs.find(name) != nullptr; }, row.theirs);
+    const bool is_three = row.how == How::three_in_one;
+    const auto name = is_three ? name_of_part(row, kThree[0]) : row.theirs;
+    const auto* found = theirs.find(name);
+    if (!found) continue;  // tied weights; what else is missing is found missing where it is wanted
+    check_sizes(name, found->sizes, row.how, counts, false);
+    const bool is_rotary = row.how == How::rotary || row.how == How::kv_rotary;
+    auto& index = row.how == How::transposed ? ours.transposed : ours.index;
+    index.tensors[kPart + row.ours] = is_three    ? three_in_one(theirs, row)
+                                      : is_rotary ? with_rows_in_our_order(*found, row.how == How::rotary ? counts.heads : counts.kv_heads)
+                                                  : *found;
+  }
+  return ours;
+}
+
+// A tensor of the transposed sizes, shared out among the ranks that have the parameter.
+at::Tensor transposed_like(const at::Tensor& parameter) {
+  const std::vector<int64_t> sizes{parameter.size(1), parameter.size(0)};
+  if (!dtensor::is_dtensor(parameter)) return at::empty(sizes, parameter.options());
+  const dtensor::DTensor known(parameter);
+  return dtensor::empty(sizes, known.mesh(), dtensor::Placements(known.mesh().ndim(), dtensor::shard(0)), parameter.dtype()).tensor();
+}
+
+bool is_elsewhere(const at::Tensor& parameter) {
+  return dtensor::is_deferred(parameter) || (dtensor::is_dtensor(parameter) && dtensor::DTensor(parameter).is_absent());
+}
+
+// Throws unless the model has these matrices, the other way round. The same on every rank.
+void check_transposed(const torch::OrderedDict<std::string, at::Tensor>& parameters, const Index& transposed) {
+  std::vector<std::string> problems;
+  for (const auto& [name, tensor] : transposed.tensors) {
+    const auto* parameter = parameters.find(name.substr(std::string(kPart).size()));
+    const std::vector<int64_t> expected{tensor.sizes[1], tensor.sizes[0]};
+    if (parameter && parameter->sizes() == at::IntArrayRef(expected)) continue;
+    problems.push_back(fmt::format("'{}' is [{}], transposed, in the checkpoint and {} in the model", name, fmt::join(tensor.sizes, ", "),
+                                   parameter ? fmt::format("[{}]", fmt::join(parameter->sizes(), ", ")) : "missing"));
+  }
+  dtensor::require(problems.empty(), "zoo", "{}; hint: is config.json of this model?", fmt::join(problems, "; "));
+}
+
+}  // namespace
+
+void load(Model& model, const std::string& config, const Index& theirs) {
+  const dtensor::NoSpmd plain;
+  const torch::NoGradGuard no_grad;
+  const auto ours = ours_of(config, theirs);
+  dtensor::LoadOptions options;
+  for (const auto& [name, tensor] : ours.transposed.tensors) options.without.push_back(name);
+  auto parameters = model.named_parameters();
+  check_transposed(parameters, ours.transposed);
+  dtensor::load({{"model", model}}, ours.index, options);
+  for (const auto& [name, tensor] : ours.transposed.tensors) {
+    auto* parameter = parameters.find(name.substr(std::string(kPart).size()));
+    dtensor::State state;
+    at::Tensor there;
+    if (!is_elsewhere(*parameter)) {
+      there = transposed_like(*parameter);
+      state.add({name, there});
+    }
+    dtensor::load(state, ours.transposed, {.only = {name}});
+    if (there.defined()) parameter->copy_(there.t());
+  }
+}
+
+}  // namespace zoo
