@@ -29,6 +29,7 @@ size_t bytes_of_number(const Layout& layout) {
 
 void add(const OpInfo& info, int argument, int element, DTensorImpl& impl, std::vector<Written>& all) {
   before_write(impl.local());
+  count_write(impl.local());
   if (!has_copied_views(impl.local())) [[likely]]
     return;
   wait_for_all_readers();  // a move under way has memory too, on one rank longer than on another

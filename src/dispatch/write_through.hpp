@@ -9,10 +9,17 @@
 
 namespace dtensor::dispatch {
 
+// Whoever saved the local shard for a backward pass, as a function of local_map() does, is to notice the write: libtorch counts writes to the
+// distributed tensor only.
+inline void count_write(const at::Tensor& local) {
+  if (!local.is_inference()) [[likely]] local.unsafeGetTensorImpl()->bump_version();
+}
+
 // Every write of an operator to a tensor begins here, before the local call: moves that still read the memory end first, and the tensor's
 // group learns of it.
 inline void begin_write(DTensorImpl& impl) {
   before_write(impl.local());
+  count_write(impl.local());
   impl.note_written();
 }
 

@@ -238,9 +238,9 @@ DeviceMesh init_device_mesh(c10::DeviceType device, std::vector<int64_t> sizes, 
   require(std::ranges::all_of(sizes, [](int64_t size) { return size > 0; }), kTag,
           "mesh {} has a dimension without ranks; expected sizes of at least 1, whose product is the world's {}", tuple(sizes), world_size);
   require(product(sizes) == world_size, kTag,
-          "mesh {} has {} ranks but the world has {}; hint: start {} ranks, or choose sizes "
-          "whose product is {}",
-          tuple(sizes), product(sizes), world_size, product(sizes), world_size);
+          "mesh {} has {} ranks but the world has {}; hint: start {} ranks (--ranks {}, or dtensor-run -n {}), or choose "
+          "sizes whose product is {}",
+          tuple(sizes), product(sizes), world_size, product(sizes), product(sizes), product(sizes), world_size);
   std::vector<int> ranks(world_size);
   ranges::iota(ranks, 0);
   if (names.empty()) {

@@ -176,11 +176,12 @@ TEST_CASE("gradient buckets: a sum with an expanded gradient", "[gradients]") {
   const int after = GENERATE(0, 1);
   REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) {
     const auto mesh = dt::init_device_mesh(torch::kCPU, {1, 2}, {"a", "b"});
+    const auto numbers = torch::arange(27, torch::kFloat) * (world.rank() + 1);
     dt::Spmd spmd(mesh);
     const at::Tensor leaf = dt::distribute_tensor(torch::zeros({3, 9}), mesh, {dt::shard(0), dt::replicate()});
     leaf.requires_grad_();
     const at::Tensor row = leaf.view({27}), turned = leaf.t();
-    const at::Tensor of_row = dt::from_local(torch::arange(27, torch::kFloat) * (world.rank() + 1), mesh, {dt::replicate(), dt::partial()});
+    const at::Tensor of_row = dt::from_local(numbers, mesh, {dt::replicate(), dt::partial()});
     const auto of_turned = dt::redistribute(torch::ones({}).expand({9, 3}), {dt::shard(1), dt::replicate()});
     if (after) torch::autograd::backward({turned, row}, {of_turned, of_row});
     else torch::autograd::backward({row, turned}, {of_row, of_turned});

@@ -169,3 +169,22 @@ TEST_CASE("gradients on a mesh of one are copied where somebody keeps them", "[g
     dt::require(dt::full_tensor(w.grad()).equal(torch::full({4}, 6.)), "test", "the sum of two gradients");
   });
 }
+
+// A sigmoid's backward pass reads its result. libtorch sees that a plain one was written to, and so it is seen here.
+TEST_CASE("gradients: a result of local_map that was written to in place is noticed", "[gradients][errors]") {
+  const char* transport = GENERATE("threads", "gloo");
+  REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
+    const auto mesh = line(world);
+    const at::Tensor x = dt::distribute_tensor(torch::ones({4, 3}), mesh, {dt::shard(0)});
+    x.requires_grad_();
+    const auto squash = [](const at::Tensor& local) { return local.sigmoid(); };
+    const auto y = dt::local_map(squash, mesh, {{dt::shard(0)}}, {{dt::shard(0)}})(x);
+    y.mul_(2);
+    try {
+      y.sum().backward();
+    } catch (const c10::Error& error) {
+      return dt::require(says("modified by an inplace operation").match(error.what()), "test", "it says: {}", error.what());
+    }
+    dt::fail("test", "the gradient is that of other values");
+  }, transport));
+}
