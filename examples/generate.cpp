@@ -69,7 +69,7 @@ void load_weights(zoo::Model& model, const Chosen& chosen) {
   if (std::ranges::all_of(names, [&](const auto& name) { return index.find("model." + name); })) {
     dt::load({{"model", model}}, index, {.partial = true, .convert = true});
   } else {
-    zoo::fill(model, zoo::from_huggingface(chosen.config, dt::checkpoints::source_of(index)));
+    zoo::load(model, chosen.config, index);
   }
 }
 

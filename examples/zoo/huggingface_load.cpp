@@ -121,6 +121,7 @@ void load(Model& model, const std::string& config, const Index& theirs) {
   const torch::NoGradGuard no_grad;
   const auto ours = ours_of(config, theirs);
   dtensor::LoadOptions options;
+  options.convert = true;  // to the dtype of the model
   for (const auto& [name, tensor] : ours.transposed.tensors) options.without.push_back(name);
   auto parameters = model.named_parameters();
   check_transposed(parameters, ours.transposed);
@@ -133,7 +134,7 @@ void load(Model& model, const std::string& config, const Index& theirs) {
       there = transposed_like(*parameter);
       state.add({name, there});
     }
-    dtensor::load(state, ours.transposed, {.only = {name}});
+    dtensor::load(state, ours.transposed, {.only = {name}, .convert = true});
     if (there.defined()) parameter->copy_(there.t());
   }
 }

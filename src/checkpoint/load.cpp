@@ -36,6 +36,14 @@ std::string renamed(const std::string& name, const LoadOptions& options) {
   return name;
 }
 
+// Whether a gradient has sums that are still to come. Zeros, as zero_grad() leaves them, need none.
+bool is_pending(const at::Tensor& gradient) {
+  if (!gradient.defined() || !is_dtensor(gradient) || !DTensor(gradient).layout().has_partial()) return false;
+  const auto local = DTensor(gradient).to_local();
+  const NoSpmd plain;
+  return local.count_nonzero().item<int64_t>() > 0;
+}
+
 // The index under the state's names, without what is not to be loaded.
 Index chosen(const Index& index, const LoadOptions& options) {
   Index result = index;
@@ -152,8 +160,7 @@ class Wanted {
       problems_.push_back(fmt::format("'{}' is {}, expected {} (LoadOptions.convert would convert it)", name, c10::toString(saved->dtype),
                                       c10::toString(tensor.scalar_type())));
     }
-    if (tensor.requires_grad() && tensor.is_leaf() && tensor.grad().defined() && is_dtensor(tensor.grad()) &&
-        DTensor(tensor.grad()).layout().has_partial())
+    if (tensor.requires_grad() && tensor.is_leaf() && is_pending(tensor.grad()))
       problems_.push_back(fmt::format("'{}' has a gradient that is not reduced yet; hint: step and zero_grad() first", name));
   }
 

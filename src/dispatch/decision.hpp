@@ -63,7 +63,7 @@ struct Decision {
   bool simple = false;              // tensors in, tensors out, no lists: the short ways apply
   bool casts = false;
   bool gives_pending = false;       // some result is a pending sum: of the module of the operands
-  bool gives_thin = false;          // this rank's shard of some result is thin: see order_thin_shard()
+  bool gives_thin = false;          // this rank's shard of some result is thin: see order_if_thin()
   bool compares = false;            // some operands are plain: now and then their values are compared between ranks
   bool once = false;                // holds where it was made only: in a backward, where plain tensors count as replicated
   bool reads_numbers = false;       // no decision: it differs with the call's floating-point arguments, see Key::add_numbers

@@ -289,6 +289,7 @@ at::Tensor move_tensor(const at::Tensor& tensor, const LayoutPtr& target) {
   if (!moved.work) moved.tensor = dispatch::in_reported_order(std::move(moved.tensor), *target);
   auto result = wrap(std::move(moved.tensor), target);
   if (moved.work) dispatch::reading(local, moved.work);
+  else dispatch::order_if_thin(*as_dtensor(result));
   as_dtensor(result)->set_pending(std::move(moved.work));
   return result;
 }

@@ -79,6 +79,9 @@ inline void set_view_offset(const Decision& decision, size_t index, const c10::T
   if (offset != 0) view.set_storage_offset(offset);
 }
 
+// Gives a thin shard, which nothing else shares, the strides that it has in the order of the whole.
+void order_if_thin(DTensorImpl& result);
+
 // What few results need: a pending sum the name of its module, a thin shard its order.
 void finish_unusual(const Decision& decision, ModuleName module, DTensorImpl& result);
 

@@ -72,11 +72,18 @@ at::Tensor in_reported_order(at::Tensor local, const Layout& layout) {
   return local.clone(at::MemoryFormat::Contiguous);
 }
 
-namespace {
+bool is_thin(const Layout& layout) {
+  if (layout.is_flat()) return false;
+  for (int64_t d = 0; d < layout.ndim(); ++d) {
+    if (layout.local_sizes()[d] <= 1 && layout.sizes()[d] > 1) return true;
+  }
+  return false;
+}
 
 // Where a shard has no element, or one along some dim, kernels leave any strides, and what later decides on views reads them. So such a
 // shard gets the strides that it has in the order of the whole, as the shards of other ranks do. Nothing is copied.
-void order_thin_shard(DTensorImpl& result) {
+void order_if_thin(DTensorImpl& result) {
+  if (!is_thin(*result.layout())) return;
   const auto& local = result.local();
   Sizes filled(local.sizes());
   std::ranges::replace(filled, 0, 1);
@@ -88,19 +95,9 @@ void order_thin_shard(DTensorImpl& result) {
   result.set_local(dtensor::detail::alias(local, local.sizes(), strides, local.storage_offset()), result.layout());
 }
 
-}  // namespace
-
-bool is_thin(const Layout& layout) {
-  if (layout.is_flat()) return false;
-  for (int64_t d = 0; d < layout.ndim(); ++d) {
-    if (layout.local_sizes()[d] <= 1 && layout.sizes()[d] > 1) return true;
-  }
-  return false;
-}
-
 void finish_unusual(const Decision& decision, ModuleName module, DTensorImpl& result) {
   if (decision.gives_pending) result.module = module;
-  if (decision.gives_thin && is_thin(*result.layout())) order_thin_shard(result);
+  if (decision.gives_thin) order_if_thin(result);
 }
 
 void inherit(const Decision& decision, const DTensorImpl& operand, DTensorImpl& result) {

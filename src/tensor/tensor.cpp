@@ -245,9 +245,7 @@ DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, Placem
   compare_now_and_then(full, mesh);
   const DTensor whole(replicated(full, mesh));
   const auto result = whole.redistribute(placements);
-  const auto& local = local_of(result);
-  const bool is_view = local.is_alias_of(full) || local.numel() == 0;  // as on ranks that have elements: a copy has no gaps
-  return asked_for(is_view ? result->clone() : result.tensor());
+  return asked_for(local_of(result).is_alias_of(full) ? result->clone() : result.tensor());
 }
 
 DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, std::initializer_list<Placement> placements) {

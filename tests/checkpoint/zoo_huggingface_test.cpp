@@ -72,6 +72,7 @@ TEST_CASE("zoo files: each rank reads its shards of a model of Hugging Face", "[
             transport));
         if (name == "llama3-debug") CHECK(read == index.bytes());  // one load, each byte once
       }
+      if (name == "vit-debug") continue;  // which is not cut into stages
       REQUIRE_NOTHROW(on_ranks(
           2,
           [&](dt::World&) {
@@ -101,7 +102,7 @@ TEST_CASE("zoo files: a model that does not fit is refused before it changes", "
   const auto before = model->parameters()[0].detach().clone();
   const auto said = zoo_error([&] { zoo::load(*model, zoo::config_of(wider), ck::read_huggingface(folder / "hf")); });
   INFO(said);
-  CHECK(said.find("'model.wte.weight' has sizes [256, 64], expected [256, 96]") != std::string::npos);
+  CHECK(said.find("'model.h.0.attn.c_attn.weight' is [64, 192], transposed, in the checkpoint and [288, 96] in the model") != std::string::npos);
   CHECK(model->parameters()[0].equal(before));
 }
 

@@ -26,7 +26,7 @@ std::shared_ptr<zoo::Model> load(const std::string& folder, const std::optional<
   auto model = zoo::model_from_config(config);
   model->to(torch::kFloat64);
   if (mesh) dt::parallelize_module(*model, *mesh, dt::automatic_plan(*model));
-  zoo::fill(*model, zoo::from_huggingface(config, dt::checkpoints::source_of(dt::checkpoints::read_huggingface(folder))));
+  zoo::load(*model, config, dt::checkpoints::read_huggingface(folder));
   return model;
 }
 
