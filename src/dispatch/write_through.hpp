@@ -9,8 +9,8 @@
 
 namespace dtensor::dispatch {
 
-// Whoever saved the local shard for a backward pass, as a function of local_map() does, is to notice the write: libtorch counts writes to the
-// distributed tensor only.
+// Whoever saved the local shard for a backward pass, as a function of local_map() does, is to notice the write: libtorch counts writes to
+// the distributed tensor only.
 inline void count_write(const at::Tensor& local) {
   if (!local.is_inference()) [[likely]] local.unsafeGetTensorImpl()->bump_version();
 }
