@@ -97,7 +97,7 @@ struct FromLocal : Function<FromLocal> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& local, const LayoutPtr& layout) {
     save(context, layout);
     LocalMode local_mode;
-    return wrap(local.alias(), layout);
+    return wrap(local.tensor_data(), layout);  // counts writes together with `local`, as an alias made here would not
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     if (!gradients[0].defined()) return {at::Tensor(), at::Tensor()};
