@@ -59,49 +59,12 @@ struct Rows {
   T *largest, *sums, *out;  // [count], [count], [count, value_dim]
 };
 
-#define INLINE inline __attribute__((always_inline))
-
-namespace generic {
-#define DTENSOR_VECTOR_BYTES 16
-#pragma GCC push_options
-#pragma GCC optimize("fp-contract=fast")
-#include "src/generate/paged_attention_kernel.inl"
-#pragma GCC pop_options
-#undef DTENSOR_VECTOR_BYTES
-}  // namespace generic
-
-#if defined(__x86_64__)
-namespace avx2 {
-#define DTENSOR_VECTOR_BYTES 32
-#pragma GCC push_options
-#pragma GCC optimize("fp-contract=fast")
-#pragma GCC target("avx2,fma")
-#include "src/generate/paged_attention_kernel.inl"
-#pragma GCC pop_options
-#undef DTENSOR_VECTOR_BYTES
-}  // namespace avx2
-
-namespace avx512 {
-#define DTENSOR_VECTOR_BYTES 64
-#pragma GCC push_options
-#pragma GCC optimize("fp-contract=fast")
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")
-#include "src/generate/paged_attention_kernel.inl"
-#pragma GCC pop_options
-#undef DTENSOR_VECTOR_BYTES
-}  // namespace avx512
-#endif
+#define DTENSOR_KERNEL "src/generate/paged_attention_kernel.inl"
+#include "src/generate/instruction_sets.inl"
 
 template <class S, class T>
 void attend(const Rows<S, T>& job) {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
-    return avx512::attend(job);
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::attend(job);
-#endif
-  generic::attend(job);
+  DTENSOR_BEST(attend, job);
 }
 
 float to_sum(float x) { return x; }

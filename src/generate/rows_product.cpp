@@ -25,49 +25,12 @@ namespace dtensor::generate {
 
 namespace {
 
-#define INLINE inline __attribute__((always_inline))
-
-namespace generic {
-#define DTENSOR_VECTOR_BYTES 16
-#pragma GCC push_options
-#pragma GCC optimize("fp-contract=fast")
-#include "src/generate/rows_product_kernel.inl"
-#pragma GCC pop_options
-#undef DTENSOR_VECTOR_BYTES
-}  // namespace generic
-
-#if defined(__x86_64__)
-namespace avx2 {
-#define DTENSOR_VECTOR_BYTES 32
-#pragma GCC push_options
-#pragma GCC optimize("fp-contract=fast")
-#pragma GCC target("avx2,fma")
-#include "src/generate/rows_product_kernel.inl"
-#pragma GCC pop_options
-#undef DTENSOR_VECTOR_BYTES
-}  // namespace avx2
-
-namespace avx512 {
-#define DTENSOR_VECTOR_BYTES 64
-#pragma GCC push_options
-#pragma GCC optimize("fp-contract=fast")
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")
-#include "src/generate/rows_product_kernel.inl"
-#pragma GCC pop_options
-#undef DTENSOR_VECTOR_BYTES
-}  // namespace avx512
-#endif
+#define DTENSOR_KERNEL "src/generate/rows_product_kernel.inl"
+#include "src/generate/instruction_sets.inl"
 
 template <class S, class T>
 void multiply(const S* x, int64_t rows, const S* w, int64_t outputs, int64_t k, T* y, int64_t y_stride) {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
-    return avx512::multiply(x, rows, w, outputs, k, y, y_stride);
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::multiply(x, rows, w, outputs, k, y, y_stride);
-#endif
-  generic::multiply(x, rows, w, outputs, k, y, y_stride);
+  DTENSOR_BEST(multiply, x, rows, w, outputs, k, y, y_stride);
 }
 
 // y of sums, float32 or float64.

@@ -18,11 +18,8 @@
 #include <dtensor/mesh/world.hpp>
 #include <dtensor/tensor/attention_hook.hpp>
 
-#include <ATen/ops/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
-
-#include <numeric>
 
 #pragma GCC visibility push(default)
 
@@ -56,22 +53,6 @@ at::Tensor attention_by_pages(const at::Tensor& q, const at::Tensor& k, const at
 // -- How ------------------------------------------------------------------------------------------------------------------
 
 namespace detail {
-
-inline at::Tensor attend_by_pages(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
-  const NoSpmd plain;
-  const auto length = q.size(2), blocks = (length + kBlockRows - 1) / kBlockRows;
-  if (k.size(1) == 0 || q.size(0) == 0 || length == 0) return at::empty({q.size(0), q.size(1), length, v.size(3)}, q.options());
-  const Pages pages({k.size(1), k.size(3), v.size(3), k.scalar_type()}, blocks);
-  std::vector<Block> table(blocks);
-  std::iota(table.begin(), table.end(), 0);
-  const std::vector<RowSpan> spans{{0, length, 0, table.data(), nullptr}};
-  std::vector<at::Tensor> rows;
-  for (int64_t b = 0; b < q.size(0); ++b) {
-    pages.write(k[b].transpose(0, 1), v[b].transpose(0, 1), spans);
-    rows.push_back(pages.attend(q[b].transpose(0, 1), spans, scale));
-  }
-  return at::stack(rows).transpose(1, 2);
-}
 
 // Gradients by the formula, from the weights computed anew.
 class AttentionByPages : public torch::autograd::Function<AttentionByPages> {

@@ -15,12 +15,11 @@ inline Engine::Engine(Forward forward, torch::nn::Module* module, const EngineOp
           options.tokens_per_step, options.chunk, options.max_length);
   require(options.drafts >= 0 && options.drafts <= 64, "generate", "got {} drafts at a time; expected 0 to 64", options.drafts);
   const auto bytes = runner_.bytes_of_block();
-  auto count = int64_t{1} << 24;  // where nothing is kept
-  if (runner_.pages()) count = std::min(count, options.cache_bytes / bytes);
+  // Where nothing is kept, blocks are numbers only.
+  const auto count = runner_.pages() ? std::min(int64_t{1} << 24, options.cache_bytes / bytes) : int64_t{1} << 16;
   require(count >= 1, "generate",
           "a cache of {} bytes has no room for a block of {} positions, which takes {} bytes on this rank; hint: cache_bytes",
           options.cache_bytes, kBlockRows, bytes);
-  if (!runner_.pages()) count = int64_t{1} << 16;
   runner_.allocate(count);
   blocks_ = std::make_unique<Blocks>(count, options.share_prefixes && runner_.pages());
   scheduler_ = std::make_unique<Scheduler>(*blocks_, SchedulerOptions{options.max_requests, options.tokens_per_step, options.chunk});

@@ -7,8 +7,13 @@
 #pragma once
 
 #include <dtensor/generate/blocks.hpp>
+#include <dtensor/tensor/spmd.hpp>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
+
+#include <numeric>
 
 #pragma GCC visibility push(default)
 
@@ -56,6 +61,29 @@ class Pages {
   LayerShape shape_;
   at::Tensor keys_, values_;
 };
+
+// -- How ------------------------------------------------------------------------------------------------------------------
+
+namespace detail {
+
+// Causal attention of whole sequences, in pages of its own: plain q [batch, heads, length, dim], k and v with key heads.
+inline at::Tensor attend_by_pages(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+  const NoSpmd plain;
+  const auto length = q.size(2), blocks = (length + kBlockRows - 1) / kBlockRows;
+  if (k.size(1) == 0 || q.size(0) == 0 || length == 0) return at::empty({q.size(0), q.size(1), length, v.size(3)}, q.options());
+  const Pages pages({k.size(1), k.size(3), v.size(3), k.scalar_type()}, blocks);
+  std::vector<Block> table(blocks);
+  std::iota(table.begin(), table.end(), 0);
+  const std::vector<RowSpan> spans{{0, length, 0, table.data(), nullptr}};
+  std::vector<at::Tensor> rows;
+  for (int64_t b = 0; b < q.size(0); ++b) {
+    pages.write(k[b].transpose(0, 1), v[b].transpose(0, 1), spans);
+    rows.push_back(pages.attend(q[b].transpose(0, 1), spans, scale));
+  }
+  return at::stack(rows).transpose(1, 2);
+}
+
+}  // namespace detail
 
 }  // namespace dtensor::generate
 

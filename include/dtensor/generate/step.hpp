@@ -9,10 +9,7 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/index_select.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/where.h>
 
 #include <algorithm>
 #include <cmath>
@@ -160,11 +157,7 @@ inline at::Tensor PagedStep::attend(int64_t layer, const at::Tensor& q, const at
 
 inline at::Tensor MeasuringStep::attend(int64_t, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
   shapes.push_back({k.size(0), k.size(2), v.size(2), k.scalar_type()});
-  if (k.size(0) == 0) return at::empty({0, q.size(1), v.size(2)}, q.options());
-  const auto group = q.size(0) / k.size(0);
-  const auto scores = at::matmul(q, k.repeat_interleave(group, 0).transpose(1, 2)).mul(scale);
-  const auto hidden = at::ones({q.size(1), q.size(1)}, q.options().dtype(at::kBool)).triu(1);
-  return at::matmul(scores.masked_fill(hidden, -std::numeric_limits<double>::infinity()).softmax(-1), v.repeat_interleave(group, 0));
+  return detail::attend_by_pages(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), scale).squeeze(0);
 }
 
 }  // namespace dtensor::generate

@@ -48,14 +48,12 @@ at::Tensor repeat_heads(const at::Tensor& x, int64_t times);
 inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
   if (auto* decoding = Decoding::current()) return decoding->attention({q, k, v, {}, options.dropout, options.causal});
   if (auto* region = ContextParallel::of(q)) return region->attention(q, k, v, options.causal, options.dropout);
-#if !__has_include(<ATen/ops/scaled_dot_product_attention.h>)
+#if __has_include(<ATen/ops/scaled_dot_product_attention.h>)
+  return at::scaled_dot_product_attention(q, k, v, {}, options.dropout, options.causal);  // which asks the hook
+#else
   if (const auto& hook = World::current().local<AttentionHook>(); hook.compute) {
     if (const auto y = hook.compute({q, k, v, {}, options.dropout, options.causal})) return *y;
   }
-#endif
-#if __has_include(<ATen/ops/scaled_dot_product_attention.h>)
-  return at::scaled_dot_product_attention(q, k, v, {}, options.dropout, options.causal);
-#else
   auto scores = at::matmul(q, k.transpose(2, 3)).div(std::sqrt(static_cast<double>(q.size(3))));
   if (options.causal) {
     const auto future = at::ones({q.size(2), k.size(2)}, q.options().dtype(at::kBool)).triu(1);
