@@ -3,11 +3,16 @@
 //
 //   <dtensor/collectives.hpp>              collectives on plain tensors
 //   <dtensor/data/batches.hpp>             batches of a DataLoader
-//   <dtensor/checkpoint/torch_files.hpp>   dt::save and dt::load
+//   <dtensor/checkpoint/checkpoint.hpp>    dt::save and dt::load of checkpoints; manager.hpp beside it saves and resumes by itself
+//   <dtensor/checkpoint/foreign.hpp>       checkpoints of other libraries
+//   <dtensor/checkpoint/torch_files.hpp>   dt::save and dt::load of the files of torch::save
+//   <dtensor/generate/engine.hpp>          generation
 //   <dtensor/gradients/leaf_hooks.hpp>     hooks of gradients
 //   <dtensor/gradients/saved_tensors.hpp>  hooks of the tensors that autograd saves
 //   <dtensor/nn/...>                       layers
 //   <dtensor/optim/...>                    optimizers
+//   <dtensor/parallel/context/...>         attention over cut sequences: context_parallel.hpp
+//   <dtensor/pipeline.hpp>                 pipelines; schedules by themselves: <dtensor/parallel/pipeline/schedules.hpp>
 #pragma once
 
 #include <dtensor/base/error.hpp>

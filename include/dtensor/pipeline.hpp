@@ -42,7 +42,7 @@ inline DeviceMesh stage_mesh(const std::vector<DeviceMesh>& meshes) { return mes
 
 struct PipelineOptions {
   std::string dim = "pp";         // the dimension of a mesh whose ranks hold the stages
-  std::string schedule = "1f1b";  // see docs/pipeline.md
+  std::string schedule = "1f1b";  // see docs/pipeline_schedules.md
   int microbatches = 0;           // 0: twice as many as ranks
   int chunks = 0;                 // stages of a rank; 0: what the schedule has
   // A schedule of your own, in place of a name.

@@ -1,4 +1,4 @@
-// Schedules of pipelines: made by name, checked, simulated, drawn, read and written (docs/pipeline.md).
+// Schedules of pipelines: made by name, checked, simulated, drawn, read and written (docs/pipeline_schedules.md).
 #pragma once
 
 #include <dtensor/parallel/pipeline/csv.hpp>
