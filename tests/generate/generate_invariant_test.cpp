@@ -87,6 +87,15 @@ TEST_CASE("generate invariant: log-probabilities are bit-equal to those of train
   }
 }
 
+#if __has_include(<ATen/ops/scaled_dot_product_attention.h>)
+TEST_CASE("generate invariant: the attention of libtorch itself goes by pages", "[generate]") {
+  torch::manual_seed(4);
+  const auto q = torch::randn({2, 4, 37, 8}), k = torch::randn({2, 4, 37, 8}), v = torch::randn({2, 4, 37, 8});
+  const BatchInvariant region;
+  CHECK(at::scaled_dot_product_attention(q, k, v, {}, 0, true).equal(generate::attention_by_pages(q, k, v, 1 / std::sqrt(8.0))));
+}
+#endif
+
 TEST_CASE("generate invariant: on ranks too", "[generate]") {
   const auto prompts = some_prompts(3, 2);
   for (const int ranks : {2, 4}) {

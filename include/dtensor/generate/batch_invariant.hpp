@@ -39,6 +39,7 @@ class BatchInvariant {
 
  private:
   World& world_;
+  const World::Use use_{world_};  // outside of a launch, no rank's hook is asked
   AttentionHook hook_;
   const InvariantRows rows_{};
 };

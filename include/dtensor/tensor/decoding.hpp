@@ -41,6 +41,7 @@ class Decoding {
     Decoding* decoding = nullptr;
   };
   World& world_;
+  const World::Use use_{world_};  // outside of a launch, no rank's hook is asked
   Decoding* outer_;
   AttentionHook hook_;
 };
