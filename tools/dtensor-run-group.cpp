@@ -337,7 +337,9 @@ int Group::verdict() const {
     return 128 + received_signal_;
   }
   const int status = *ranks_[*first].status;
-  dtensor::detail::say("dtensor-run: rank {} {}; the job was ended\n", rank_of(*first), describe(status));
+  const bool silent = WIFEXITED(status) && std::ranges::find(reported_, *first) == reported_.end();
+  dtensor::detail::say("dtensor-run: rank {} {}{}; the job was ended\n", rank_of(*first), describe(status),
+                       silent ? " without an error of dt::launch (it called exit(), or main returned that)" : "");
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 

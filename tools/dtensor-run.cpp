@@ -32,14 +32,20 @@ int free_port() {
   return bound ? ntohs(address.sin_port) : kDefaultPort;
 }
 
+struct Help : CLI::Formatter {
+  std::string make_usage(const CLI::App*, std::string) const override {
+    return "Usage: dtensor-run -n N [OPTIONS] PROGRAM [ARGUMENTS...]\n";
+  }
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
   dtensor_run::Job job;
-  CLI::App app("dtensor-run -n N [OPTIONS] PROGRAM [ARGUMENTS...]\n"
-               "Starts the ranks of a dtensor program as processes of this host.\n"
+  CLI::App app("Starts the ranks of a dtensor program as processes of this host.\n"
                "When a rank fails, the others get a moment to report, then SIGTERM, then SIGKILL; the exit status is the\n"
                "failed rank's (128 + the signal if one killed it).", "dtensor-run");
+  app.formatter(std::make_shared<Help>());
   auto* ranks = app.add_option("-n,--ranks", job.ranks, "Processes to start on this host")->check(CLI::Range(1, 4096));
   app.add_option("--nnodes", job.nodes, "Hosts of the job; run dtensor-run on each")->check(CLI::Range(1, 65536));
   app.add_option("--node-rank", job.node, "Which of them this is, from 0")->check(CLI::Range(0, 65535));
@@ -66,7 +72,7 @@ int main(int argc, char** argv) {
   if (!job.command.empty() && job.command.front() == "--") job.command.erase(job.command.begin());
   std::string problem;
   if (ranks->count() == 0) {
-    problem = "--ranks is required";
+    problem = "-n N, the number of ranks, is required";
   } else if (job.command.empty()) {
     problem = "no PROGRAM to run";
   } else if (job.command.front().starts_with("-")) {

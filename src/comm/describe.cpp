@@ -122,9 +122,9 @@ std::string failure(const CallInfo& call, const std::string& group, const std::s
 }
 
 std::string lateness(Milliseconds deadline, const std::vector<int>& absent) {
-  return fmt::format("did not complete within {} s; {}; hint: a rank is stuck or far behind; raise --deadline if that is expected",
-                     static_cast<double>(deadline.count()) / 1000,
-                     absent.empty() ? "every rank called it" : rank_list(absent) + " did not call it");
+  return fmt::format("did not complete within {} s; {}; hint: a rank is stuck, far behind (raise --deadline if that is expected), or waits "
+                     "in another call for this one{}", static_cast<double>(deadline.count()) / 1000,
+                     absent.empty() ? "every rank called it" : rank_list(absent) + " did not call it", kOneRankAlone);
 }
 
 std::string lateness(const CallInfo& call, const std::string& group, Milliseconds deadline, const std::vector<int>& absent) {

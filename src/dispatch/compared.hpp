@@ -15,6 +15,7 @@ struct Compared {
   std::unordered_set<size_t> operands;  // kinds of plain operands that operators have had, as hashes
   int64_t calls = 0;                    // calls of operators with such operands
   int64_t draws = 0;                    // calls of random operators
+  int64_t gradients = 0;                // small gradients of leaves that are whole on several ranks
 
   // Whether the `count`-th is compared: the first ones are, where most programs go wrong, and some of the later ones.
   static bool is_due(int64_t count) {

@@ -80,8 +80,8 @@ void check_plain_operands(const OpInfo& info, const rules::Call& call, bool expl
     if (outside) {
       fail(info.name,
            "a plain tensor meets distributed ones; got a plain tensor of sizes [{}] as argument {} of {}; "
-           "hint: distribute_tensor it, or run this code inside dt::Spmd, where plain tensors count as replicated; in code that runs "
-           "outside of it, such as a data loader's, make all tensors under dt::NoSpmd or before dt::Spmd begins",
+           "hint: run this code inside dt::Spmd, where plain tensors count as replicated, or distribute_tensor it; if the model was made "
+           "outside of dt::Spmd, make it inside; a data loader's code makes all its tensors under dt::NoSpmd",
            fmt::join(tensor.sizes(), ", "), operand.argument, describe(call));
     }
     const bool number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
@@ -344,9 +344,14 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   return decision;
 }
 
+static std::string describe(const rules::Operand& operand) {
+  const auto text = operand.layout->str();
+  return operand.plain ? text.substr(0, text.find(" (")) + " (plain)" : text;
+}
+
 std::string describe(const rules::Call& call) {
   std::string text = call.schema.name() + "(";
-  for (size_t i = 0; i < call.operands.size(); ++i) text += (i ? ", " : "") + call.operands[i].layout->str();
+  for (size_t i = 0; i < call.operands.size(); ++i) text += (i ? ", " : "") + describe(call.operands[i]);
   return text + ") on " + call.mesh.str();
 }
 

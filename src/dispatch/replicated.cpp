@@ -55,17 +55,22 @@ thread_local bool checks_replicated = check_by_default();
 Compared& compared(const DeviceMesh& mesh) { return mesh.world().local<ComparedByMesh>().of[mesh.id()]; }
 
 std::string ranks_that_differ(const at::Tensor& tensor, const DeviceMesh& mesh) {
+  std::vector<int64_t> dims(mesh.ndim());
+  ranges::iota(dims, 0);
+  return ranks_that_differ(tensor, mesh, dims);
+}
+
+std::string ranks_that_differ(const at::Tensor& tensor, const DeviceMesh& mesh, c10::ArrayRef<int64_t> dims) {
   if (mesh.size() == 1) return {};
   comm::Cause cause(comm::kCheck, true);
   LocalMode local;
-  std::vector<int64_t> dims(mesh.ndim());
-  ranges::iota(dims, 0);
+  auto& group = mesh.communicator(dims);
   const auto mine = at::scalar_tensor(hash_of(tensor), at::kLong).reshape({1});
-  const auto all = mesh.communicator(dims).all_gather(mine, std::vector<int64_t>(mesh.size(), 1)).get();
+  const auto all = group.all_gather(mine, std::vector<int64_t>(group.size(), 1)).get();
   const auto* hashes = static_cast<const int64_t*>(all.data_ptr());
   std::string differing;
-  for (int64_t i = 1; i < mesh.size(); ++i) {
-    if (hashes[i] != hashes[0]) differing += fmt::format("{}{}", differing.empty() ? "" : ", ", mesh.ranks()[i]);
+  for (int i = 1; i < group.size(); ++i) {
+    if (hashes[i] != hashes[0]) differing += fmt::format("{}{}", differing.empty() ? "" : ", ", group.ranks()[i]);
   }
   return differing;
 }
@@ -75,7 +80,8 @@ void check_replicated(std::string_view op, const at::Tensor& tensor, const Devic
   const auto differing = ranks_that_differ(tensor, mesh);
   require(differing.empty(), op,
           "a tensor of sizes [{}] counts as replicated inside Spmd, but its values on ranks {} differ from rank {}'s; "
-          "hint: make it the same on every rank (same seed, same data), or say what it is with from_local; "
+          "hint: make it the same on every rank (same seed, same data; a model is made inside of the function that dt::launch runs), or "
+          "say what it is with from_local; "
           "set_replication_check(false) or DTENSOR_CHECK_REPLICATED=0 turns this check off",
           fmt::join(tensor.sizes(), ", "), differing, mesh.ranks()[0]);
 }

@@ -16,6 +16,9 @@ extern thread_local bool checks_replicated;
 // The ranks whose plain tensor differs from that of the mesh's first rank, as "1, 3". All ranks get the same text. Communicates a hash.
 std::string ranks_that_differ(const at::Tensor& tensor, const DeviceMesh& mesh);
 
+// The same among the ranks that only differ in their coordinates along `dims`.
+std::string ranks_that_differ(const at::Tensor& tensor, const DeviceMesh& mesh, c10::ArrayRef<int64_t> dims);
+
 // If a plain tensor that counts as replicated differs between ranks, throws on every rank, naming the operator and the ranks.
 void check_replicated(std::string_view op, const at::Tensor& tensor, const DeviceMesh& mesh);
 

@@ -2,6 +2,7 @@
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/key.hpp"
 #include "src/gradients/add_hook.hpp"
+#include "src/gradients/drift.hpp"
 #include "src/gradients/gradient_buckets.hpp"
 #include "src/mesh/world_state.hpp"
 
@@ -124,6 +125,7 @@ at::Tensor on_gradient(const c10::weak_intrusive_ptr<c10::TensorImpl>& weak_leaf
   const auto module = as_dtensor(leaf)->module;
   const bool defer = layout->mesh().world().local<Deferring>().no_sync > 0;
   if (member) return member->group->reduce(member->index, leaf, gradient, defer);
+  check_drift(leaf, gradient);
   auto& accumulated = leaf.mutable_grad();
   if (defer) {
     defer_with(accumulated, gradient, module);

@@ -12,6 +12,7 @@
 #include "src/launch/memory.hpp"
 #include "src/launch/options.hpp"
 #include "src/launch/place.hpp"
+#include "src/launch/seed.hpp"
 #include "src/launch/single_threaded.hpp"
 #include "src/launch/unfused.hpp"
 
@@ -217,6 +218,8 @@ void run_process(const detail::LauncherRank& launched, const LaunchOptions& opti
   if (auto interface = detail::read_environment("GLOO_SOCKET_IFNAME")) job.meeting.interface = *interface;
   if (launched.agent_store) job.listener = comm::meet_through_agent(job.meeting);
   auto transport = kind.process(job);
+  transport->set_deadline(options.deadline);
+  detail::agree_on_seed(*transport);
   if (options.transport.empty()) transport = detail::with_devices(std::move(transport), launched);
   run_rank(std::move(transport), options.deadline, body, [&] { return report(failure.rank = launched.rank), true; });
 }

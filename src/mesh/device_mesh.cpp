@@ -7,6 +7,7 @@
 #include "src/mesh/stand_in.hpp"
 #include "src/mesh/world_state.hpp"
 
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/accumulate.h>
 #include <fmt/ranges.h>
 #include <range/v3/numeric/iota.hpp>
@@ -241,6 +242,9 @@ DeviceMesh init_device_mesh(c10::DeviceType device, std::vector<int64_t> sizes, 
           "mesh {} has {} ranks but the world has {}; hint: start {} ranks (--ranks {}, or dtensor-run -n {}), or choose "
           "sizes whose product is {}",
           tuple(sizes), product(sizes), world_size, product(sizes), product(sizes), product(sizes), world_size);
+  require(device != c10::kCUDA || c10::impl::hasDeviceGuardImpl(device), kTag,
+          "a mesh on cuda needs a libtorch with CUDA; this one is for CPUs only; hint: init_device_mesh(torch::kCPU, ...), or link the "
+          "libtorch that pytorch.org gives for CUDA");
   std::vector<int> ranks(world_size);
   ranges::iota(ranks, 0);
   if (names.empty()) {

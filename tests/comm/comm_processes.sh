@@ -44,7 +44,7 @@ for transport in shm gloo; do
     read -r first second <<<"$(echo 0 1 2 | tr -d "$rank")"
     case $mode in
       kill:*) status=137 death='was killed by signal 9 \(SIGKILL' why='its process ended' ;;
-      exit:*) status=3 death='exited with status 3' why='its process ended' ;;
+      exit:*) status=3 death='exited with status 3 without an error of dt::launch' why='its process ended' ;;
       throw:*) status=1 death='exited with status 1' why='out of cheese' ;;
     esac
     [[ $mode == throw:* ]] && own="rank $rank\] error: out of cheese \(rank $rank\)\$" || own=
@@ -54,6 +54,11 @@ for transport in shm gloo; do
   expect leave:1 1 'rank 1 has left without calling it'
   expect diverge:1 1 'rank 1 called barrier #4|rank 1 called all_reduce' 'rank [02] called all_reduce\(sum\) #4'
   deadline=2 expect stall:1 1 'did not complete within 2 s; rank 1 did not call it'
+done
+# A program that seeds nothing.
+for transport in shm gloo; do
+  DTENSOR_TEST_TRANSPORT=$transport timeout 60 "$run" -n 3 "${program[0]}" "launch: ranks that seed nothing have one seed" >"$TMPDIR/out" 2>&1 &&
+    grep -q '^3 ranks drew' "$TMPDIR/out" || { echo "no common seed over $transport:"; cat "$TMPDIR/out"; exit 1; }
 done
 unset DTENSOR_TEST_TRANSPORT
 

@@ -278,3 +278,17 @@ TEST_CASE("launch: the error of a rank is told while another goes on", "[launch]
   });
   CHECK_THAT(text, says("error: [cheese] there is none (rank 1); waiting for rank 2, which has not returned yet"));
 }
+
+// Under dtensor-run, a process a rank: what a program draws that seeds nothing.
+TEST_CASE("launch: ranks that seed nothing have one seed", "[launch][rank-program]") {
+  dtensor::LaunchOptions options;
+  options.deadline = dtensor::comm::Milliseconds(20'000);
+  options.transport = std::getenv("DTENSOR_TEST_TRANSPORT") ? std::getenv("DTENSOR_TEST_TRANSPORT") : "";
+  CHECK_NOTHROW(dtensor::launch(options, [](dtensor::World& world) {
+    const auto mesh = dtensor::init_device_mesh(torch::kCPU, {world.size()}, {"dp"});
+    dtensor::set_generator_check(dtensor::GeneratorCheck::off);
+    const auto drawn = dtensor::full_tensor(dtensor::from_local(torch::rand({1, 5}), mesh, {dtensor::shard(0)}).tensor());
+    for (int64_t r = 1; r < world.size(); ++r) dtensor::require(drawn[r].equal(drawn[0]), "test", "rank {} drew other numbers", r);
+    if (world.rank() == 0) dtensor::detail::say("{} ranks drew {}\n", world.size(), drawn[0][0].item<float>());
+  }));
+}
