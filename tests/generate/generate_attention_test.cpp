@@ -10,7 +10,6 @@
 
 using namespace dtensor;
 using namespace dtensor::test;
-using generate::Block;
 using generate::LayerShape;
 using generate::Pages;
 using generate::RowSpan;
@@ -20,13 +19,13 @@ namespace {
 // A sequence with pages in a random order.
 struct Paged {
   Paged(const LayerShape& shape, int64_t length, uint64_t seed) : pages(shape, length / 16 + 3) {
-    for (Block block = 0; block < length / 16 + 3; ++block) table.push_back(block);
+    for (generate::Block block = 0; block < length / 16 + 3; ++block) table.push_back(block);
     std::shuffle(table.begin(), table.end(), std::mt19937_64(seed));
     pages.keys().fill_(std::nan(""));  // what nobody wrote must not be read
     pages.values().fill_(std::nan(""));
   }
   Pages pages;
-  std::vector<Block> table;
+  std::vector<generate::Block> table;
 };
 
 struct Random {
@@ -99,7 +98,7 @@ TEST_CASE("generate attention: a row has the same bits in any chunk and beside a
     }
     // Beside another sequence, and rows of none.
     const Pages both(shape, 20);
-    std::vector<Block> one{9, 3, 7, 1, 15}, two{2, 4, 6};
+    std::vector<generate::Block> one{9, 3, 7, 1, 15}, two{2, 4, 6};
     const auto doubled = [&](const at::Tensor& y) { return torch::cat({y.narrow(0, 0, 40), y, y.narrow(0, 0, 3)}); };
     const std::vector<RowSpan> spans{{0, 40, 0, two.data(), nullptr}, {40, 40 + length, 0, one.data(), nullptr}};
     both.write(doubled(x.k), doubled(x.v), spans);
@@ -166,7 +165,7 @@ TEST_CASE("generate attention: moved rows and copied blocks", "[generate]") {
 TEST_CASE("generate attention: refuses what does not fit", "[generate]") {
   const LayerShape shape{2, 8, 8, at::kFloat};
   const Pages pages(shape, 2);
-  const std::vector<Block> table{0, 1};
+  const std::vector<generate::Block> table{0, 1};
   const std::vector<RowSpan> all{{0, 3, 0, table.data(), nullptr}};
   const auto x = [](int64_t heads, at::ScalarType dtype) { return torch::zeros({3, heads, 8}, dtype); };
   refuses("the cache was made for 2 heads of 8", [&] { pages.write(x(4, at::kFloat), x(4, at::kFloat), all); });

@@ -9,7 +9,6 @@
 
 using namespace dtensor;
 using namespace dtensor::test;
-using generate::Block;
 using generate::Blocks;
 using generate::kBlockRows;
 using generate::PageTable;
@@ -144,7 +143,7 @@ TEST_CASE("generate blocks: random sequences leave no block behind", "[generate]
       tables.erase(tables.begin() + static_cast<int64_t>(at));
       ends.erase(ends.begin() + static_cast<int64_t>(at));
     }
-    std::set<Block> in_use;
+    std::set<generate::Block> in_use;
     for (const auto& [other, unused] : tables) in_use.insert(other.blocks().begin(), other.blocks().end());
     REQUIRE(static_cast<int64_t>(in_use.size()) + blocks.unused() == 40);
   }

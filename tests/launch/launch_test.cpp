@@ -1,6 +1,7 @@
 // What launch does for its ranks: large blocks of memory are kept for the tensors to come; ranks that are threads compute with one each.
 #include "catch.hpp"
 
+#include <dtensor/base/say.hpp>
 #include <dtensor/dtensor.hpp>
 
 #include "tests/support/core_support.hpp"
