@@ -1,6 +1,7 @@
 // Kernels for composite operators that read memory above autograd, where a DTensor has none. They are registered for the mode that every
 // rank's thread is in, which libtorch calls before it takes the operator apart.
 #include "ops/composite/composite.hpp"
+#include "src/dispatch/copied_views.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/op_info.hpp"
 #include "src/dispatch/out_form.hpp"
@@ -12,13 +13,19 @@
 #include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_conj.h>
 #include <ATen/ops/_ctc_loss.h>
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/bmm_ops.h>
 #include <ATen/ops/ctc_loss_ops.h>
 #include <ATen/ops/fill_diagonal_ops.h>
+#include <ATen/ops/imag_ops.h>
 #include <ATen/ops/max_pool1d_ops.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
+#include <ATen/ops/real_ops.h>
+#include <ATen/ops/select.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
@@ -165,6 +172,23 @@ at::Tensor bmm(c10::DispatchKeySet keys, const at::Tensor& a, const at::Tensor& 
   return at::_ops::bmm::redispatch(below(keys), a, b);
 }
 
+// As libtorch has them, which asks is_conj(). A DTensor is none: the copy of a conjugated view is known by its memory. What autograd records
+// has to be right for plain gradients too.
+template <int64_t which>
+at::Tensor part_of_complex(const at::Tensor& self) {
+  const bool conjugated = sign_of(as_dtensor(self)->local()).conjugated;
+  const auto part = at::select(at::view_as_real(conjugated ? at::_conj(self) : self), self.dim(), which);
+  return conjugated && which == 1 ? at::_neg_view(part) : part;
+}
+
+at::Tensor real(c10::DispatchKeySet keys, const at::Tensor& self) {
+  return is_dtensor(self) && self.is_complex() ? part_of_complex<0>(self) : at::_ops::real::redispatch(below(keys), self);
+}
+
+at::Tensor imag(c10::DispatchKeySet keys, const at::Tensor& self) {
+  return is_dtensor(self) && self.is_complex() ? part_of_complex<1>(self) : at::_ops::imag::redispatch(below(keys), self);
+}
+
 constexpr const char* kAttention[] = {"scaled_dot_product_attention", "_scaled_dot_product_attention"};
 constexpr const char* kByMath[] = {"_scaled_dot_product_attention_forward"};
 constexpr const char* kOnWholeOperands[] = {"_grid_sampler_2d_cpu_fallback_backward",
@@ -198,6 +222,8 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, library) {
   library.impl("max_pool1d", TORCH_FN(max_pool1d));
   library.impl("fill_diagonal_", TORCH_FN(fill_diagonal_));
   library.impl("bmm", TORCH_FN(bmm));
+  library.impl("real", TORCH_FN(real));
+  library.impl("imag", TORCH_FN(imag));
   library.impl("ctc_loss.IntList", TORCH_FN(ctc_loss));
   library.impl("ctc_loss.Tensor", TORCH_FN(ctc_loss_of_lengths));
   register_boxed(library, kAttention, [] { return torch::CppFunction::makeFromBoxedFunction<&attention_by_hook>(); });

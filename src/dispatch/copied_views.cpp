@@ -6,6 +6,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <ranges>
 #include <unordered_map>
 
 namespace dtensor::dispatch {
@@ -38,6 +39,24 @@ struct View {
 };
 using Group = std::vector<View>;  // whose memories would be one
 
+// Whether two elements may lie at one place.
+bool overlaps(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  int64_t extent = 1;
+  const auto order = memory_order(strides);
+  for (const auto d : order | std::views::reverse) {
+    if (sizes[d] <= 1) continue;
+    if (strides[d] < extent) return true;
+    extent += strides[d] * (sizes[d] - 1);
+  }
+  return false;
+}
+
+// Whether a write to `storage` has to be carried over to the view: it has other memory, or elements apart that would be one.
+bool needs_copies(const View& view, const c10::StorageImpl* storage) {
+  if (view.memory.expired()) return false;
+  return view.storage() != storage || overlaps(view.layout->sizes(), view.layout->strides());
+}
+
 class Table {
  public:
   void join(const View& a, View b) {
@@ -59,8 +78,7 @@ class Table {
     if (is_empty()) return false;
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = groups_.find(storage);
-    return found != groups_.end() && std::any_of(found->second->begin(), found->second->end(),
-                                                 [&](const View& view) { return view.storage() != storage && !view.memory.expired(); });
+    return found != groups_.end() && std::ranges::any_of(*found->second, [&](const View& view) { return needs_copies(view, storage); });
   }
 
   bool is_empty() const { return size_.load(std::memory_order_relaxed) == 0; }
@@ -76,7 +94,7 @@ class Table {
     const auto found = groups_.find(storage);
     if (found == groups_.end()) return others;
     for (const auto& view : *found->second) {
-      const c10::Storage memory(view.storage() == storage ? c10::intrusive_ptr<c10::StorageImpl>() : view.memory.lock());
+      const c10::Storage memory(needs_copies(view, storage) ? view.memory.lock() : c10::intrusive_ptr<c10::StorageImpl>());
       if (!memory) continue;
       const auto dtype = c10::scalarTypeToTypeMeta(view.layout->dtype());
       others.push_back({dtensor::detail::alias(memory, view.keys, dtype, view.sizes, view.strides, view.local_offset), view.layout,

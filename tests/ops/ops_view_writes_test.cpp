@@ -212,3 +212,44 @@ TEST_CASE("ops: ranks agree on whether a view of a split cut is a copy", "[ops][
     }, transport));
   }
 }
+
+TEST_CASE("views: a write to one place of an overlapping view that was copied shows at all", "[ops]") {
+  const auto write = [](const at::Tensor& x) {
+    const auto windows = x.unfold(1, 3, 1);  // elements share places
+    windows.select(1, 2).mul_(10);           // columns 2, 3 and 4 of x
+    const auto seen = windows.clone();
+    x.add_(1);
+    return std::vector<at::Tensor>{seen, windows.clone(), x.clone()};
+  };
+  const auto x = torch::arange(12, torch::kDouble).view({2, 6});
+  const auto expected = write(x.clone());
+  for (const int ranks : {1, 2, 3}) {
+    REQUIRE_NOTHROW(on_each_rank(ranks, [&] {
+      for (const auto& placement : {dt::flat(13), shard(0), shard(1), dt::replicate()}) {
+        const auto got = write(dt::distribute_tensor(x, mesh_of({ranks}), {placement}).tensor());
+        for (size_t i = 0; i < got.size(); ++i) {
+          dt::require(dt::full_tensor(got[i]).equal(expected[i]), "test", "tensor {} of {} differs", i, str(placement));
+        }
+      }
+    }));
+  }
+}
+
+// Outside of Spmd, a gradient of what libtorch makes in the backward pass is plain, and goes through the same views.
+TEST_CASE("views: a plain gradient goes through a part of a conjugated tensor", "[ops]") {
+  const auto gradient = [](const at::Tensor& leaf) {
+    const auto x = leaf.mul(2);
+    at::imag(at::view_as_complex(x).conj()).add_(3);
+    at::real(at::view_as_complex(x).conj()).mul_(5);
+    std::get<0>(x.topk(2, 0)).sum().backward();
+    return leaf.grad();
+  };
+  const auto x = torch::tensor({{0.5, -1.0}, {2.0, 3.0}, {-4.0, 6.0}}, torch::kDouble);
+  const auto expected = gradient(x.clone().requires_grad_());
+  REQUIRE_NOTHROW(on_each_rank(2, [&] {
+    for (const auto& placement : {dt::replicate(), shard(0)}) {
+      const auto got = gradient(dt::distribute_tensor(x, mesh_of({2}), {placement}).tensor().detach().requires_grad_());
+      dt::require(dt::full_tensor(got).equal(expected), "test", "the gradient of {} differs", str(placement));
+    }
+  }));
+}
