@@ -30,6 +30,11 @@ class Tally:
     def __init__(self, total):
         self.total, self.passed, self.failed, self.skipped = total, 0, [], []
         self.lock, self.printed = threading.Lock(), time.monotonic()
+        self.seconds = {}  # that a script took, or a process of test cases
+
+    def took(self, name, since):
+        with self.lock:
+            self.seconds[name] = time.monotonic() - since
 
     def add(self, outcome, name, text=""):
         with self.lock:
@@ -50,6 +55,8 @@ class Tally:
             print(text.strip() or "(it printed nothing)", flush=True)
 
     def finish(self):
+        slowest = sorted(self.seconds.items(), key=lambda item: -item[1])[:8]
+        print("slowest: " + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in slowest))
         for name, why in self.skipped:
             print(f"skipped {name}: {why}")
         for name in self.failed:
@@ -130,12 +137,15 @@ def run_cases(program, names, tally):
 
 
 def all_cases(program, names, tally):
+    first, since = names[0], time.monotonic()
     while names:
         names = run_cases(program, names, tally)
+    tally.took(f"cases from '{first}'", since)
 
 
 def run_script(script, name, build, tally):
     """Runs a script: exit status 0 passes, 77 skips (the last line it printed says why), others fail."""
+    since = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         env = {"DTENSOR_BUILD": str(build), "DTENSOR_PREFIX": str(build / "stage/usr/local"), "TMPDIR": scratch}
         process = subprocess.Popen([script], cwd=ROOT, env=os.environ | env, stdin=subprocess.DEVNULL, text=True, errors="replace",
@@ -146,6 +156,7 @@ def run_script(script, name, build, tally):
             kill_group(process)
             text, status = process.communicate()[0], f"no end after {SCRIPT_SECONDS} s"
         kill_group(process)
+    tally.took(name, since)
     if status is None and process.returncode == 0:
         tally.add("pass", name)
     elif status is None and process.returncode == SKIPPED:
@@ -182,7 +193,9 @@ def check_headers(headers, build, tally):
         return next(o for o in objects if o.endswith(f"{stem}.cpp.o"))
 
     wanted = {header: object_of(proof) for header, proof in proofs(headers).items()}
+    since = time.monotonic()
     ninja = subprocess.run(["ninja", "-C", build, "-k", "0", *sorted(set(wanted.values()))], capture_output=True, text=True)
+    tally.took("headers", since)
     broken = set(re.findall(r"^FAILED: (?:\[code=\d+\] )?(\S+)", ninja.stdout, re.M))
     if ninja.returncode != 0:
         tally.output(ninja.stdout + ninja.stderr)
