@@ -172,8 +172,8 @@ at::Tensor bmm(c10::DispatchKeySet keys, const at::Tensor& a, const at::Tensor& 
   return at::_ops::bmm::redispatch(below(keys), a, b);
 }
 
-// As libtorch has them, which asks is_conj(). A DTensor is none: the copy of a conjugated view is known by its memory. What autograd records
-// has to be right for plain gradients too.
+// As libtorch has them, which asks is_conj(). No DTensor says so: the copy of a conjugated view is known by its memory. What autograd
+// records has to be right for plain gradients too.
 template <int64_t which>
 at::Tensor part_of_complex(const at::Tensor& self) {
   const bool conjugated = sign_of(as_dtensor(self)->local()).conjugated;
