@@ -1,5 +1,5 @@
 // Which blocks of a cache of keys and values are in use, by how many sequences, and what they hold. Numbers only: the keys and values
-// themselves lie in a PageMemory.
+// themselves lie in Pages (paged_attention.hpp).
 //
 // A block has room for kBlockRows positions of a sequence, in all layers. A full block may be found again by what it holds: its tokens and
 // those before them. So prompts that begin alike share blocks. A block that nobody uses keeps what it holds until its room is needed; the
