@@ -29,6 +29,7 @@ struct Op {
   Tame tame = {};
   bool in_place = false;  // writes its first operand
   int weight = 10;
+  bool by_index = false;  // writes where an index says
 };
 
 // All operators.

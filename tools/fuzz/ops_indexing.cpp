@@ -37,6 +37,7 @@ Op put(std::string name, bool whole, std::function<at::Tensor(T, int64_t, T, T)>
 Op write(std::string name, bool whole, std::function<void(T, int64_t, T, T)> run) {
   auto op = indexed(std::move(name), whole, true, true, [=](T x, int64_t d, T i, T s) { run(x, d, i, s); return Tensors{}; });
   op.weight = 5;
+  op.by_index = true;
   return op;
 }
 

@@ -44,10 +44,11 @@ std::set<int64_t> places(T value) {
   return {flat.data_ptr<int64_t>(), flat.data_ptr<int64_t>() + flat.numel()};
 }
 
-// Whether some elements of what is read are written, at another position: what is read then is nobody's promise either.
-bool reads_what_it_writes(T written, T read) {
-  const bool same =
-      written.sizes() == read.sizes() && written.strides() == read.strides() && written.storage_offset() == read.storage_offset();
+// Whether some elements of what is read are written, at another position: what is read then is nobody's promise either. An operator that
+// goes by indices writes at other positions than it reads.
+bool reads_what_it_writes(T written, T read, bool by_index) {
+  const bool same = !by_index && written.sizes() == read.sizes() && written.strides() == read.strides() &&
+                    written.storage_offset() == read.storage_offset();
   if (!read.is_alias_of(written) || same) return false;
   const auto a = places(written), b = places(read);
   return std::ranges::any_of(b, [&](int64_t place) { return a.count(place) != 0; });
@@ -157,7 +158,8 @@ bool PlainRun::run_call(const Step& step) {
   const auto& op = *step.op;
   if (op.tame && !op.tame(in, exact, step.args)) return false;
   if (op.in_place && overlaps(in[0])) return false;
-  if (op.in_place && std::any_of(in.begin() + 1, in.end(), [&](T read) { return reads_what_it_writes(in[0], read); })) return false;
+  const auto unsafe = [&](T read) { return reads_what_it_writes(in[0], read, op.by_index); };
+  if (op.in_place && std::any_of(in.begin() + 1, in.end(), unsafe)) return false;
   Tensors out;
   try {
     out = run_op(step, in);
