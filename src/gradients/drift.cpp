@@ -23,6 +23,9 @@ std::string name_of(const DTensorImpl& leaf) {
   return leaf.module ? fmt::format("{} in '{}'", sizes, *leaf.module) : sizes;
 }
 
+// On this rank, or soon.
+bool has_values(const DTensorImpl& tensor) { return tensor.values() == Values::ready || tensor.values() == Values::pending; }
+
 void check_gradient(const DTensorImpl& leaf, const at::Tensor& gradient, const Dims& dims) {
   const auto differing = dispatch::ranks_that_differ(gradient, leaf.layout()->mesh(), dims);
   require(differing.empty(), "backward",
@@ -46,7 +49,7 @@ void check_drift(const at::Tensor& leaf, const at::Tensor& gradient) {
   auto &of_leaf = *as_dtensor(leaf), &of_gradient = *as_dtensor(gradient);
   const auto &there = of_leaf.layout(), &here = of_gradient.layout();
   const auto& mesh = there->mesh();
-  if (mesh.size() == 1 || !dispatch::checks_replicated || there->is_absent() || here->is_absent() || here->mesh() != mesh) return;
+  if (mesh.size() == 1 || !dispatch::checks_replicated || !has_values(of_leaf) || !has_values(of_gradient) || here->mesh() != mesh) return;
   Dims alike, summed;
   for (int64_t d = 0; d < mesh.ndim(); ++d) {
     if (mesh.size(d) == 1 || !there->placements()[d].is_replicate()) continue;
