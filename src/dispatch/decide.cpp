@@ -16,6 +16,7 @@
 #include <c10/util/hash.h>
 #include <dtensor/base/error.hpp>
 #include <dtensor/mesh/world.hpp>
+#include <dtensor/mesh/alias.hpp>
 #include <dtensor/redistribute/redistribute.hpp>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -333,8 +334,11 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   decision->casts = call.schema.name() == "aten::_to_copy" && decision->outputs.size() == 1;
   decision->gives_pending = std::ranges::any_of(decision->outputs,
                                         [](const auto& output) { return output && output->layout()->has_partial(); });
-  decision->gives_thin = !info.is_view && std::ranges::any_of(decision->outputs,
-                                                              [](const auto& output) { return output && is_thin(*output->layout()); });
+  // The strides of a view say where its elements are, if it has any, and where it was expanded.
+  decision->gives_thin = std::ranges::any_of(decision->outputs, [&](const auto& output) {
+    if (!output || !is_thin(*output->layout())) return false;
+    return !info.is_view || (has_empty_shard(*output->layout()) && !dtensor::detail::is_expanded(*output->layout()));
+  });
   for (const auto& operand : call.operands) decision->pinned.push_back(operand.layout);
   decision->once = !current_mesh && (in_backward() || initializes(info, call)) && has_plain_operand(call);
   decision->compares = may_differ(call);

@@ -235,6 +235,26 @@ TEST_CASE("views: a write to one place of an overlapping view that was copied sh
   }
 }
 
+TEST_CASE("views: a rank without elements copies no view that the others do not", "[ops]") {
+  const auto write = [](const at::Tensor& x) {
+    const auto view = x.permute({1, 2, 3, 0}).view({4, 2, 4}), again = view.view({4, 2, 4});
+    view.add_(1);
+    return std::vector<at::Tensor>{x, view, again};
+  };
+  const auto x = torch::arange(32, torch::kDouble).view({1, 4, 2, 4});
+  const auto expected = write(x.clone());
+  for (const auto* transport : {"threads", "gloo"}) {
+    REQUIRE_NOTHROW(on_each_rank(3, [&] {
+      for (const auto& placement : {shard(3), shard(1), dt::replicate()}) {
+        const auto got = write(dt::distribute_tensor(x, mesh_of({3}), {placement}));
+        for (size_t i = 0; i < got.size(); ++i) {
+          dt::require(dt::full_tensor(got[i]).equal(expected[i]), "test", "tensor {} of {} differs", i, str(placement));
+        }
+      }
+    }, transport));
+  }
+}
+
 // Outside of Spmd, a gradient of what libtorch makes in the backward pass is plain, and goes through the same views.
 TEST_CASE("views: a plain gradient goes through a part of a conjugated tensor", "[ops]") {
   const auto gradient = [](const at::Tensor& leaf) {
