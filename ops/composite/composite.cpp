@@ -176,7 +176,9 @@ at::Tensor bmm(c10::DispatchKeySet keys, const at::Tensor& a, const at::Tensor& 
 // records has to be right for plain gradients too.
 template <int64_t which>
 at::Tensor part_of_complex(const at::Tensor& self) {
-  const bool conjugated = sign_of(as_dtensor(self)->local()).conjugated;
+  auto& impl = *as_dtensor(self);
+  const bool has_values = impl.values() == Values::ready || impl.values() == Values::pending;
+  const bool conjugated = has_values && sign_of(impl.local()).conjugated;
   const auto part = at::select(at::view_as_real(conjugated ? at::_conj(self) : self), self.dim(), which);
   return conjugated && which == 1 ? at::_neg_view(part) : part;
 }

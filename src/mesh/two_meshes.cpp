@@ -19,8 +19,8 @@ std::string name_of(World* world) {
 
 constexpr const char* kOwn =
     "each rank has its own mesh and tensors, and ranks that are threads of one process must not share any; hint: make the model, its "
-    "optimizer and all tensors "
-    "inside of the function that dt::launch runs, in variables of that function, so that every rank makes its own";
+    "optimizer and all tensors inside of the function that dt::launch runs, in variables of that function, so that every rank makes its "
+    "own";
 
 }  // namespace
 

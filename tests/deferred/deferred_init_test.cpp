@@ -339,3 +339,16 @@ TEST_CASE("deferred init: refused with a hint", "[deferred]") {
   CHECK_NOTHROW(torch::save(model, file));
   set_generator_check(GeneratorCheck::first);
 }
+
+TEST_CASE("deferred init: parts of a complex tensor", "[deferred]") {
+  CHECK_NOTHROW(on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto rows = distribute_tensor(torch::ones({4, 4}), mesh, {shard(0)}).tensor(), row = rows.select(0, 1);  // a copied view
+    at::Tensor part;
+    {
+      DeferredInit deferred(mesh);
+      part = at::imag(torch::complex(torch::ones({3}), torch::full({3}, 2.F)));
+    }
+    materialize({part});
+    require(full_tensor(part).equal(torch::full({3}, 2.F)), "test", "differs");
+  }));
+}

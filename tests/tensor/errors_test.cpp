@@ -144,3 +144,13 @@ TEST_CASE("errors: plans", "[errors]") {
     dt::require(dt::DTensor(linear->weight).layout().is_replicated(), "test", "a refused plan changed the weight");
   }));
 }
+
+TEST_CASE("errors: a plain operand is called plain and a mesh of GPUs needs them", "[errors]") {
+  REQUIRE_NOTHROW(run_ranks(2, [](dt::World&) {
+    const auto mesh = dt::init_device_mesh(torch::kCPU, {2}, {"tp"});
+    const auto x = dt::distribute_tensor(torch::ones({4, 4}), mesh, {dt::shard(0)}).tensor();
+    throws("a plain operand", {"(f32[4, 4] (S(0)) on (tp=2), f32[4] (plain))", "dt::Spmd"}, [&] { x * torch::ones({4}); });
+    if (!torch::cuda::is_available() && !c10::impl::hasDeviceGuardImpl(c10::kCUDA))
+      throws("a mesh of GPUs", {"needs a libtorch with CUDA", "torch::kCPU"}, [] { dt::init_device_mesh(torch::kCUDA, {2}); });
+  }));
+}
