@@ -13,7 +13,7 @@ using generate::Finish;
 
 namespace {
 
-constexpr int64_t kBlocksOfFew = 40;
+constexpr int64_t kBlocksOfFew = 20;
 
 // Bytes that the process has in memory.
 int64_t resident_bytes() {
@@ -33,7 +33,7 @@ struct Traffic {
         return std::clamp<int64_t>(static_cast<int64_t>(std::lognormal_distribution<double>(1.2, 1)(random)), 1, most);
       };
       generate::Request request{.prompt = prompts[random() % prompts.size()]};
-      request.prompt.resize(std::min<size_t>(request.prompt.size(), length(40) * 2));
+      request.prompt.resize(std::min<size_t>(request.prompt.size(), length(40) * 4));
       request.settings = {.max_tokens = length(40), .seed = random(), .n = random() % 8 == 0 ? 3 : 1};
       request.priority = static_cast<int64_t>(random() % 3);
       under_way.push_back(engine.submit(std::move(request)));

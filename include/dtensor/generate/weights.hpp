@@ -5,7 +5,7 @@
 #pragma once
 
 #include <dtensor/base/error.hpp>
-#include <dtensor/base/error_text.hpp>
+#include <dtensor/collectives/pieces.hpp>
 #include <dtensor/tensor/spmd.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
