@@ -225,6 +225,21 @@ std::optional<Entries> first_entries(const Weights<T>& weights, int64_t count) {
   return entries;
 }
 
+// Orders tokens, and leaves some out that come after those which have `enough` together: mostly few have it.
+inline void keep_first_with(Entries& entries, double enough) {
+  for (size_t count = 64;; count *= 8) {
+    if (count < entries.size()) {
+      std::ranges::nth_element(entries, entries.begin() + static_cast<int64_t>(count), before);
+      double sum = 0;
+      for (size_t i = 0; i < count; ++i) sum += entries[i].probability;
+      if (sum < enough) continue;
+      entries.resize(count);
+    }
+    break;
+  }
+  std::ranges::sort(entries, before);
+}
+
 // The fewest of most weight, in order, that have `share` of the sum. A token that is needed has at least its part of what is left out.
 template <class T>
 std::optional<Entries> share_entries(const Weights<T>& weights, double share) {
@@ -238,7 +253,7 @@ std::optional<Entries> share_entries(const Weights<T>& weights, double share) {
   for (size_t token = 0; token < all.size(); ++token) {
     if (all[token] >= least) entries.push_back({static_cast<int64_t>(token), all[token]});
   }
-  std::ranges::sort(entries, before);
+  keep_first_with(entries, (share + 2 * margin) * sum);
   double so_far = 0;
   for (size_t i = 0; i < entries.size(); ++i) {
     so_far += entries[i].probability;
