@@ -142,6 +142,29 @@ TEST_CASE("generate groups: a prompt that fails fails on every rank", "[generate
   }
 }
 
+TEST_CASE("generate groups: a model that fails in one group ends the call on every rank", "[generate]") {
+  const auto prompts = some_prompts(6);
+  const auto expected = of_one_device(prompts);
+  REQUIRE_NOTHROW(on_groups(2, 2, "threads", [&](SmallText& model, const DeviceMesh& mesh) {
+    int64_t passes = 0, last = std::numeric_limits<int64_t>::max();
+    const auto forward = [&](const at::Tensor& ids) {
+      if (mesh.coordinate(0) == 1 && ++passes > last) throw std::runtime_error("the model is lost");
+      return model.forward(ids);
+    };
+    Engine engine(forward, &model, {});
+    last = passes + 4;
+    std::string text;
+    try {
+      engine.generate(prompts, kShared);
+    } catch (const std::exception& error) {
+      text = error.what();
+    }
+    require(text.find("the model is lost") != std::string::npos, "test", "got '{}'", text);
+    last = std::numeric_limits<int64_t>::max();
+    require_alike(engine.generate(prompts, kShared), expected);
+  }));
+}
+
 TEST_CASE("generate groups: ranks that ask for other prompts are told so", "[generate]") {
   CHECK_THROWS_WITH(on_groups(2, 1, "threads",
                               [&](SmallText& model, const DeviceMesh& mesh) {

@@ -24,7 +24,7 @@ void require_equal(const generate::Completion& got, const generate::Completion& 
 }
 
 // A prompt is in the cache, and one is under way, when weights of another kind come.
-void exchange(SmallText& generating, const torch::nn::Module& training, SmallText& fresh) {
+void swap_weights(SmallText& generating, const torch::nn::Module& training, SmallText& fresh) {
   const auto prompts = some_prompts(3, 9);
   Engine engine(generating);
   const auto old = engine.generate(prompts, kTold);
@@ -47,7 +47,7 @@ void exchange(SmallText& generating, const torch::nn::Module& training, SmallTex
 
 TEST_CASE("generate weights: from a module on the same device", "[generate]") {
   SmallText model, training(31), fresh(31);
-  REQUIRE_NOTHROW(exchange(model, training, fresh));
+  REQUIRE_NOTHROW(swap_weights(model, training, fresh));
 }
 
 TEST_CASE("generate weights: from other layouts and meshes", "[generate]") {
@@ -78,7 +78,7 @@ TEST_CASE("generate weights: from other layouts and meshes", "[generate]") {
             if (way != "plain") {
               for (auto* module : {&*model, &*fresh}) parallelize_module(*module, mesh, automatic_plan(*module));
             }
-            exchange(*model, *training, *fresh);
+            swap_weights(*model, *training, *fresh);
           },
           transport));
     }
