@@ -1,5 +1,6 @@
 // Generation: tokens a second at several batch sizes and with lengths alike and skewed, the time to the first token, passes for each token,
-// and how full the cache is. A Llama of 4.4 million parameters; prompts of 16 tokens.
+// how full the cache is, what bits that do not depend on the batch cost, and a draw. A Llama of 4.4 million parameters; prompts of 16
+// tokens.
 #include "main.hpp"
 
 #include <dtensor/dtensor.hpp>
@@ -42,9 +43,9 @@ void report(benchmark::State& state, const Engine& engine) {
   state.counters["cache_used"] = static_cast<double>(counts.most_blocks) / static_cast<double>(engine.blocks());
 }
 
-// 64 new tokens for each of range(0) prompts.
+// 64 new tokens for each of range(0) prompts. range(1): batch_invariant.
 void equal_lengths(benchmark::State& state) {
-  Engine engine(*model(), {.max_requests = state.range(0), .share_prefixes = false});
+  Engine engine(*model(), {.max_requests = state.range(0), .share_prefixes = false, .batch_invariant = state.range(1) != 0});
   std::mt19937_64 random(1);
   for (auto _ : state) {
     std::vector<Tokens> prompts;
@@ -53,7 +54,11 @@ void equal_lengths(benchmark::State& state) {
   }
   report(state, engine);
 }
-BENCHMARK(equal_lengths)->Arg(1)->Arg(16)->Arg(64)->Unit(benchmark::kMillisecond)->UseRealTime();
+BENCHMARK(equal_lengths)
+    ->ArgNames({"batch", "invariant"})
+    ->ArgsProduct({{1, 16, 64}, {0, 1}})
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime();
 
 std::vector<int64_t> skewed(int64_t count) {
   std::mt19937_64 random(2);
@@ -109,7 +114,7 @@ void second_epoch(benchmark::State& state) {
   std::vector<Tokens> prompts;
   for (int i = 0; i < 4; ++i) prompts.push_back(prompt(random));
   uint64_t seed = 0;
-  const auto epoch = [&] { engine.generate(prompts, {.temperature = 0.1, .max_tokens = 64, .seed = ++seed, .n = 4}); };
+  const auto epoch = [&] { engine.generate(prompts, {.temperature = 0.02, .max_tokens = 64, .seed = ++seed, .n = 4}); };
   epoch();
   const auto before = engine.counts();
   for (auto _ : state) epoch();
@@ -147,5 +152,33 @@ void decode_attention(benchmark::State& state) {
   state.counters["GB_per_s"] = static_cast<double>(state.iterations() * blocks * shape.bytes_of_block()) / attending / 1e9;
 }
 BENCHMARK(decode_attention)->Arg(512)->Arg(4096)->Unit(benchmark::kMillisecond)->UseRealTime();
+
+// Of a token, from scores of 128256 tokens like a model's. `of_definition`: the share of the time that the definition takes, beside it.
+void draw(benchmark::State& state) {
+  const Settings all[] = {{.temperature = 0}, {.temperature = 0.8}, {.top_k = 50}, {.top_p = 0.95}, {.min_p = 0.05}};
+  const auto& settings = all[state.range(0)];
+  std::mt19937_64 random(6);
+  std::normal_distribution<float> normal(0, 3);
+  std::vector<float> scores(128'256);
+  for (auto& score : scores) score = normal(random);
+  const std::span<const float> row(scores);
+  const Tokens tokens{0};
+  const auto now = [] { return std::chrono::steady_clock::now(); };
+  double quick = 0, defined = 0;
+  int64_t position = 0;
+  for (auto _ : state) {
+    const auto uniform = uniform_of(1, 0, ++position);
+    const auto start = now();
+    benchmark::DoNotOptimize(draw_token(row, settings, tokens, 1, uniform));
+    const auto middle = now();
+    benchmark::DoNotOptimize(Distribution::by_definition(row, settings, tokens, 1).draw(uniform));
+    const auto end = now();
+    quick += std::chrono::duration<double>(middle - start).count();
+    defined += std::chrono::duration<double>(end - middle).count();
+    state.SetIterationTime(std::chrono::duration<double>(middle - start).count());
+  }
+  state.counters["of_definition"] = quick / defined;
+}
+BENCHMARK(draw)->ArgName("greedy_temperature_k_p_min")->DenseRange(0, 4)->Unit(benchmark::kMicrosecond)->UseManualTime();
 
 }  // namespace

@@ -267,8 +267,8 @@ inline std::vector<std::vector<Draft>> DraftModel::propose(const std::vector<Dra
     for (size_t r = 0; r < rows.size(); ++r) {
       auto& output = all[rows[r]];
       const auto& of = output.context;
-      const auto token = detail::distribution_of(scores, static_cast<int64_t>(r), output.tokens, of.prompt, of.settings)
-                             .draw(uniform_of(of.settings.seed, of.index, static_cast<int64_t>(output.tokens.size())));
+      const auto uniform = uniform_of(of.settings.seed, of.index, static_cast<int64_t>(output.tokens.size()));
+      const auto token = detail::token_of(scores, static_cast<int64_t>(r), output.tokens, of.prompt, of.settings, uniform);
       output.table.filled(output.tokens, output.computed);
       output.tokens.push_back(token);
       output.drafts.push_back({token, static_cast<int64_t>(output.drafts.size()) - 1});

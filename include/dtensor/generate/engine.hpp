@@ -16,9 +16,11 @@
 #include <dtensor/collectives.hpp>
 #include <dtensor/generate/batch_invariant.hpp>
 #include <dtensor/generate/drafts.hpp>
+#include <dtensor/generate/groups.hpp>
 #include <dtensor/generate/request.hpp>
 #include <dtensor/generate/runner.hpp>
 #include <dtensor/generate/scheduler.hpp>
+#include <dtensor/generate/weights.hpp>
 
 #include <ATen/ops/log_softmax.h>
 #include <torch/nn/module.h>
@@ -41,9 +43,11 @@ struct EngineOptions {
   std::function<std::string(int64_t)> text_of{};  // of a token; empty: a byte
   std::shared_ptr<Drafter> drafter{};             // guesses tokens; see drafts.hpp
   int64_t drafts = 8;                             // guesses at a time
+  // The mesh dimension along which groups of ranks share the prompts of generate(); empty: none.
+  std::string split_over = "dp";
 };
 
-// What an engine did so far.
+// What an engine did so far; of groups that decode apart, this rank's.
 struct EngineCounts {
   int64_t passes = 0;           // of the model
   int64_t rows = 0;             // that these computed
@@ -96,7 +100,10 @@ class Engine {
   // Throws, and takes nothing, for an empty prompt, tokens outside of the vocabulary, settings that make no sense, and a request that is
   // longer than max_length or than the cache.
   Future submit(Request request);
-  // The completions of these prompts.
+  // The completions of these prompts, on every rank. Where the mesh has the dimension EngineOptions::split_over, the parameters are whole
+  // along it, and nothing else is under way, each group along it decodes a share: the prompts are cut into as many runs as there are
+  // groups. Passes then communicate within groups only, and at the end the ranks that have one place in their groups exchange completions,
+  // by two all_gathers. The cache is forgotten after that. Throws what the first prompt that fails throws, on every rank.
   std::vector<Completion> generate(const std::vector<Tokens>& prompts, const Settings& settings = {});
 
   // One pass; nothing when there is nothing to do. Throws what ends all requests: an error of the model, or of a rank. Requests that fail
@@ -109,6 +116,9 @@ class Engine {
   // The model's parameters have changed, and are `version` from now on. Cached prefixes are forgotten. Outputs under way are computed anew
   // from the new weights, or (recompute = false) go on with the keys and values of the old ones.
   void load_weights(int64_t version, bool recompute = true);
+  // Copies the weights of the same names first, see copy_weights(): from a module on any mesh and in any layout.
+  void load_weights(const torch::nn::Module& from, int64_t version, bool recompute = true);
+  void load_weights(const NamedWeights& from, int64_t version, bool recompute = true);
   int64_t version() const { return version_; }
 
   EngineCounts counts() const;
@@ -122,12 +132,15 @@ class Engine {
   friend class detail::BeamSearch;
   int64_t longest() const;
   void check_request(const Request& request) const;
+  std::vector<Completion> generate_here(const std::vector<Tokens>& prompts, const Settings& settings);
+  std::vector<Completion> generate_in_groups(const std::vector<Tokens>& prompts, const Settings& settings);
+  void tell_drafter(const std::vector<Tokens>& prompts, const std::vector<Completion>& completions);
   void propose();
   void observe(detail::Growing& output);
   void run(const Scheduler::Plan& plan);
   void advance(detail::Pass& pass, size_t part);
   int64_t draw(detail::Pass& pass, detail::Growing& output, int64_t row);
-  void append(detail::Pass& pass, detail::Growing& output, int64_t row, int64_t token, const Distribution& from);
+  void append(detail::Pass& pass, detail::Growing& output, int64_t row, int64_t token, const std::optional<Distribution>& from);
   void fork(detail::Pass& pass, detail::Growing& first, int64_t row);
   void finish(detail::Growing& output, Finish finish);
   void end(detail::Group& group, Finish finish, std::exception_ptr error = {});
@@ -135,7 +148,10 @@ class Engine {
   void agree(const detail::Pass& pass);
 
   const EngineOptions options_;
+  torch::nn::Module* const module_;
   Runner runner_;
+  const std::optional<DeviceMesh> others_;  // this rank's in other groups that decode apart
+  const std::optional<DeviceMesh> group_;   // the ranks that pass together
   std::unique_ptr<Blocks> blocks_;
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<std::shared_ptr<detail::Group>> groups_;
@@ -145,6 +161,7 @@ class Engine {
 
 }  // namespace dtensor::generate
 
+#include <dtensor/generate/engine_generate.hpp>
 #include <dtensor/generate/engine_steps.hpp>
 
 #pragma GCC visibility pop

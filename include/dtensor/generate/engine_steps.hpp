@@ -9,7 +9,11 @@
 namespace dtensor::generate {
 
 inline Engine::Engine(Forward forward, torch::nn::Module* module, const EngineOptions& options)
-    : options_(options), runner_(detail::in_evaluation(std::move(forward), module, options.batch_invariant), detail::mesh_of(module)) {
+    : options_(options),
+      module_(module),
+      runner_(detail::in_evaluation(std::move(forward), module, options.batch_invariant), detail::mesh_of(module)),
+      others_(detail::others_over(module, runner_.mesh(), options.split_over)),
+      group_(others_ ? runner_.mesh()->slice(options.split_over, others_->coordinate(0)) : runner_.mesh()) {
   require(options.max_requests >= 1 && options.tokens_per_step >= 1 && options.chunk >= 0 && options.max_length >= 0, "generate",
           "got max_requests {}, tokens_per_step {}, chunk {} and max_length {}; expected at least 1, 1, 0 and 0", options.max_requests,
           options.tokens_per_step, options.chunk, options.max_length);
@@ -60,19 +64,6 @@ inline Future Engine::submit(Request request) {
   scheduler_->add(*group->outputs[0]);
   groups_.push_back(group);
   return {*this, group};
-}
-
-inline std::vector<Completion> Engine::generate(const std::vector<Tokens>& prompts, const Settings& settings) {
-  std::vector<Future> futures;
-  std::vector<Completion> completions;
-  try {
-    for (const auto& prompt : prompts) futures.push_back(submit({prompt, settings}));
-    for (auto& future : futures) completions.push_back(future.get());
-  } catch (...) {
-    for (auto& future : futures) future.cancel();
-    throw;
-  }
-  return completions;
 }
 
 inline bool Future::ready() const { return group_->ended; }
@@ -154,7 +145,7 @@ inline void Engine::run(const Scheduler::Plan& plan) {
   ++counts_.passes;
   counts_.rows += pass.rows.rows();
   for (size_t part = 0; part < plan.parts.size(); ++part) advance(pass, part);
-  if (runner_.mesh() && runner_.mesh()->size() > 1) agree(pass);
+  if (group_ && group_->size() > 1) agree(pass);
 }
 
 // The tokens that a part gives: one, and one more for each guess that was right.
@@ -212,13 +203,15 @@ inline void Engine::fork(detail::Pass& pass, detail::Growing& first, int64_t row
 
 inline int64_t Engine::draw(detail::Pass& pass, detail::Growing& output, int64_t row) {
   const auto& settings = output.group.request.settings;
-  const auto distribution = detail::distribution_of(pass.scores, row, output.tokens, output.prompt, settings);
-  const auto token = distribution.draw(uniform_of(settings.seed, output.index, static_cast<int64_t>(output.tokens.size())));
-  append(pass, output, row, token, distribution);
+  const auto uniform = uniform_of(settings.seed, output.index, static_cast<int64_t>(output.tokens.size()));
+  std::optional<Distribution> from;
+  if (settings.logprobs_of_sampled) from = detail::distribution_of(pass.scores, row, output.tokens, output.prompt, settings);
+  const auto token = from ? from->draw(uniform) : detail::token_of(pass.scores, row, output.tokens, output.prompt, settings, uniform);
+  append(pass, output, row, token, from);
   return token;
 }
 
-inline void Engine::append(detail::Pass& pass, detail::Growing& to, int64_t row, int64_t token, const Distribution& from) {
+inline void Engine::append(detail::Pass& pass, detail::Growing& to, int64_t row, int64_t token, const std::optional<Distribution>& from) {
   const auto& request = to.group.request;
   const auto& settings = request.settings;
   auto& output = to.output;
@@ -226,11 +219,11 @@ inline void Engine::append(detail::Pass& pass, detail::Growing& to, int64_t row,
   to.tokens.push_back(token);
   output.tokens.push_back(token);
   output.versions.push_back(version_);
-  output.logprobs.push_back(settings.logprobs_of_sampled ? from.log_probability(token) : detail::value_at(pass.logprobs, row, token));
+  output.logprobs.push_back(from ? from->log_probability(token) : detail::value_at(pass.logprobs, row, token));
   if (settings.top_logprobs > 0) {
     std::vector<TokenLogprob> all;
-    if (settings.logprobs_of_sampled) {
-      for (const auto& entry : from.entries()) all.push_back({entry.token, std::log(entry.probability)});
+    if (from) {
+      for (const auto& entry : from->entries()) all.push_back({entry.token, std::log(entry.probability)});
     } else {
       for (int64_t i = 0; i < pass.logprobs.size(1); ++i) all.push_back({i, detail::value_at(pass.logprobs, row, i)});
     }
@@ -296,7 +289,7 @@ inline void Engine::agree(const detail::Pass& pass) {
     told.insert(told.end(), {output.group.error ? 1 : 0, output.group.error ? 0 : last, output.group.error ? 0 : -last});
   }
   if (told.empty()) return;
-  const auto most = all_reduce(detail::plain_tensor(told), *runner_.mesh(), ReduceOp::max);
+  const auto most = all_reduce(detail::plain_tensor(told), *group_, ReduceOp::max);
   const auto* of_any = most.data_ptr<int64_t>();
   size_t i = 0;
   for (const auto& part : pass.plan.parts) {

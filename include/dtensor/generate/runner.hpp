@@ -78,6 +78,13 @@ inline Distribution distribution_of(const at::Tensor& scores, int64_t row, std::
   return {row_of<float>(scores, row), settings, tokens, prompt};
 }
 
+// The token that a draw from it gives.
+inline int64_t token_of(const at::Tensor& scores, int64_t row, std::span<const int64_t> tokens, int64_t prompt, const Settings& settings,
+                        double uniform) {
+  if (scores.scalar_type() == at::kDouble) return draw_token(row_of<double>(scores, row), settings, tokens, prompt, uniform);
+  return draw_token(row_of<float>(scores, row), settings, tokens, prompt, uniform);
+}
+
 inline double value_at(const at::Tensor& rows, int64_t row, int64_t column) {
   return rows.scalar_type() == at::kDouble ? row_of<double>(rows, row)[column] : row_of<float>(rows, row)[column];
 }

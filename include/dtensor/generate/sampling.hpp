@@ -2,7 +2,8 @@
 //
 // Scores are changed in this order: what is not allowed goes (allowed, bad_words, end tokens before min_tokens), logit_bias is added,
 // penalties are taken off, all is divided by the temperature, and of the softmax the most probable tokens stay: top_k, top_p, min_p,
-// typical, each of what the one before left. Sums are float64.
+// typical, each of what the one before left. Sums are float64. Distribution::by_definition() does just that. The ways that are used
+// look at fewer tokens, and give the same to the bit (sampling_ways.hpp).
 #pragma once
 
 #include <dtensor/generate/blocks.hpp>
@@ -13,7 +14,6 @@
 #include <functional>
 #include <limits>
 #include <map>
-#include <numeric>
 #include <string>
 
 #pragma GCC visibility push(default)
@@ -52,12 +52,14 @@ struct Settings {
 // Throws for settings that make no sense, and for tokens outside of the vocabulary.
 void check(const Settings& settings, int64_t vocabulary);
 
-// What a token is drawn from: tokens that are left, and their probabilities.
+// What a token is drawn from: tokens that are left, and their probabilities. In the order of tokens, or where one of the cuts orders them,
+// the most probable first (typical: the closest to the mean information).
 class Distribution {
  public:
   struct Entry {
     int64_t token;
     double probability;
+    bool operator==(const Entry&) const = default;
   };
 
   // `scores` [vocabulary] of the model after `tokens`, of which the first `prompt` are the prompt. Throws when scores are NaN, and when no
@@ -66,6 +68,9 @@ class Distribution {
   Distribution(std::span<const double> scores, const Settings& settings, std::span<const int64_t> tokens, int64_t prompt);
   // Of probabilities that add up to anything but 0.
   explicit Distribution(std::vector<Entry> entries) : entries_(std::move(entries)) {}
+  // The same, step by step as the text on top says: copies all scores, and orders all tokens where one of the cuts wants them ordered.
+  template <class T>
+  static Distribution by_definition(std::span<const T> scores, const Settings& settings, std::span<const int64_t> tokens, int64_t prompt);
 
   const std::vector<Entry>& entries() const { return entries_; }
   // The token where the sum of probabilities exceeds `uniform`, a number in [0, 1).
@@ -74,11 +79,12 @@ class Distribution {
   double log_probability(int64_t token) const { return std::log(probability(token)); }
 
  private:
-  template <class T>
-  void make(std::span<const T> scores, const Settings& settings, std::span<const int64_t> tokens, int64_t prompt);
-
   std::vector<Entry> entries_;
 };
+
+// The token that Distribution(scores, settings, tokens, prompt).draw(uniform) gives. Without cuts it keeps no list of tokens.
+template <class T>
+int64_t draw_token(std::span<const T> scores, const Settings& settings, std::span<const int64_t> tokens, int64_t prompt, double uniform);
 
 // The number in [0, 1) of a sample: of output `index` of a request, for its token at `position`. `lane` 0 draws a token; a method that
 // needs more numbers for one token takes further lanes.
@@ -87,150 +93,6 @@ inline double uniform_of(uint64_t seed, int64_t index, int64_t position, int64_t
 }
 
 // -- How ------------------------------------------------------------------------------------------------------------------
-
-namespace detail {
-
-constexpr double kForbidden = -std::numeric_limits<double>::infinity();
-
-inline void forbid_bad_words(std::vector<double>& scores, const Settings& settings, std::span<const int64_t> tokens, int64_t prompt) {
-  const auto output = tokens.subspan(prompt);
-  for (const auto& word : settings.bad_words) {
-    const auto begin = word.size() - 1;
-    if (begin <= output.size() && std::ranges::equal(output.last(begin), std::span(word).first(begin))) scores[word.back()] = kForbidden;
-  }
-}
-
-inline void penalize(std::vector<double>& scores, const Settings& settings, std::span<const int64_t> tokens, int64_t prompt) {
-  if (settings.repetition_penalty != 1) {
-    std::vector<bool> seen(scores.size());
-    for (const auto token : tokens) {
-      if (seen[token]) continue;
-      seen[token] = true;
-      auto& score = scores[token];
-      score = score > 0 ? score / settings.repetition_penalty : score * settings.repetition_penalty;
-    }
-  }
-  if (settings.presence_penalty == 0 && settings.frequency_penalty == 0) return;
-  std::map<int64_t, int64_t> counts;
-  for (const auto token : tokens.subspan(prompt)) ++counts[token];
-  for (const auto& [token, count] : counts) {
-    scores[token] -= settings.presence_penalty + settings.frequency_penalty * static_cast<double>(count);
-  }
-}
-
-inline bool before(const Distribution::Entry& a, const Distribution::Entry& b) {
-  return a.probability != b.probability ? a.probability > b.probability : a.token < b.token;
-}
-
-inline double sum_of(const std::vector<Distribution::Entry>& entries) {
-  double sum = 0;
-  for (const auto& entry : entries) sum += entry.probability;
-  return sum;
-}
-
-// The first of a sorted list that have `share` of the sum together.
-inline void keep_share(std::vector<Distribution::Entry>& entries, double share) {
-  const auto limit = share * sum_of(entries);
-  double sum = 0;
-  for (size_t i = 0; i < entries.size(); ++i) {
-    sum += entries[i].probability;
-    if (sum >= limit) return entries.resize(i + 1);
-  }
-}
-
-inline void keep_typical(std::vector<Distribution::Entry>& entries, double share) {
-  const auto sum = sum_of(entries);
-  double entropy = 0;
-  for (const auto& entry : entries) {
-    if (entry.probability > 0) entropy -= entry.probability / sum * std::log(entry.probability / sum);
-  }
-  const auto distance = [&](const Distribution::Entry& entry) { return std::abs(entropy + std::log(entry.probability / sum)); };
-  std::ranges::sort(entries, [&](const auto& a, const auto& b) {
-    const auto x = distance(a), y = distance(b);
-    return x != y ? x < y : before(a, b);
-  });
-  keep_share(entries, share);
-}
-
-inline void cut(std::vector<Distribution::Entry>& entries, const Settings& settings) {
-  const auto most = static_cast<int64_t>(entries.size());
-  if (settings.top_k > 0 && settings.top_k < most) {
-    std::ranges::nth_element(entries, entries.begin() + settings.top_k, before);
-    entries.resize(settings.top_k);
-  }
-  if (settings.top_p < 1 || settings.min_p > 0) std::ranges::sort(entries, before);
-  if (settings.top_p < 1) keep_share(entries, settings.top_p);
-  if (settings.min_p > 0) {
-    const auto least = entries[0].probability * settings.min_p;
-    std::erase_if(entries, [&](const auto& entry) { return entry.probability < least; });
-  }
-  if (settings.typical < 1) keep_typical(entries, settings.typical);
-}
-
-}  // namespace detail
-
-inline Distribution::Distribution(std::span<const float> scores, const Settings& settings, std::span<const int64_t> tokens,
-                                  int64_t prompt) {
-  make(scores, settings, tokens, prompt);
-}
-
-inline Distribution::Distribution(std::span<const double> scores, const Settings& settings, std::span<const int64_t> tokens,
-                                  int64_t prompt) {
-  make(scores, settings, tokens, prompt);
-}
-
-template <class T>
-void Distribution::make(std::span<const T> from, const Settings& settings, std::span<const int64_t> tokens, int64_t prompt) {
-  std::vector<double> scores(from.begin(), from.end());
-  for (const auto score : scores) {
-    if (std::isnan(score) || score == -detail::kForbidden) {
-      fail("generate", "the model's scores after {} tokens have {}", tokens.size(), std::isnan(score) ? "NaN" : "infinity");
-    }
-  }
-  detail::forbid_bad_words(scores, settings, tokens, prompt);
-  if (static_cast<int64_t>(tokens.size()) - prompt < settings.min_tokens) {
-    for (const auto token : settings.stop_tokens) scores[token] = detail::kForbidden;
-  }
-  if (settings.allowed) {
-    std::vector<bool> allowed(scores.size(), true);
-    settings.allowed(tokens, allowed);
-    require(allowed.size() == scores.size(), "generate", "the callback for allowed tokens made a list of {}; expected {}", allowed.size(),
-            scores.size());
-    for (size_t token = 0; token < scores.size(); ++token) {
-      if (!allowed[token]) scores[token] = detail::kForbidden;
-    }
-  }
-  for (const auto& [token, bias] : settings.logit_bias) scores[token] += bias;
-  detail::penalize(scores, settings, tokens, prompt);
-  const auto largest = std::ranges::max_element(scores);
-  if (*largest == detail::kForbidden)
-    fail("generate", "no token is allowed after {} tokens; hint: see allowed, bad_words, logit_bias", tokens.size());
-  if (settings.temperature == 0) {
-    entries_.push_back({largest - scores.begin(), 1});
-    return;
-  }
-  entries_.reserve(scores.size());
-  for (size_t token = 0; token < scores.size(); ++token) {
-    if (scores[token] == detail::kForbidden) continue;
-    entries_.push_back({static_cast<int64_t>(token), std::exp((scores[token] - *largest) / settings.temperature)});
-  }
-  detail::cut(entries_, settings);
-  const auto sum = detail::sum_of(entries_);
-  for (auto& entry : entries_) entry.probability /= sum;
-}
-
-inline int64_t Distribution::draw(double uniform) const {
-  const auto limit = uniform * detail::sum_of(entries_);
-  double sum = 0;
-  int64_t last = entries_.back().token;
-  for (const auto& entry : entries_) {
-    if (entry.probability == 0) continue;
-    sum += entry.probability;
-    last = entry.token;
-    if (sum > limit) break;
-  }
-  return last;
-}
 
 inline double Distribution::probability(int64_t token) const {
   for (const auto& entry : entries_) {
@@ -271,5 +133,7 @@ inline void check(const Settings& s, int64_t vocabulary) {
 }
 
 }  // namespace dtensor::generate
+
+#include <dtensor/generate/sampling_ways.hpp>
 
 #pragma GCC visibility pop

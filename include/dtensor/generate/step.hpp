@@ -85,6 +85,14 @@ inline at::Tensor plain_tensor(const Tokens& numbers) {
   return at::tensor(numbers, at::kLong);
 }
 
+// The same, which inside Spmd lies whole on every rank of the mesh. Ranks do not compare it: groups may have other ones (groups.hpp).
+inline at::Tensor whole_tensor(const Tokens& numbers) {
+  const auto plain = plain_tensor(numbers);
+  const auto* mesh = Spmd::current();
+  if (!mesh) return plain;
+  return from_local(plain, *mesh, Placements(mesh->ndim(), replicate()), plain.sizes());
+}
+
 // How attention lies on a mesh: heads may be cut, all else is whole.
 inline Placements by_heads(const Layout& layout) {
   Placements placements;
@@ -102,7 +110,7 @@ inline at::Tensor Step::positions(int64_t rows, int64_t limit) {
     require(last < limit, "generate", "a sequence of {} tokens is longer than the {} positions of the model; hint: max_length", last + 1,
             limit);
   }
-  if (!positions_.defined()) positions_ = detail::plain_tensor(rows_.positions);
+  if (!positions_.defined()) positions_ = detail::whole_tensor(rows_.positions);
   return positions_;
 }
 
@@ -118,7 +126,7 @@ inline bool Step::shares_heads(const at::Tensor& q, int64_t key_heads) {
 
 inline at::Tensor Step::scored_rows(const at::Tensor& x) {
   picked_ = true;
-  if (!scored_.defined()) scored_ = detail::plain_tensor(rows_.scored);
+  if (!scored_.defined()) scored_ = detail::whole_tensor(rows_.scored);
   return x.index_select(1, scored_);
 }
 
