@@ -45,8 +45,8 @@ using Token = std::function<RlNumber(const Loops&, size_t b, size_t t)>;
 struct LossCase {
   std::string name;
   std::function<PolicyLoss(const PolicyTerms&, const Normalization&)> loss;
-  Token token;                       // its loss, without the weight
-  bool is_by_sequences = false;      // always a mean over sequences of means over tokens
+  Token token;                   // its loss, without the weight
+  bool is_by_sequences = false;  // always a mean over sequences of means over tokens
 };
 
 RlNumber surrogate(double a, RlNumber ratio, double low, double high) {
@@ -77,7 +77,8 @@ std::vector<LossCase> loss_cases() {
        [](const Loops& x, size_t b, size_t t) {
          const double mean = x.mean(b, [&](size_t i) { return x.d(b, i); }).real();
          return surrogate(x.advantages[b][t], std::exp(mean) * std::exp(x.logp[b][t] - x.logp[b][t].real()), 0.05, 0.03);
-       }, true},
+       },
+       true},
       {"cispo", [](auto& x, auto& by) { return rl::cispo_loss(x, by, {.clip_low = 0.3, .clip_high = 0.2}); },
        [](const Loops& x, size_t b, size_t t) {
          return -std::clamp(std::exp(x.d(b, t).real()), 0.7, 1.2) * x.advantages[b][t] * x.logp[b][t];
@@ -86,15 +87,21 @@ std::vector<LossCase> loss_cases() {
        [=](const Loops& x, size_t b, size_t t) {
          const double a = x.advantages[b][t], tau = a > 0 ? 1.2 : 0.9;
          return -a * 4 / tau / (1.0 + std::exp(-tau * (ratio(x, b, t) - 1.0)));
-       }, true},
+       },
+       true},
       {"gpg", [](auto& x, auto& by) { return rl::gpg_loss(x, by); },
        [](const Loops& x, size_t b, size_t t) { return -x.advantages[b][t] * x.logp[b][t]; }},
       {"dro", [](auto& x, auto& by) { return rl::dro_loss(x, by, 0.7); },
        [](const Loops& x, size_t b, size_t t) { return -x.advantages[b][t] * x.logp[b][t] + 0.35 * x.d(b, t) * x.d(b, t); }},
       {"dppo by total variation",
-       [](auto& x, auto& by) { return rl::dppo_loss(x, by, {Dppo::total_variation, 0.03, 0.05, 1.5}); },
+       [](auto& x, auto& by) {
+         return rl::dppo_loss(x, by, {Dppo::total_variation, 0.03, 0.05, 1.5});
+       },
        [](const Loops& x, size_t b, size_t t) { return dppo_token(x, b, t, 0.03, 0.05, false); }},
-      {"dppo by KL", [](auto& x, auto& by) { return rl::dppo_loss(x, by, {Dppo::binary_kl, 0.002, 0.004, 1.5}); },
+      {"dppo by KL",
+       [](auto& x, auto& by) {
+         return rl::dppo_loss(x, by, {Dppo::binary_kl, 0.002, 0.004, 1.5});
+       },
        [](const Loops& x, size_t b, size_t t) { return dppo_token(x, b, t, 0.002, 0.004, true); }},
   };
 }
@@ -261,7 +268,8 @@ TEST_CASE("rl losses: what is masked may be anything and gets no gradient", "[rl
 TEST_CASE("rl losses: ratios that overflow stay finite", "[rl]") {
   auto terms = policy_terms(false);
   terms.logp = terms.logp.to(torch::kFloat);
-  terms.old_logp = torch::where(terms.advantages > 0, torch::full({}, -3e4, torch::kDouble), torch::full({}, 3e4, torch::kDouble)).to(torch::kFloat);
+  terms.old_logp =
+      torch::where(terms.advantages > 0, torch::full({}, -3e4, torch::kDouble), torch::full({}, 3e4, torch::kDouble)).to(torch::kFloat);
   terms.advantages = terms.advantages.to(torch::kFloat);
   for (const auto& one : all_cases()) {
     const auto got = computed(one, terms, normalization(terms.mask));
@@ -311,14 +319,17 @@ TEST_CASE("rl losses: ranks have the loss of one device and say nothing before i
 
 TEST_CASE("rl losses: plain masks of ranks are counted over a mesh", "[rl]") {
   for (const std::string transport : {"threads", "gloo"}) {
-    CHECK_NOTHROW(on_ranks(4, [&](World& world) {
-      const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "cp"});
-      const auto own = rl_mask().roll(world.rank(), 0).narrow(0, 0, 2);
-      rl::Counts expected;
-      for (int rank = 0; rank < 4; ++rank) expected = expected + rl::count(rl_mask().roll(rank, 0).narrow(0, 0, 2));
-      require(rl::count(own, mesh) == expected, "test", "other counts");
-      require(rl::count({own, own}) == rl::count(own) + rl::count(own), "test", "other sums");
-    }, transport));
+    CHECK_NOTHROW(on_ranks(
+        4,
+        [&](World& world) {
+          const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "cp"});
+          const auto own = rl_mask().roll(world.rank(), 0).narrow(0, 0, 2);
+          rl::Counts expected;
+          for (int rank = 0; rank < 4; ++rank) expected = expected + rl::count(rl_mask().roll(rank, 0).narrow(0, 0, 2));
+          require(rl::count(own, mesh) == expected, "test", "other counts");
+          require(rl::count({own, own}) == rl::count(own) + rl::count(own), "test", "other sums");
+        },
+        transport));
   }
 }
 
@@ -331,11 +342,11 @@ TEST_CASE("rl losses: a critic's loss is that of loops", "[rl]") {
       const auto reference = [&](const RlComplexRows& v) {
         cut = tokens = 0;
         return 0.5 * rl_aggregated(mask, how, 9, [&](size_t b, size_t t) {
-          const auto free = v[b][t] - targets[b][t], bound = rl_clip(v[b][t], old[b][t] - clip, old[b][t] + clip) - targets[b][t];
-          cut += clip > 0 && std::abs(bound.real()) > std::abs(free.real());
-          tokens += 1;
-          return clip > 0 ? rl_larger(free * free, bound * bound) : free * free;
-        });
+                 const auto free = v[b][t] - targets[b][t], bound = rl_clip(v[b][t], old[b][t] - clip, old[b][t] + clip) - targets[b][t];
+                 cut += clip > 0 && std::abs(bound.real()) > std::abs(free.real());
+                 tokens += 1;
+                 return clip > 0 ? rl_larger(free * free, bound * bound) : free * free;
+               });
       };
       const auto v = values.clone().requires_grad_();
       const auto got = rl::value_loss(v, clip > 0 ? old_values : at::Tensor(), returns, rl_mask(), normalization(rl_mask(), how), clip);

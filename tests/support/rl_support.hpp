@@ -36,8 +36,10 @@ inline RlRow rl_row(const at::Tensor& x) { return rl_rows(x.reshape({1, -1}))[0]
 
 // [6, 7]: whole, cut short, with holes, empty, one token, starting late.
 inline at::Tensor rl_mask() {
-  return torch::tensor({1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1,
-                        1, 1, 0, 1}, torch::kLong).reshape({6, 7});
+  return torch::tensor(
+             {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 1},
+             torch::kLong)
+      .reshape({6, 7});
 }
 
 inline void rl_near(double got, double expected, const std::string& what, double bound = 1e-12) {
@@ -61,8 +63,8 @@ inline RlComplexRows rl_complex(const RlRows& x) {
   return z;
 }
 
-// The gradient of a function of rows, exact to rounding: Im f(x + ih) / h for a tiny h (Squire and Trapp, "Using Complex Variables to Estimate
-// Derivatives of Real Functions", 1998).
+// The gradient of a function of rows, exact to rounding: Im f(x + ih) / h for a tiny h (Squire and Trapp, "Using Complex Variables to
+// Estimate Derivatives of Real Functions", 1998).
 template <class F>
 RlRows rl_gradient(const RlRows& x, F f) {
   constexpr double h = 1e-30;
@@ -107,19 +109,22 @@ RlNumber rl_aggregated(const RlRows& mask, rl::Aggregation how, double horizon, 
   }
 }
 
-inline constexpr rl::Aggregation kRlAggregations[] = {
-    rl::Aggregation::token_mean, rl::Aggregation::token_sum, rl::Aggregation::sequence_mean_token_mean,
-    rl::Aggregation::sequence_mean_token_sum, rl::Aggregation::sequence_mean_token_sum_norm};
+inline constexpr rl::Aggregation kRlAggregations[] = {rl::Aggregation::token_mean, rl::Aggregation::token_sum,
+                                                      rl::Aggregation::sequence_mean_token_mean, rl::Aggregation::sequence_mean_token_sum,
+                                                      rl::Aggregation::sequence_mean_token_sum_norm};
 
 // Runs `body` on 1 to 4 ranks over threads, and on 3 over gloo: `shared(x)` gives a plain tensor with its first dim cut among all ranks.
 using RlShared = std::function<at::Tensor(const at::Tensor&)>;
 inline void rl_on_ranks(const std::function<void(const RlShared& shared, const DeviceMesh& mesh)>& body) {
   const auto run = [&](int ranks, const std::string& transport) {
-    on_ranks(ranks, [&](World& world) {
-      const auto mesh = line(world);
-      const Spmd spmd(mesh);
-      body([&](const at::Tensor& x) { return x.defined() ? distribute_tensor(x, mesh, {shard(0)}).tensor().detach() : x; }, mesh);
-    }, transport);
+    on_ranks(
+        ranks,
+        [&](World& world) {
+          const auto mesh = line(world);
+          const Spmd spmd(mesh);
+          body([&](const at::Tensor& x) { return x.defined() ? distribute_tensor(x, mesh, {shard(0)}).tensor().detach() : x; }, mesh);
+        },
+        transport);
   };
   for (const int ranks : {1, 2, 3, 4}) run(ranks, "threads");
   run(3, "gloo");

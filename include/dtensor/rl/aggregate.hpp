@@ -43,14 +43,15 @@ enum class Aggregation {
 struct Normalization {
   Counts counts{};  // of the whole batch
   Aggregation how = Aggregation::token_mean;
-  // For sequence_mean_token_sum_norm: the longest answer that there may be. Not the width of the batch, since padding would change the loss.
+  // For sequence_mean_token_sum_norm: the longest answer that there may be. Not the width of the batch, since padding would change the
+  // loss.
   double horizon = 0;
 };
 
 // The loss, 0-dim, of `values` [batch, time] under `mask` [batch, time]. Values that are masked may be anything, NaN too; their gradient is
-// 0. A sequence without tokens counts for nothing. Communicates nothing by itself: of sharded values the result is Partial, and reduced where
-// it is read. Ranks with plain tensors of their own add results (and gradients) up; where gradients are averaged instead, multiply by the
-// number of ranks. Throws for other shapes, for counts of 0 (the batch is empty on every rank), and for a horizon that is lacking.
+// 0. A sequence without tokens counts for nothing. Communicates nothing by itself: of sharded values the result is Partial, and reduced
+// where it is read. Ranks with plain tensors of their own add results (and gradients) up; where gradients are averaged instead, multiply by
+// the number of ranks. Throws for other shapes, for counts of 0 (the batch is empty on every rank), and for a horizon that is lacking.
 at::Tensor aggregate(const at::Tensor& values, const at::Tensor& mask, const Normalization& by);
 
 // The same of one number for each sequence: `values` [batch], summed over sequences that have a token, divided by counts.sequences.
@@ -72,8 +73,10 @@ inline Counts read_counts(const at::Tensor& plain) { return {plain[0].item<int64
 
 inline void check_counts(const char* tag, const Normalization& by) {
   if (by.counts.tokens <= 0 || by.counts.sequences <= 0)
-    fail(tag, "got counts of {} tokens and {} sequences; expected some; hint: they are rl::count() of the whole batch, which may be empty "
-         "after filtering", by.counts.tokens, by.counts.sequences);
+    fail(tag,
+         "got counts of {} tokens and {} sequences; expected some; hint: they are rl::count() of the whole batch, which may be empty "
+         "after filtering",
+         by.counts.tokens, by.counts.sequences);
   require(by.how != Aggregation::sequence_mean_token_sum_norm || by.horizon > 0, tag,
           "got a horizon of {} for sequence_mean_token_sum_norm; expected the longest answer that there may be", by.horizon);
 }

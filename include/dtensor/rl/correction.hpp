@@ -1,13 +1,13 @@
 // Rollout correction: answers were written by a policy (or by kernels) other than the one that ratios refer to.
 //
 //   const auto weights = rl::importance_weights(old_logp, rollout_logp, mask, {.level = rl::Level::token, .upper = 2});
-//   const auto kept = rl::kept_tokens(old_logp, rollout_logp, mask, {{.statistic = rl::Statistic::k3, .over = rl::Over::token, .upper = 0.1}});
+//   const auto kept = rl::kept_tokens(old_logp, rollout_logp, mask, {{rl::Statistic::k3, rl::Over::token, 0, 0.1}});
 //   auto policy = rl::ppo_loss({logp, old_logp, advantages, kept, weights}, {.counts = rl::count(mask)});
 //
-// Denominators after rejection. A loss divides by the counts that it is given. rl::count(mask), as here: rejected tokens count as tokens of loss
-// 0, so the step gets shorter as more is rejected, and counts are known before the first microbatch (AReaL). rl::count(kept): a mean over what
-// is left (verl). With sequence_mean_token_mean, each sequence's own mean is over the mask that the loss gets; to keep its original length too,
-// give the loss the original mask, and weights that are 0 where `kept` is not: weights * kept.
+// Denominators after rejection. A loss divides by the counts that it is given. rl::count(mask), as here: rejected tokens count as tokens of
+// loss 0, so the step gets shorter as more is rejected, and counts are known before the first microbatch (AReaL). rl::count(kept): a mean
+// over what is left (verl). With sequence_mean_token_mean, each sequence's own mean is over the mask that the loss gets; to keep its
+// original length too, give the loss the original mask, and weights that are 0 where `kept` is not: weights * kept.
 //
 // In the formulas d = old_logp - rollout_logp and rho = exp(d), d clamped to [-20, 20]. Tensors are [batch, time], plain or DTensors on one
 // mesh; results have no gradient. All throw for other shapes and for options that make no sense.
@@ -55,8 +55,8 @@ struct Rejection {
   double upper = 2;
 };
 
-// The tokens whose mask is not 0 and which no rejection rejects: bool [batch, time]. A sequence is rejected whole. Communicates nothing where
-// only the batch is sharded. (verl bounds 1 / rho for k1; with upper = 1 / lower that is the same.)
+// The tokens whose mask is not 0 and which no rejection rejects: bool [batch, time]. A sequence is rejected whole. Communicates nothing
+// where only the batch is sharded. (verl bounds 1 / rho for k1; with upper = 1 / lower that is the same.)
 at::Tensor kept_tokens(const at::Tensor& old_logp, const at::Tensor& rollout_logp, const at::Tensor& mask,
                        const std::vector<Rejection>& rejections);
 
@@ -99,7 +99,7 @@ inline at::Tensor mean_weight(const at::Tensor& weights, const at::Tensor& held,
 // bool [batch, 1] or [batch, time].
 inline at::Tensor within(const at::Tensor& d, const at::Tensor& held, const Rejection& r) {
   const auto clamped = safe(d);
-  const auto token = r.statistic == Statistic::k1 ? clamped
+  const auto token = r.statistic == Statistic::k1   ? clamped
                      : r.statistic == Statistic::k2 ? clamped.square().mul(0.5)
                                                     : only(clamped.expm1().sub(clamped), held);
   auto value = token;

@@ -1,7 +1,7 @@
 // Losses that spare the few tokens which would cost the policy most of its entropy: Clip-Cov and KL-Cov (arXiv 2505.22617).
 //
-// A token's covariance is (A - mean A) (logp - mean logp), the means over all tokens. Which tokens are chosen depends on all of them. So under
-// microbatches choose once, from the whole batch, and give each loss its part; a loss without `chosen` chooses from what it is given.
+// A token's covariance is (A - mean A) (logp - mean logp), the means over all tokens. Which tokens are chosen depends on all of them. So
+// under microbatches choose once, from the whole batch, and give each loss its part; a loss without `chosen` chooses from what it is given.
 #pragma once
 
 #include <dtensor/rl/losses.hpp>
@@ -18,11 +18,11 @@ namespace dtensor::rl {
 struct ClipCovOptions {
   double clip_low = 0.2;
   double clip_high = 0.2;
-  double share = 2e-4;     // of all tokens are spared, at least one; fewer where fewer qualify
-  double least = 1;        // covariances within (least, most) qualify
+  double share = 2e-4;  // of all tokens are spared, at least one; fewer where fewer qualify
+  double least = 1;     // covariances within (least, most) qualify
   double most = 5;
-  uint64_t seed = 0;       // those that qualify are drawn by it; a token's number depends on its place in the batch
-  at::Tensor chosen{};     // bool [batch, time]: what clip_cov_tokens() gave
+  uint64_t seed = 0;    // those that qualify are drawn by it; a token's number depends on its place in the batch
+  at::Tensor chosen{};  // bool [batch, time]: what clip_cov_tokens() gave
 };
 
 // l = max(-A r, -A clip(r)) for all tokens but the chosen ones, which have none. Tokens that PPO clips already do not qualify.

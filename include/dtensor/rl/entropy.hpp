@@ -21,10 +21,10 @@
 namespace dtensor::rl {
 
 struct StatisticsOptions {
-  double temperature = 1;    // logits are divided by it
+  double temperature = 1;  // logits are divided by it
   bool entropy = false;
   bool sum_squares = false;
-  int64_t rows = 0;          // at a time; 0: as many as have a million logits together
+  int64_t rows = 0;  // at a time; 0: as many as have a million logits together
 };
 
 // [...] in the logits' dtype, or in float32 where that is shorter.
@@ -34,13 +34,13 @@ struct TokenStatistics {
   at::Tensor sum_squares;  // sum p^2 (for optimal_token_baseline); undefined when not asked for
 };
 
-// With p = softmax(logits / temperature), of `logits` [..., vocabulary] (a floating-point dtype) and `tokens` int64 [...]. Differentiable in
-// the logits, once. Besides the logits themselves it holds no tensor of their size in the forward pass; the backward pass makes their gradient,
-// and no second one. A logit of -infinity is a token that cannot be chosen.
+// With p = softmax(logits / temperature), of `logits` [..., vocabulary] (a floating-point dtype) and `tokens` int64 [...]. Differentiable
+// in the logits, once. Besides the logits themselves it holds no tensor of their size in the forward pass; the backward pass makes their
+// gradient, and no second one. A logit of -infinity is a token that cannot be chosen.
 //
-// Logits may be sharded in any dim. Where the vocabulary is, ranks exchange five numbers for each row, and no logits; sharded rows communicate
-// nothing. Tokens are laid out as the logits are (plain ones count as equal on all ranks). Throws for other shapes and dtypes, for a temperature that
-// is not positive, and for tokens outside of the vocabulary.
+// Logits may be sharded in any dim. Where the vocabulary is, ranks exchange five numbers for each row, and no logits; sharded rows
+// communicate nothing. Tokens are laid out as the logits are (plain ones count as equal on all ranks). Throws for other shapes and dtypes,
+// for a temperature that is not positive, and for tokens outside of the vocabulary.
 TokenStatistics token_statistics(const at::Tensor& logits, const at::Tensor& tokens, const StatisticsOptions& options = {});
 
 // -- How ------------------------------------------------------------------------------------------------------------------
@@ -52,11 +52,11 @@ inline constexpr double kImpossible = -1e30;  // in place of the logarithm of 0:
 
 // This rank's rows and its part of the vocabulary.
 struct LogitsPart {
-  at::Tensor logits, tokens;            // [rows, own vocabulary], [rows]; plain
-  int64_t begin = 0;                    // of the own vocabulary
-  std::vector<int64_t> mesh_dims{};     // that cut the vocabulary
+  at::Tensor logits, tokens;         // [rows, own vocabulary], [rows]; plain
+  int64_t begin = 0;                 // of the own vocabulary
+  std::vector<int64_t> mesh_dims{};  // that cut the vocabulary
   std::optional<DeviceMesh> mesh{};
-  Placements rows{};                    // of results
+  Placements rows{};                          // of results
   std::vector<int64_t> sizes{}, own_sizes{};  // of results, and of this rank's part of them
 
   int64_t vocabulary() const { return logits.size(1); }
@@ -104,9 +104,7 @@ inline int64_t rows_at_a_time(const LogitsPart& part, const StatisticsOptions& o
   return options.rows > 0 ? options.rows : std::max<int64_t>(1, (int64_t(1) << 20) / std::max<int64_t>(1, part.vocabulary()));
 }
 
-inline at::ScalarType statistics_dtype(const at::Tensor& logits) {
-  return logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
+inline at::ScalarType statistics_dtype(const at::Tensor& logits) { return logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 
 // The rows of a piece, scaled.
 inline at::Tensor piece_of(const LogitsPart& part, int64_t row, int64_t count, const StatisticsOptions& options) {
@@ -156,8 +154,8 @@ inline RowStatistics row_statistics(const LogitsPart& part, const StatisticsOpti
     const auto all = part.reduced(has_none ? largest.add(kImpossible) : largest, ReduceOp::max);
     const auto lower = has_none ? largest.mul(0) : largest - all;
     const auto factor = lower.exp();
-    const auto sums = part.reduced(at::stack({total * factor, factor * (weighted + total * lower), squares * factor.square(), chosen}),
-                                   ReduceOp::sum);
+    const auto sums =
+        part.reduced(at::stack({total * factor, factor * (weighted + total * lower), squares * factor.square(), chosen}), ReduceOp::sum);
     largest = all;
     std::tie(total, weighted, squares, chosen) = std::tuple(sums[0], sums[1], sums[2], sums[3]);
   }
@@ -169,7 +167,8 @@ struct RowGradients {
   at::Tensor logp, entropy, sum_squares;  // [rows], plain; undefined: 0
 };
 
-inline at::Tensor gradient_of_logits(const LogitsPart& part, const RowStatistics& stats, const RowGradients& g, const StatisticsOptions& o) {
+inline at::Tensor gradient_of_logits(const LogitsPart& part, const RowStatistics& stats, const RowGradients& g,
+                                     const StatisticsOptions& o) {
   const auto rows = part.tokens.size(0), step = rows_at_a_time(part, o);
   auto gradient = at::empty(part.logits.sizes(), part.logits.options());
   for (int64_t row = 0; row < rows; row += step) {
@@ -220,7 +219,8 @@ class StatisticsFunction : public torch::autograd::Function<StatisticsFunction> 
       const auto& g = gradients[i];
       return (part.mesh ? distribute_tensor(g, *part.mesh, part.rows).to_local() : g).reshape({-1});
     };
-    const RowGradients g{own(0), options.entropy ? own(1) : at::Tensor(), options.sum_squares ? own(options.entropy ? 2 : 1) : at::Tensor()};
+    const RowGradients g{own(0), options.entropy ? own(1) : at::Tensor(),
+                         options.sum_squares ? own(options.entropy ? 2 : 1) : at::Tensor()};
     const NoSpmd plain;
     auto gradient = gradient_of_logits(part, {saved[2], saved[3], saved[4], {}}, g, options);
     const auto* layout = find_layout(saved[0]);

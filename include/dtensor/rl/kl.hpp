@@ -1,8 +1,8 @@
 // Estimates of the divergence of a policy from a reference, in the reward or in the loss, and coefficients for them.
 //
-//   auto kl = rl::kl_estimate(logp, reference, rl::Kl::k3);                              // [batch, time]
-//   auto loss = policy.loss + beta.value() * rl::aggregate(kl, mask, by);                // in the loss: take k2, or a form ending in _through
-//   rewards = rl::rewards_with_kl(rewards, kl.detach(), mask, beta.value());             // in the reward
+//   auto kl = rl::kl_estimate(logp, reference, rl::Kl::k3_through);              // [batch, time]
+//   auto loss = policy.loss + beta.value() * rl::aggregate(kl, mask, by);        // in the loss: k2, or a straight-through form
+//   rewards = rl::rewards_with_kl(rewards, kl, mask, beta.value());              // or in the reward
 #pragma once
 
 #include <dtensor/rl/aggregate.hpp>
@@ -13,9 +13,9 @@
 
 namespace dtensor::rl {
 
-// With D = logp - reference (Schulman, "Approximating KL Divergence", 2020). In expectation over the policy's own tokens, k1 and k3 have the
-// value of the divergence but not its gradient (that of k1 is 0), k2 has its gradient. The straight-through forms have the value of one and
-// the gradient of k2.
+// With D = logp - reference (Schulman, "Approximating KL Divergence", 2020). In expectation over the policy's own tokens, k1 and k3 have
+// the value of the divergence but not its gradient (that of k1 is 0), k2 has its gradient. The straight-through forms have the value of one
+// and the gradient of k2.
 enum class Kl {
   k1,          // D
   magnitude,   // |D|
@@ -32,8 +32,8 @@ at::Tensor kl_estimate(const at::Tensor& logp, const at::Tensor& reference, Kl f
 // Rewards [batch, time] - beta * kl where the mask holds, and 0 elsewhere. Without gradient. Throws for other shapes.
 at::Tensor rewards_with_kl(const at::Tensor& rewards, const at::Tensor& kl, const at::Tensor& mask, double beta);
 
-// What a controller is told: the mean over sequences of their mean over tokens, of the whole batch. `counts` is rl::count(mask). Communicates
-// one number when `kl` is sharded.
+// What a controller is told: the mean over sequences of their mean over tokens, of the whole batch. `counts` is rl::count(mask).
+// Communicates one number when `kl` is sharded.
 double mean_kl(const at::Tensor& kl, const at::Tensor& mask, const Counts& counts);
 
 // A coefficient that stays, or that follows the divergence (Ziegler et al., arXiv 1909.08593):
@@ -46,7 +46,7 @@ class KlCoefficient {
   KlCoefficient(double beta, double target, double horizon);
 
   double value() const { return beta_; }
-  // `steps` are in the unit of `horizon`, by custom sequences. Throws for a divergence that is NaN.
+  // `steps` are in the unit of `horizon`: sequences, say. Throws for a divergence that is NaN.
   void update(double kl, double steps);
 
  private:

@@ -4,8 +4,8 @@
 //                              {.clip_low = 0.2, .clip_high = 0.28});
 //   policy.loss.backward();
 //
-// In the formulas, for each token: A its advantage, D = logp - old_logp clamped to [-20, 20], r = exp(D), sg() without gradient, w the weight.
-// Tokens whose mask is 0 have no part in the loss and get a gradient of 0, whatever their numbers are.
+// In the formulas, for each token: A its advantage, D = logp - old_logp clamped to [-20, 20], r = exp(D), sg() without gradient, w the
+// weight. Tokens whose mask is 0 have no part in the loss and get a gradient of 0, whatever their numbers are.
 #pragma once
 
 #include <dtensor/rl/aggregate.hpp>
@@ -19,11 +19,11 @@ namespace dtensor::rl {
 
 // Tensors [batch, time], all plain or all DTensors on one mesh (inside Spmd, mixed), float32 or float64. Only `logp` gets a gradient.
 struct PolicyTerms {
-  at::Tensor logp;        // log-probabilities of the chosen tokens under the policy that learns
-  at::Tensor old_logp;    // and under the one that ratios refer to
+  at::Tensor logp;      // log-probabilities of the chosen tokens under the policy that learns
+  at::Tensor old_logp;  // and under the one that ratios refer to
   at::Tensor advantages;
-  at::Tensor mask;        // of any dtype; 0: not a token of the policy
-  at::Tensor weights{};   // of rollout correction (correction.hpp), multiplied into each token's loss; undefined: 1
+  at::Tensor mask;       // of any dtype; 0: not a token of the policy
+  at::Tensor weights{};  // of rollout correction (correction.hpp), multiplied into each token's loss; undefined: 1
 };
 
 // All are 0-dim and without gradient, and add up over microbatches as the loss does: sums over tokens divided by counts.tokens.
@@ -38,8 +38,8 @@ struct PolicyLoss {
   PolicyMetrics metrics;
 };
 
-// Every loss throws for tensors of other shapes and dtypes, for counts of 0, and for options that make no sense. None communicates by itself:
-// under sharded tensors losses and metrics are Partial until they are read.
+// Every loss throws for tensors of other shapes and dtypes, for counts of 0, and for options that make no sense. None communicates by
+// itself: under sharded tensors losses and metrics are Partial until they are read.
 
 // Clipped surrogate (Schulman et al., arXiv 1707.06347, eq. 7), with two sides ("clip higher": DAPO, arXiv 2503.14476) and dual clip
 // (Ye et al., arXiv 1912.09729):  l = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), and min(l, -c A) where A < 0.

@@ -23,21 +23,23 @@ struct DpoOptions {
 // `loss` and the metrics are 0-dim and add up over microbatches; metrics have no gradient.
 struct DpoLoss {
   at::Tensor loss;
-  at::Tensor accuracy;         // pairs whose chosen answer has the larger reward
-  at::Tensor chosen_reward;    // mean of beta (log pi - log ref)
+  at::Tensor accuracy;       // pairs whose chosen answer has the larger reward
+  at::Tensor chosen_reward;  // mean of beta (log pi - log ref)
   at::Tensor rejected_reward;
 };
 
 // Direct preference optimization (Rafailov et al., arXiv 2305.18290, eq. 7): with h = beta ((c - c') - (r - r')),
-// -(1 - s) log sigmoid(h) - s log sigmoid(-h), averaged over `pairs`, the number of pairs of the whole batch. c and r are sequence_logp() [pairs
-// of this call] of the chosen and the rejected answers under the policy, c' and r' under the reference, which has no gradient. Throws for other
-// shapes, and for options that make no sense.
+// -(1 - s) log sigmoid(h) - s log sigmoid(-h), averaged over `pairs`, the number of pairs of the whole batch. c and r are sequence_logp()
+// [pairs of this call] of the chosen and the rejected answers under the policy, c' and r' under the reference, which has no gradient.
+// Throws for other shapes, and for options that make no sense.
 DpoLoss dpo_loss(const at::Tensor& chosen, const at::Tensor& rejected, const at::Tensor& chosen_reference,
                  const at::Tensor& rejected_reference, int64_t pairs, const DpoOptions& options = {});
 
 // -- How ------------------------------------------------------------------------------------------------------------------
 
-inline at::Tensor sft_loss(const at::Tensor& logp, const at::Tensor& mask, const Normalization& by) { return aggregate(logp.neg(), mask, by); }
+inline at::Tensor sft_loss(const at::Tensor& logp, const at::Tensor& mask, const Normalization& by) {
+  return aggregate(logp.neg(), mask, by);
+}
 
 inline at::Tensor sequence_logp(const at::Tensor& logp, const at::Tensor& mask) {
   detail::check_tokens("rl::sequence_logp", "logp", logp);
@@ -57,7 +59,8 @@ inline DpoLoss dpo_loss(const at::Tensor& chosen, const at::Tensor& rejected, co
   require(options.beta > 0 && options.label_smoothing >= 0 && options.label_smoothing < 0.5, tag,
           "got a beta of {} and a label_smoothing of {}; expected a positive number, and 0 to 0.5", options.beta, options.label_smoothing);
   const auto mean = [&](const at::Tensor& x) { return x.sum().div(static_cast<double>(pairs)); };
-  const auto won = (chosen - chosen_reference.detach()).mul(options.beta), lost = (rejected - rejected_reference.detach()).mul(options.beta);
+  const auto won = (chosen - chosen_reference.detach()).mul(options.beta),
+             lost = (rejected - rejected_reference.detach()).mul(options.beta);
   const auto margin = won - lost;
   auto losses = at::log_sigmoid(margin).mul(options.label_smoothing - 1);
   if (options.label_smoothing > 0) losses = losses - at::log_sigmoid(margin.neg()).mul(options.label_smoothing);

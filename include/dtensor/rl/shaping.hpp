@@ -13,9 +13,9 @@ struct OverlongOptions {
   double penalty = 1;
 };
 
-// DAPO's soft punishment of length (arXiv 2503.14476), to be added to scores: 0 up to longest - buffer tokens, then falling evenly to -penalty at
-// `longest`, and -penalty beyond it (verl goes on falling). `lengths` [...] of any dtype; the result has `dtype`. Throws for a buffer that is not
-// from 1 to `longest`, and a negative penalty.
+// DAPO's soft punishment of length (arXiv 2503.14476), to be added to scores: 0 up to longest - buffer tokens, then falling evenly to
+// -penalty at `longest`, and -penalty beyond it (verl goes on falling). `lengths` [...] of any dtype; the result has `dtype`. Throws for a
+// buffer that is not from 1 to `longest`, and a negative penalty.
 at::Tensor overlong_penalty(const at::Tensor& lengths, const OverlongOptions& options, at::ScalarType dtype = at::kFloat);
 
 // Dynamic sampling (DAPO): which answers belong to a group whose scores are not all equal; the others have no advantage. bool [batch], of
@@ -26,13 +26,13 @@ at::Tensor groups_with_signal(const at::Tensor& scores, const at::Tensor& groups
 // The share of groups whose scores are all equal, and which have more than one answer; of all these. 0 without any.
 double zero_variance_fraction(const at::Tensor& scores, const at::Tensor& groups);
 
-// FAPO (arXiv 2510.22543): 1 for a right answer, -1 for a wrong one, and `penalty` less for one that is right by flawed reasoning. `right` and
-// `flawed` [batch], not 0 where true; flawed does not matter where the answer is wrong. Communicates nothing.
+// FAPO (arXiv 2510.22543): 1 for a right answer, -1 for a wrong one, and `penalty` less for one that is right by flawed reasoning. `right`
+// and `flawed` [batch], not 0 where true; flawed does not matter where the answer is wrong. Communicates nothing.
 at::Tensor fapo_scores(const at::Tensor& right, const at::Tensor& flawed, double penalty = 1, at::ScalarType dtype = at::kFloat);
 
-// What FAPO's generative reward model gets for its verdict on a solution of `steps` steps (as its authors' code in verl-recipe has it). `verdict`
-// and `truth` are the first wrong step, from 0, or -1 for none; any other verdict scores -1. Right about there being none: 1. Right about there
-// being one: 1 - |verdict - truth| / steps. Else -1. Throws for a truth that is no step.
+// What FAPO's generative reward model gets for its verdict on a solution of `steps` steps (as its authors' code in verl-recipe has it).
+// `verdict` and `truth` are the first wrong step, from 0, or -1 for none; any other verdict scores -1. Right about there being none: 1.
+// Right about there being one: 1 - |verdict - truth| / steps. Else -1. Throws for a truth that is no step.
 double fapo_verdict_score(int64_t verdict, int64_t truth, int64_t steps);
 
 // -- How ------------------------------------------------------------------------------------------------------------------
@@ -92,8 +92,8 @@ inline at::Tensor fapo_scores(const at::Tensor& right, const at::Tensor& flawed,
 }
 
 inline double fapo_verdict_score(int64_t verdict, int64_t truth, int64_t steps) {
-  require(steps > 0 && truth >= -1 && truth < steps, "rl::fapo_verdict_score", "got a truth of {} of {} steps; expected -1 or a step", truth,
-          steps);
+  require(steps > 0 && truth >= -1 && truth < steps, "rl::fapo_verdict_score", "got a truth of {} of {} steps; expected -1 or a step",
+          truth, steps);
   if (verdict < -1 || verdict >= steps || (verdict == -1) != (truth == -1)) return -1;
   return truth == -1 ? 1 : 1 - std::abs(static_cast<double>(verdict - truth)) / static_cast<double>(steps);
 }

@@ -13,9 +13,9 @@ struct ValueLoss {
 };
 
 // 1/2 max((v - R)^2, (clip(v, old - clip, old + clip) - R)^2), aggregated (Schulman et al.'s PPO code; Huang et al., "The 37 Implementation
-// Details of PPO", 2022, detail 9). `values` [batch, time] get the gradient; `old_values` and `returns` [batch, time] get none. A `clip` of 0 is
-// none, and `old_values` may then be undefined: the loss of value pretraining (VAPO, arXiv 2504.05118) with returns of GAE at
-// lambda 1. Masks, counts, microbatches and errors as in aggregate().
+// Details of PPO", 2022, detail 9). `values` [batch, time] get the gradient; `old_values` and `returns` [batch, time] get none. A `clip` of
+// 0 is none, and `old_values` may then be undefined: the loss of value pretraining (VAPO, arXiv 2504.05118) with returns of GAE at lambda
+// 1. Masks, counts, microbatches and errors as in aggregate().
 ValueLoss value_loss(const at::Tensor& values, const at::Tensor& old_values, const at::Tensor& returns, const at::Tensor& mask,
                      const Normalization& by, double clip = 0.5);
 

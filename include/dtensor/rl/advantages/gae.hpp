@@ -21,9 +21,9 @@ struct Advantages {
   at::Tensor returns;  // what a critic learns
 };
 
-// All tensors below are [batch, time], plain, or DTensors on one mesh; float32 or float64, masks of any dtype. Sharded batch dims communicate
-// only for whitening and for the check that rewards are finite. All throw for other shapes, for gamma and lambda outside of [0, 1], and for
-// rewards that are NaN or infinite.
+// All tensors below are [batch, time], plain, or DTensors on one mesh; float32 or float64, masks of any dtype. Sharded batch dims
+// communicate only for whitening and for the check that rewards are finite. All throw for other shapes, for gamma and lambda outside of [0,
+// 1], and for rewards that are NaN or infinite.
 
 struct GaeOptions {
   double gamma = 1;
@@ -42,8 +42,8 @@ struct GaeOptions {
 Advantages gae(const at::Tensor& rewards, const at::Tensor& values, const at::Tensor& mask, const GaeOptions& options = {});
 
 // The same with turns in place of tokens: a turn's reward is the sum of its tokens', its value that of its first token; all its tokens
-// get its advantage. Returns stand at the first tokens only, and `value_mask` says where. A turn is a run of tokens whose mask is 1; or, with
-// `turns` (int64, not decreasing along a sequence), all tokens with one number.
+// get its advantage. Returns stand at the first tokens only, and `value_mask` says where. A turn is a run of tokens whose mask is 1; or,
+// with `turns` (int64, not decreasing along a sequence), all tokens with one number.
 struct TurnAdvantages {
   at::Tensor advantages, returns;
   at::Tensor value_mask;  // bool
@@ -72,8 +72,10 @@ inline void check_rewards(const char* tag, const at::Tensor& rewards, const at::
   check_tokens(tag, "rewards", rewards);
   check_alike(tag, "the mask", mask, "rewards", rewards);
   const auto is_bad = rewards.detach().isfinite().logical_not().logical_and(held(mask)).any();
-  require(!full_tensor(is_bad).item<bool>(), tag, "a reward of {} is NaN or infinite; expected finite numbers; hint: a verifier's failure "
-          "should score 0", shape_of(rewards));
+  require(!full_tensor(is_bad).item<bool>(), tag,
+          "a reward of {} is NaN or infinite; expected finite numbers; hint: a verifier's failure "
+          "should score 0",
+          shape_of(rewards));
 }
 
 inline void check_gae(const char* tag, const GaeOptions& o) {
@@ -104,8 +106,8 @@ inline Advantages of_steps(const at::Tensor& rewards, const at::Tensor& values, 
   const auto advantages = advantages_of_steps(rewards, values, steps, o.gamma, decay);
   const double critic_lambda = o.critic_lambda.value_or(o.lambda);
   const bool is_same = o.length_alpha == 0 && critic_lambda == o.lambda;
-  const auto critics = is_same ? advantages
-                               : advantages_of_steps(rewards, values, steps, o.gamma, decay.mul(0).add(o.gamma * critic_lambda));
+  const auto critics =
+      is_same ? advantages : advantages_of_steps(rewards, values, steps, o.gamma, decay.mul(0).add(o.gamma * critic_lambda));
   return {advantages, only(critics + values, steps)};
 }
 

@@ -1,8 +1,8 @@
 // Advantages of whole answers, by comparing the answers to one prompt: GRPO and its relatives.
 //
-// Each takes `scores` [batch] (float32 or float64: what an answer got), `groups` int64 [batch] (any number for each prompt; answers with the
-// same one are a group, wherever they stand) and `mask` [batch, time], and gives [batch, time] in the scores' dtype: an answer's advantage at
-// each of its tokens, 0 where masked, without gradient. They take the whole batch: a group that is cut in two is two groups.
+// Each takes `scores` [batch] (float32 or float64: what an answer got), `groups` int64 [batch] (any number for each prompt; answers with
+// the same one are a group, wherever they stand) and `mask` [batch, time], and gives [batch, time] in the scores' dtype: an answer's
+// advantage at each of its tokens, 0 where masked, without gradient. They take the whole batch: a group that is cut in two is two groups.
 //
 // Plain tensors, or DTensors on one mesh. Scores and group numbers of DTensors are gathered (16 bytes for each answer), and groups are
 // computed from the whole in float64, so that every rank has the bits of one device. All throw for other shapes and dtypes, and for scores
@@ -37,8 +37,8 @@ struct GrpoOptions {
 // by_std R - mean (Dr.GRPO, arXiv 2503.20783).
 at::Tensor grpo(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask, const GrpoOptions& options = {});
 
-// Only a group's best answer has an advantage: its score minus that of the second best, by_std divided by (std + eps) (arXiv 2503.19595). Of
-// equal ones it is 0. Throws for a group of one, whatever `alone` says.
+// Only a group's best answer has an advantage: its score minus that of the second best, by_std divided by (std + eps) (arXiv 2503.19595).
+// Of equal ones it is 0. Throws for a group of one, whatever `alone` says.
 at::Tensor grpo_pass_at_k(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask, const GrpoOptions& options = {});
 
 // GDPO (arXiv 2601.05242): `scores` [batch, kinds] are compared in their groups kind by kind; the sum over kinds of weight times advantage,
@@ -65,17 +65,15 @@ namespace detail {
 
 // Who is in which group. Plain tensors, float64 but for `index`; for use outside of Spmd.
 struct Groups {
-  at::Tensor index;   // [batch] from 0
-  at::Tensor sizes;   // [groups]
-  at::Tensor alone;   // [batch] bool
+  at::Tensor index;  // [batch] from 0
+  at::Tensor sizes;  // [groups]
+  at::Tensor alone;  // [batch] bool
 
   at::Tensor sums(const at::Tensor& x) const { return at::zeros(sizes.sizes(), x.options()).index_add(0, index, x); }
   at::Tensor of_each(const at::Tensor& per_group) const { return per_group.index_select(0, index); }
   at::Tensor means(const at::Tensor& x) const { return of_each(sums(x).div(sizes)); }
   // Unbiased; 0 of a group of one.
-  at::Tensor deviations(const at::Tensor& x) const {
-    return of_each(sums((x - means(x)).square()).div(sizes.sub(1).clamp_min(1)).sqrt());
-  }
+  at::Tensor deviations(const at::Tensor& x) const { return of_each(sums((x - means(x)).square()).div(sizes.sub(1).clamp_min(1)).sqrt()); }
 };
 
 inline Groups groups_of(const at::Tensor& ids) {
@@ -201,7 +199,8 @@ inline at::Tensor gpg(const at::Tensor& scores, const at::Tensor& groups, const 
 inline at::Tensor reinforce_plus_plus_baseline(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask, Alone alone) {
   const auto* tag = "rl::reinforce_plus_plus_baseline";
   return whiten(detail::by_groups(tag, scores, groups, mask, alone,
-                                  [](const at::Tensor& all, const detail::Groups& g) { return all - g.means(all); }), mask);
+                                  [](const at::Tensor& all, const detail::Groups& g) { return all - g.means(all); }),
+                mask);
 }
 
 }  // namespace dtensor::rl

@@ -18,8 +18,8 @@ namespace dtensor::rl {
 // rewards, logp (of the policy that wrote the answers), sum_squares (see token_statistics in entropy.hpp), weights (or undefined), mask:
 // [batch, time]; groups int64 [batch]. The whole batch, as in groups.hpp. DTensors communicate [groups, time] twice and 16 bytes for each
 // answer. Throws for other shapes and for rewards that are NaN or infinite.
-Advantages optimal_token_baseline(const at::Tensor& rewards, const at::Tensor& logp, const at::Tensor& sum_squares, const at::Tensor& groups,
-                                  const at::Tensor& mask, const at::Tensor& weights = {});
+Advantages optimal_token_baseline(const at::Tensor& rewards, const at::Tensor& logp, const at::Tensor& sum_squares,
+                                  const at::Tensor& groups, const at::Tensor& mask, const at::Tensor& weights = {});
 
 // -- How ------------------------------------------------------------------------------------------------------------------
 

@@ -26,9 +26,9 @@ std::optional<Fraction> calculate(const Fraction& a, char op, const Fraction& b)
 // A number as people write it: "-1,234.50", "$7", "+3.", ".5". Nothing for anything else, and for what does not fit in 64 bits.
 std::optional<Fraction> read_number(std::string_view text);
 
-// The value of "(1 + 2) * 3 / 4": whole numbers, + - * / with their usual order, signs, parentheses and spaces. `used` gets the numbers in it, in
-// their order. Nothing for any other text, for one of more than 256 bytes or 32 levels of parentheses and signs, a division by 0 and what
-// does not fit in 64 bits. Time and memory are bounded by the length.
+// The value of "(1 + 2) * 3 / 4": whole numbers, + - * / with their usual order, signs, parentheses and spaces. `used` gets the numbers in
+// it, in their order. Nothing for any other text, for one of more than 256 bytes or 32 levels of parentheses and signs, a division by 0 and
+// what does not fit in 64 bits. Time and memory are bounded by the length.
 std::optional<Fraction> evaluate(std::string_view text, std::vector<int64_t>* used = nullptr);
 
 // -- How ------------------------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@
 
 namespace dtensor::rl {
 
-// A text without what does not change its meaning, in the manner of Hendrycks et al.'s code for MATH (arXiv 2103.03874): blanks, "$", "\left",
-// "\right", "\!" and other spaces, "\%" and "%", degrees, a full stop at the end, "\text{...}" behind something (a unit), and "x =" before the
-// only "="; \dfrac and \tfrac are \frac, \frac12 is \frac{1}{2} and \sqrt3 is \sqrt{3}.
+// A text without what does not change its meaning, in the manner of Hendrycks et al.'s code for MATH (arXiv 2103.03874): blanks, "$",
+// "\left", "\right", "\!" and other spaces, "\%" and "%", degrees, a full stop at the end, "\text{...}" behind something (a unit), and "x
+// =" before the only "="; \dfrac and \tfrac are \frac, \frac12 is \frac{1}{2} and \sqrt3 is \sqrt{3}.
 std::string plain_math(std::string_view text);
 
 // The number that a text is: a decimal, a/b, or \frac{a}{b} with a sign before it, after plain_math().
@@ -95,7 +95,8 @@ inline std::string plain_math(std::string_view given) {
   std::string text(given);
   for (const std::string_view command : {"\\left", "\\right"}) detail::remove_command(text, command);
   for (const std::string_view command : {"\\dfrac", "\\tfrac"}) detail::replace_all(text, command, "\\frac");
-  for (const std::string_view nothing : {"\\!", "\\,", "\\;", "\\:", "\\ ", "\\%", "%", "\\$", "$", "^\\circ", "^{\\circ}", " ", "\t", "\n", "\r"}) {
+  for (const std::string_view nothing :
+       {"\\!", "\\,", "\\;", "\\:", "\\ ", "\\%", "%", "\\$", "$", "^\\circ", "^{\\circ}", " ", "\t", "\n", "\r"}) {
     detail::replace_all(text, nothing, "");
   }
   detail::unwrap_text(text);

@@ -25,20 +25,20 @@ struct Scores {
 // The text is the truth, but for blanks at its ends.
 double exact_score(std::string_view text, std::string_view truth, const Scores& scores = {});
 
-// The number after the last `marker` is that of the truth: "1,234.0" is 1234, "$7" is 7. (GSM8K: Cobbe et al., arXiv 2110.14168. verl compares the
-// texts without commas and "$".) A text that ends at once behind the marker, or has something else there, has no answer.
+// The number after the last `marker` is that of the truth: "1,234.0" is 1234, "$7" is 7. (GSM8K: Cobbe et al., arXiv 2110.14168. verl
+// compares the texts without commas and "$".) A text that ends at once behind the marker, or has something else there, has no answer.
 double number_score(std::string_view text, std::string_view truth, const Scores& scores = {}, std::string_view marker = "####");
 
 // What stands in the last \boxed{...} (or \fbox{...}) is the truth, as same_math() sees it. An answer whose brace is never closed is none.
 double boxed_score(std::string_view text, std::string_view truth, const Scores& scores = {});
 
-// What stands in the last <answer>...</answer> is an expression of the target's value, in which each of the numbers stands once and no other
-// (TinyZero). See evaluate() for what an expression is; values are exact fractions.
+// What stands in the last <answer>...</answer> is an expression of the target's value, in which each of the numbers stands once and no
+// other (TinyZero). See evaluate() for what an expression is; values are exact fractions.
 double countdown_score(std::string_view text, std::span<const int64_t> numbers, int64_t target, const Scores& scores = {});
 double countdown_score(std::string_view text, std::initializer_list<int64_t> numbers, int64_t target, const Scores& scores = {});
 
-// Whether the text is, but for blanks between and at the ends, <a>...</a><b>...</b> for the names a, b, ... in this order, and has each of these
-// tags once. The form of DeepSeek-R1: {"think", "answer"}.
+// Whether the text is, but for blanks between and at the ends, <a>...</a><b>...</b> for the names a, b, ... in this order, and has each of
+// these tags once. The form of DeepSeek-R1: {"think", "answer"}.
 bool has_form(std::string_view text, std::initializer_list<std::string_view> names);
 
 // What stands between the last `open` that is closed and its `close`: between_last(text, "<answer>", "</answer>").
