@@ -15,7 +15,7 @@
 
 namespace dtensor::rl {
 
-// [batch, time] in the rewards' dtype, without gradient.
+// [batch, time] in the rewards' dtype (computed in float64), without gradient.
 struct Advantages {
   at::Tensor advantages;
   at::Tensor returns;  // what a critic learns
@@ -85,24 +85,27 @@ inline void check_gae(const char* tag, const GaeOptions& o) {
           o.critic_lambda.value_or(o.lambda), o.length_alpha);
 }
 
+// Recurrences are computed in float64: a power of gamma in float32 has lost digits after a few hundred tokens.
+inline at::Tensor exact(const at::Tensor& x, const at::Tensor& held) { return only(x.detach(), held).to(at::kDouble); }
+
 // A of steps that stand where `held` is true. `decay` is gamma lambda: [batch, 1], or one number.
 inline at::Tensor advantages_of_steps(const at::Tensor& rewards, const at::Tensor& values, const at::Tensor& held, double gamma,
                                       const at::Tensor& decay) {
-  const auto is = held.to(rewards.scalar_type());
+  const auto is = held.to(at::kDouble);
   const auto delta = rewards + ahead(next_held(values, held), 1).mul(gamma) - values;
   return recur_back(is * decay + is.neg().add(1), delta * is);
 }
 
 // gamma lambda of the policy, which broadcasts over [batch, time].
-inline at::Tensor policy_decay(const at::Tensor& steps, at::ScalarType dtype, const GaeOptions& o) {
-  const auto lengths = steps.sum(1, /*keepdim=*/true).clamp_min(1).to(dtype);
+inline at::Tensor policy_decay(const at::Tensor& steps, const GaeOptions& o) {
+  const auto lengths = steps.sum(1, /*keepdim=*/true).clamp_min(1).to(at::kDouble);
   if (o.length_alpha == 0) return lengths.mul(0).add(o.gamma * o.lambda);
   return lengths.mul(o.length_alpha).reciprocal().neg().add(1).clamp_min(0).mul(o.gamma);
 }
 
 // Both, at `steps`; what is between two steps has the numbers of the next.
 inline Advantages of_steps(const at::Tensor& rewards, const at::Tensor& values, const at::Tensor& steps, const GaeOptions& o) {
-  const auto decay = policy_decay(steps, rewards.scalar_type(), o);
+  const auto decay = policy_decay(steps, o);
   const auto advantages = advantages_of_steps(rewards, values, steps, o.gamma, decay);
   const double critic_lambda = o.critic_lambda.value_or(o.lambda);
   const bool is_same = o.length_alpha == 0 && critic_lambda == o.lambda;
@@ -127,9 +130,9 @@ inline Advantages gae(const at::Tensor& rewards, const at::Tensor& values, const
   detail::check_rewards(tag, rewards, mask);
   detail::check_alike(tag, "the values", values, "rewards", rewards);
   const auto held = detail::held(mask);
-  auto result = detail::of_steps(detail::only(rewards, held), detail::only(values, held), held, options);
-  result.advantages = options.whiten ? whiten(result.advantages, held) : detail::only(result.advantages, held);
-  return result;
+  const auto result = detail::of_steps(detail::exact(rewards, held), detail::exact(values, held), held, options);
+  const auto advantages = options.whiten ? whiten(result.advantages, held) : detail::only(result.advantages, held);
+  return {advantages.to(rewards.scalar_type()), result.returns.to(rewards.scalar_type())};
 }
 
 inline TurnAdvantages turn_gae(const at::Tensor& rewards, const at::Tensor& values, const at::Tensor& mask, const at::Tensor& turns,
@@ -144,20 +147,21 @@ inline TurnAdvantages turn_gae(const at::Tensor& rewards, const at::Tensor& valu
     detail::check_ids(tag, "turns", turns);
   }
   const auto held = detail::held(mask), starts = detail::turn_starts(held, turns);
-  const auto goes_on = detail::ahead(starts.to(rewards.scalar_type()), 1).neg().add(1);  // 0 before a start
-  const auto sums = detail::recur_back(goes_on, detail::only(rewards, held));
-  const auto steps = detail::of_steps(detail::only(sums, starts), detail::only(values, starts), starts, options);
+  const auto goes_on = detail::ahead(starts.to(at::kDouble), 1).neg().add(1);  // 0 before a start
+  const auto sums = detail::recur_back(goes_on, detail::exact(rewards, held));
+  const auto steps = detail::of_steps(detail::only(sums, starts), detail::exact(values, starts), starts, options);
   const auto for_all = detail::last_held(steps.advantages, starts);
-  return {options.whiten ? whiten(for_all, held) : detail::only(for_all, held), steps.returns, starts};
+  const auto advantages = options.whiten ? whiten(for_all, held) : detail::only(for_all, held);
+  return {advantages.to(rewards.scalar_type()), steps.returns.to(rewards.scalar_type()), starts};
 }
 
 inline Advantages reinforce_plus_plus(const at::Tensor& rewards, const at::Tensor& mask, double gamma) {
   const at::NoGradGuard no_grad;
   detail::check_gae("rl::reinforce_plus_plus", {.gamma = gamma});
   detail::check_rewards("rl::reinforce_plus_plus", rewards, mask);
-  const auto held = detail::held(mask), is = held.to(rewards.scalar_type());
-  const auto returns = detail::only(detail::recur_back(is.mul(gamma - 1).add(1), detail::only(rewards, held)), held);
-  return {whiten(returns, held), returns};
+  const auto held = detail::held(mask), is = held.to(at::kDouble);
+  const auto returns = detail::only(detail::recur_back(is.mul(gamma - 1).add(1), detail::exact(rewards, held)), held);
+  return {whiten(returns, held).to(rewards.scalar_type()), returns.to(rewards.scalar_type())};
 }
 
 inline Advantages remax(const at::Tensor& rewards, const at::Tensor& greedy_scores, const at::Tensor& mask) {

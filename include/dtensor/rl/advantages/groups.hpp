@@ -21,7 +21,7 @@
 namespace dtensor::rl {
 
 // What an answer that is alone in its group gets, since there is nothing to compare it with.
-enum class Alone {
+enum class LoneAnswer {
   zero,   // no advantage: it is its group's mean. (verl's rloo_vectorized)
   score,  // its score, as if the mean were 0 and the standard deviation 1. (verl's grpo, opo, rloo, gpg)
   refuse  // an error. (TRL)
@@ -30,7 +30,7 @@ enum class Alone {
 struct GrpoOptions {
   bool by_std = true;  // false: Dr.GRPO
   double eps = 1e-6;   // beside the standard deviation (AReaL: 1e-5; TRL: 1e-4)
-  Alone alone = Alone::zero;
+  LoneAnswer alone = LoneAnswer::zero;
 };
 
 // (R - mean) / (std + eps) of the group, with the unbiased standard deviation (GRPO, DeepSeekMath, arXiv 2402.03300). Without
@@ -47,17 +47,18 @@ at::Tensor gdpo(const at::Tensor& scores, const at::Tensor& groups, const at::Te
                 const GrpoOptions& options = {});
 
 // RLOO (arXiv 2402.14740): R minus the mean of the group's other answers, = n / (n - 1) (R - mean).
-at::Tensor rloo(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask, Alone alone = Alone::zero);
+at::Tensor rloo(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask, LoneAnswer alone = LoneAnswer::zero);
 
 // OPO (arXiv 2505.23585): R - sum(length R) / sum(length) of the group; lengths are numbers of tokens whose mask is not 0.
-at::Tensor opo(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask, Alone alone = Alone::zero);
+at::Tensor opo(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask, LoneAnswer alone = LoneAnswer::zero);
 
 // GPG (arXiv 2504.02546): alpha (R - mean) / norm, alpha = answers / answers whose score is not 0 (as verl counts).
-at::Tensor gpg(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask, double norm = 1, Alone alone = Alone::zero);
+at::Tensor gpg(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask, double norm = 1,
+               LoneAnswer alone = LoneAnswer::zero);
 
 // REINFORCE++ with a baseline (arXiv 2501.03262): R - mean of the group, whitened over the tokens of the batch.
 at::Tensor reinforce_plus_plus_baseline(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask,
-                                        Alone alone = Alone::zero);
+                                        LoneAnswer alone = LoneAnswer::zero);
 
 // -- How ------------------------------------------------------------------------------------------------------------------
 
@@ -87,7 +88,8 @@ inline Groups groups_of(const at::Tensor& ids) {
 
 // Runs `advantage(scores, groups)`, plain float64 [batch], and gives it to the tokens.
 template <class F>
-at::Tensor by_groups(const char* tag, const at::Tensor& scores, const at::Tensor& ids, const at::Tensor& mask, Alone alone, F advantage) {
+at::Tensor by_groups(const char* tag, const at::Tensor& scores, const at::Tensor& ids, const at::Tensor& mask, LoneAnswer alone,
+                     F advantage) {
   const at::NoGradGuard no_grad;
   check_rows(tag, "scores", scores, mask);
   check_rows(tag, "groups", ids, mask);
@@ -100,9 +102,9 @@ at::Tensor by_groups(const char* tag, const at::Tensor& scores, const at::Tensor
   const auto exact = all.to(at::kDouble);
   const auto groups = groups_of(all_ids);
   auto rows = advantage(exact, groups);
-  if (alone == Alone::refuse && groups.alone.any().template item<bool>())
+  if (alone == LoneAnswer::refuse && groups.alone.any().template item<bool>())
     fail(tag, "an answer of the {} is alone in its group; expected two or more answers to each prompt", exact.size(0));
-  if (alone != Alone::refuse) rows = rows.where(groups.alone.logical_not(), alone == Alone::zero ? rows.mul(0) : exact);
+  if (alone != LoneAnswer::refuse) rows = rows.where(groups.alone.logical_not(), alone == LoneAnswer::zero ? rows.mul(0) : exact);
   return for_tokens(rows, tokens, scores.scalar_type());
 }
 
@@ -148,11 +150,12 @@ inline at::Tensor grpo(const at::Tensor& scores, const at::Tensor& groups, const
 
 inline at::Tensor grpo_pass_at_k(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask, const GrpoOptions& options) {
   detail::check_eps("rl::grpo_pass_at_k", options);
-  return detail::by_groups("rl::grpo_pass_at_k", scores, groups, mask, Alone::refuse, [&](const at::Tensor& all, const detail::Groups& g) {
-    const detail::Groups there{g.index.cpu(), g.sizes.cpu(), g.alone};
-    const auto lead = detail::lead_of_best(all.cpu(), there).to(all.device());
-    return options.by_std ? lead.div(g.deviations(all).add(options.eps)) : lead;
-  });
+  return detail::by_groups("rl::grpo_pass_at_k", scores, groups, mask, LoneAnswer::refuse,
+                           [&](const at::Tensor& all, const detail::Groups& g) {
+                             const detail::Groups there{g.index.cpu(), g.sizes.cpu(), g.alone};
+                             const auto lead = detail::lead_of_best(all.cpu(), there).to(all.device());
+                             return options.by_std ? lead.div(g.deviations(all).add(options.eps)) : lead;
+                           });
 }
 
 inline at::Tensor gdpo(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask, const std::vector<double>& weights,
@@ -171,13 +174,13 @@ inline at::Tensor gdpo(const at::Tensor& scores, const at::Tensor& groups, const
   return whiten(sum, mask);
 }
 
-inline at::Tensor rloo(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask, Alone alone) {
+inline at::Tensor rloo(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask, LoneAnswer alone) {
   return detail::by_groups("rl::rloo", scores, groups, mask, alone, [](const at::Tensor& all, const detail::Groups& g) {
     return (all - g.means(all)) * g.of_each(g.sizes.div(g.sizes.sub(1).clamp_min(1)));
   });
 }
 
-inline at::Tensor opo(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask, Alone alone) {
+inline at::Tensor opo(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask, LoneAnswer alone) {
   detail::check_rows("rl::opo", "scores", scores, mask);
   const auto lengths = detail::whole(detail::held(mask).sum(1));
   return detail::by_groups("rl::opo", scores, groups, mask, alone, [&](const at::Tensor& all, const detail::Groups& g) {
@@ -186,7 +189,7 @@ inline at::Tensor opo(const at::Tensor& scores, const at::Tensor& groups, const 
   });
 }
 
-inline at::Tensor gpg(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask, double norm, Alone alone) {
+inline at::Tensor gpg(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask, double norm, LoneAnswer alone) {
   require(norm > 0, "rl::gpg", "got a norm of {}; expected a positive number", norm);
   double factor = 0;
   const auto advantages = detail::by_groups("rl::gpg", scores, groups, mask, alone, [&](const at::Tensor& all, const detail::Groups& g) {
@@ -196,7 +199,8 @@ inline at::Tensor gpg(const at::Tensor& scores, const at::Tensor& groups, const 
   return advantages.mul(factor);
 }
 
-inline at::Tensor reinforce_plus_plus_baseline(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask, Alone alone) {
+inline at::Tensor reinforce_plus_plus_baseline(const at::Tensor& scores, const at::Tensor& groups, const at::Tensor& mask,
+                                               LoneAnswer alone) {
   const auto* tag = "rl::reinforce_plus_plus_baseline";
   return whiten(detail::by_groups(tag, scores, groups, mask, alone,
                                   [](const at::Tensor& all, const detail::Groups& g) { return all - g.means(all); }),
