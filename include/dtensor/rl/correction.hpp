@@ -142,10 +142,10 @@ inline at::Tensor kept_tokens(const at::Tensor& old_logp, const at::Tensor& roll
   const auto held = detail::held(mask);
   auto kept = held;
   for (const auto& rejection : rejections) {
-    require(rejection.upper > 0 && rejection.lower >= 0 && rejection.lower < rejection.upper, tag,
+    const bool is_k1 = rejection.statistic == Statistic::k1;
+    require(rejection.upper > 0 && (!is_k1 || (rejection.lower >= 0 && rejection.lower < rejection.upper)), tag,
             "got bounds {} and {}; expected 0 or more, and a larger number", rejection.lower, rejection.upper);
-    require(rejection.statistic != Statistic::k1 || rejection.over != Over::sequence_max, tag,
-            "k1 has no maximum over a sequence, having both signs; hint: k2 or k3");
+    require(!is_k1 || rejection.over != Over::sequence_max, tag, "k1 has no maximum over a sequence, having both signs; hint: k2 or k3");
     kept = kept.logical_and(detail::within(d, held, rejection));
   }
   return kept;
