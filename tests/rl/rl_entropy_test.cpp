@@ -107,27 +107,30 @@ TEST_CASE("rl entropy: sharded rows say nothing and sharded vocabularies five nu
   const StatisticsOptions options{0.8, true, true, 2};
   const auto expected = weighted_loss(some_logits(), some_tokens(), kHere, options);
   const auto gradient = rl_rows(expected.gradient);
-  for (const auto& [ranks, transport] : std::vector<std::pair<int, std::string>>{{1, "threads"}, {2, "threads"}, {3, "threads"},
-                                                                                {4, "threads"}, {3, "gloo"}}) {
+  for (const auto& [ranks, transport] :
+       std::vector<std::pair<int, std::string>>{{1, "threads"}, {2, "threads"}, {3, "threads"}, {4, "threads"}, {3, "gloo"}}) {
     for (const int64_t dim : {0, 1}) {
-      CHECK_NOTHROW(on_ranks(ranks, [&, dim = dim](World& world) {
-        const auto mesh = line(world);
-        const Spmd spmd(mesh);
-        const auto logits = distribute_tensor(some_logits(), mesh, {shard(dim)}).tensor();
-        const auto tokens = distribute_tensor(some_tokens(), mesh, {dim == 0 ? shard(0) : replicate()}).tensor();
-        const RlShared on = [&](const at::Tensor& x) {
-          return distribute_tensor(x, mesh, {dim == 0 ? shard(0) : replicate()}).tensor();
-        };
-        const auto got = weighted_loss(logits, tokens, on, options);
-        rl_near(rl_item(got.sum), rl_item(expected.sum), "the sum");
-        rl_near(got.gradient, gradient, "the gradient");
-        require(DTensor(got.gradient).placements() == DTensor(logits).placements(), "test", "the gradient lies elsewhere");
-        const CommDebugMode comm;
-        rl::token_statistics(logits, tokens, {.entropy = true});
-        // Two numbers for the check of tokens; and, of the vocabulary's parts, five for each row.
-        const int64_t most = dim == 0 ? 4 * 8 : 4 * 8 + 5 * 6 * 8;
-        require(ranks == 1 || comm.bytes() <= most, "test", "{} bytes for 6 rows", comm.bytes());
-      }, transport));
+      CHECK_NOTHROW(on_ranks(
+          ranks,
+          [&, dim = dim](World& world) {
+            const auto mesh = line(world);
+            const Spmd spmd(mesh);
+            const auto logits = distribute_tensor(some_logits(), mesh, {shard(dim)}).tensor();
+            const auto tokens = distribute_tensor(some_tokens(), mesh, {dim == 0 ? shard(0) : replicate()}).tensor();
+            const RlShared on = [&](const at::Tensor& x) {
+              return distribute_tensor(x, mesh, {dim == 0 ? shard(0) : replicate()}).tensor();
+            };
+            const auto got = weighted_loss(logits, tokens, on, options);
+            rl_near(rl_item(got.sum), rl_item(expected.sum), "the sum");
+            rl_near(got.gradient, gradient, "the gradient");
+            require(DTensor(got.gradient).placements() == DTensor(logits).placements(), "test", "the gradient lies elsewhere");
+            const CommDebugMode comm;
+            rl::token_statistics(logits, tokens, {.entropy = true});
+            // Two numbers for the check of tokens; and, of the vocabulary's parts, five for each row.
+            const int64_t most = dim == 0 ? 4 * 8 : 4 * 8 + 5 * 6 * 8;
+            require(ranks == 1 || comm.bytes() <= most, "test", "{} bytes for 6 rows", comm.bytes());
+          },
+          transport));
     }
   }
   CHECK_NOTHROW(on_ranks(4, [&](World&) {

@@ -38,15 +38,39 @@ std::pair<std::string, double> random_expression(std::mt19937& random, int depth
 }  // namespace
 
 TEST_CASE("rl rewards: arithmetic is exact and bounded", "[rl]") {
-  for (const auto& [text, expected] : std::vector<std::pair<std::string, std::string>>{
-           {"1+2*3", "7/1"}, {"(1+2)*3", "9/1"}, {" 7 / 2 - 1/2 ", "3/1"}, {"8/3*3", "8/1"}, {"1-2-3", "-4/1"}, {"16/4/2", "2/1"},
-           {"-3+4", "1/1"}, {"2*-3", "-6/1"}, {"-(1+2)", "-3/1"}, {"1/3+1/6", "1/2"}, {"", "nothing"}, {"1+", "nothing"}, {"()", "nothing"},
-           {"(1", "nothing"}, {"1)", "nothing"}, {"1 2", "nothing"}, {"1/0", "nothing"}, {"1/(2-2)", "nothing"}, {"2**3", "nothing"},
-           {"1.5", "nothing"}, {"x", "nothing"}, {"1;2", "nothing"}, {"9223372036854775807", "9223372036854775807/1"},
-           {"9223372036854775808", "nothing"}, {"9223372036854775807+1", "nothing"}, {"9223372036854775807*9223372036854775807", "nothing"},
-           {"__import__('os')", "nothing"}, {std::string(31, '(') + "1" + std::string(31, ')'), "1/1"},
-           {std::string(32, '(') + "1" + std::string(32, ')'), "nothing"}, {std::string(40, '-') + "1", "nothing"},
-           {std::string(100'000, '('), "nothing"}, {std::string(100'000, '1'), "nothing"}}) {
+  for (const auto& [text, expected] :
+       std::vector<std::pair<std::string, std::string>>{{"1+2*3", "7/1"},
+                                                        {"(1+2)*3", "9/1"},
+                                                        {" 7 / 2 - 1/2 ", "3/1"},
+                                                        {"8/3*3", "8/1"},
+                                                        {"1-2-3", "-4/1"},
+                                                        {"16/4/2", "2/1"},
+                                                        {"-3+4", "1/1"},
+                                                        {"2*-3", "-6/1"},
+                                                        {"-(1+2)", "-3/1"},
+                                                        {"1/3+1/6", "1/2"},
+                                                        {"", "nothing"},
+                                                        {"1+", "nothing"},
+                                                        {"()", "nothing"},
+                                                        {"(1", "nothing"},
+                                                        {"1)", "nothing"},
+                                                        {"1 2", "nothing"},
+                                                        {"1/0", "nothing"},
+                                                        {"1/(2-2)", "nothing"},
+                                                        {"2**3", "nothing"},
+                                                        {"1.5", "nothing"},
+                                                        {"x", "nothing"},
+                                                        {"1;2", "nothing"},
+                                                        {"9223372036854775807", "9223372036854775807/1"},
+                                                        {"9223372036854775808", "nothing"},
+                                                        {"9223372036854775807+1", "nothing"},
+                                                        {"9223372036854775807*9223372036854775807", "nothing"},
+                                                        {"__import__('os')", "nothing"},
+                                                        {std::string(31, '(') + "1" + std::string(31, ')'), "1/1"},
+                                                        {std::string(32, '(') + "1" + std::string(32, ')'), "nothing"},
+                                                        {std::string(40, '-') + "1", "nothing"},
+                                                        {std::string(100'000, '('), "nothing"},
+                                                        {std::string(100'000, '1'), "nothing"}}) {
     CHECK(as_text(rl::evaluate(text)) == expected);
   }
   std::mt19937 random(5);
@@ -62,11 +86,26 @@ TEST_CASE("rl rewards: arithmetic is exact and bounded", "[rl]") {
 }
 
 TEST_CASE("rl rewards: numbers as people write them", "[rl]") {
-  for (const auto& [text, expected] : std::vector<std::pair<std::string, std::string>>{
-           {"18", "18/1"}, {" -1,234.50 ", "-2469/2"}, {"$7", "7/1"}, {"-$7", "-7/1"}, {"$-7", "-7/1"}, {"+3.", "3/1"}, {".5", "1/2"},
-           {"0.000", "0/1"}, {"007", "7/1"}, {"", "nothing"}, {"-", "nothing"}, {".", "nothing"}, {"1.2.3", "nothing"}, {"1e5", "nothing"},
-           {"--5", "nothing"}, {"1,", "nothing"}, {"5 6", "nothing"}, {"inf", "nothing"}, {"99999999999999999999", "nothing"},
-           {"1." + std::string(1000, '0'), "1/1"}}) {
+  for (const auto& [text, expected] : std::vector<std::pair<std::string, std::string>>{{"18", "18/1"},
+                                                                                       {" -1,234.50 ", "-2469/2"},
+                                                                                       {"$7", "7/1"},
+                                                                                       {"-$7", "-7/1"},
+                                                                                       {"$-7", "-7/1"},
+                                                                                       {"+3.", "3/1"},
+                                                                                       {".5", "1/2"},
+                                                                                       {"0.000", "0/1"},
+                                                                                       {"007", "7/1"},
+                                                                                       {"", "nothing"},
+                                                                                       {"-", "nothing"},
+                                                                                       {".", "nothing"},
+                                                                                       {"1.2.3", "nothing"},
+                                                                                       {"1e5", "nothing"},
+                                                                                       {"--5", "nothing"},
+                                                                                       {"1,", "nothing"},
+                                                                                       {"5 6", "nothing"},
+                                                                                       {"inf", "nothing"},
+                                                                                       {"99999999999999999999", "nothing"},
+                                                                                       {"1." + std::string(1000, '0'), "1/1"}}) {
     CHECK(as_text(rl::read_number(text)) == expected);
   }
 }
@@ -144,9 +183,41 @@ TEST_CASE("rl rewards: exact texts and forms", "[rl]") {
 
 TEST_CASE("rl rewards: random texts neither throw nor take long", "[rl]") {
   std::mt19937 random(7);
-  const std::vector<std::string> pieces{"\\boxed{", "\\fbox{", "{", "}", "####", " ", "-", "+", "*", "/", "(", ")", "<answer>", "</answer>",
-                                        "<think>", "</think>", "\\frac", "\\sqrt", "\\left", "\\right", "\\text{", "=", "$", "%", "1", "9",
-                                        "12345678901234567890", ".", ",", "x", std::string(1, '\0'), "\xff", "\xc3\xa9", "\n", "\\"};
+  const std::vector<std::string> pieces{"\\boxed{",
+                                        "\\fbox{",
+                                        "{",
+                                        "}",
+                                        "####",
+                                        " ",
+                                        "-",
+                                        "+",
+                                        "*",
+                                        "/",
+                                        "(",
+                                        ")",
+                                        "<answer>",
+                                        "</answer>",
+                                        "<think>",
+                                        "</think>",
+                                        "\\frac",
+                                        "\\sqrt",
+                                        "\\left",
+                                        "\\right",
+                                        "\\text{",
+                                        "=",
+                                        "$",
+                                        "%",
+                                        "1",
+                                        "9",
+                                        "12345678901234567890",
+                                        ".",
+                                        ",",
+                                        "x",
+                                        std::string(1, '\0'),
+                                        "\xff",
+                                        "\xc3\xa9",
+                                        "\n",
+                                        "\\"};
   const auto begin = std::chrono::steady_clock::now();
   for (int i = 0; i < 20'000; ++i) {
     std::string text;

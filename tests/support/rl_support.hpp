@@ -6,6 +6,8 @@
 #include <dtensor/rl/aggregate.hpp>
 
 #include <complex>
+#include <functional>
+#include <numeric>
 #include <vector>
 
 namespace dtensor::test {
@@ -113,21 +115,76 @@ inline constexpr rl::Aggregation kRlAggregations[] = {rl::Aggregation::token_mea
                                                       rl::Aggregation::sequence_mean_token_mean, rl::Aggregation::sequence_mean_token_sum,
                                                       rl::Aggregation::sequence_mean_token_sum_norm};
 
+inline at::Tensor rl_trained_logp() { return rl_numbers({6, 7}, 1, -3, -0.1); }
+inline at::Tensor rl_rollout_logp() { return rl_trained_logp() + rl_numbers({6, 7}, 2, -0.8, 0.8); }
+inline double rl_sum(const RlRow& x) { return std::accumulate(x.begin(), x.end(), 0.0); }
+
+// Answers to three prompts, mixed; the fifth is alone. Its row is the one that the mask holds from its sixth token on.
+inline at::Tensor rl_group_numbers() { return torch::tensor({70, -3, 70, -3, 5, 70}, torch::kLong); }
+inline at::Tensor rl_scores() { return torch::tensor({1.0, 0.25, 0.0, 0.75, 2.0, 0.5}, torch::kDouble); }
+
+// The indices of the tokens that count.
+inline std::vector<size_t> rl_tokens_of(const RlRow& mask) {
+  std::vector<size_t> tokens;
+  for (size_t t = 0; t < mask.size(); ++t) {
+    if (mask[t] != 0) tokens.push_back(t);
+  }
+  return tokens;
+}
+
+inline RlRows rl_whitened(RlRows x, const RlRows& mask) {
+  std::vector<double*> all;
+  for (size_t b = 0; b < x.size(); ++b) {
+    for (size_t t = 0; t < x[b].size(); ++t) {
+      if (mask[b][t] != 0) all.push_back(&x[b][t]);
+      else x[b][t] = 0;
+    }
+  }
+  const auto count = static_cast<double>(all.size());
+  long double mean = 0, variance = 0;
+  for (const auto* v : all) mean += *v / count;
+  for (const auto* v : all) variance += (*v - mean) * (*v - mean) / (count - 1);
+  for (auto* v : all) *v = static_cast<double>((*v - mean) / std::sqrt(variance + 1e-8L));
+  return x;
+}
+
 // Runs `body` on 1 to 4 ranks over threads, and on 3 over gloo: `shared(x)` gives a plain tensor with its first dim cut among all ranks.
+// And on 2 x 2 ranks that cut the first dim and the second.
 using RlShared = std::function<at::Tensor(const at::Tensor&)>;
 inline void rl_on_ranks(const std::function<void(const RlShared& shared, const DeviceMesh& mesh)>& body) {
-  const auto run = [&](int ranks, const std::string& transport) {
+  const auto run = [&](std::vector<int64_t> sizes, const std::string& transport) {
+    const auto ranks = static_cast<int>(std::accumulate(sizes.begin(), sizes.end(), int64_t(1), std::multiplies<>()));
     on_ranks(
         ranks,
-        [&](World& world) {
-          const auto mesh = line(world);
+        [&](World&) {
+          const auto mesh = init_device_mesh(torch::kCPU, sizes,
+                                             sizes.size() == 1 ? std::vector<std::string>{"dp"} : std::vector<std::string>{"dp", "cp"});
           const Spmd spmd(mesh);
-          body([&](const at::Tensor& x) { return x.defined() ? distribute_tensor(x, mesh, {shard(0)}).tensor().detach() : x; }, mesh);
+          body(
+              [&](const at::Tensor& x) {
+                if (!x.defined()) return x;
+                Placements placements{shard(0)};
+                if (mesh.ndim() == 2) placements.push_back(x.dim() == 2 ? shard(1) : replicate());
+                return distribute_tensor(x, mesh, placements).tensor().detach();
+              },
+              mesh);
         },
         transport);
   };
-  for (const int ranks : {1, 2, 3, 4}) run(ranks, "threads");
-  run(3, "gloo");
+  for (const int ranks : {1, 2, 3, 4}) run({ranks}, "threads");
+  run({3}, "gloo");
+  run({2, 2}, "threads");
+}
+
+// A function of whole batches is the same on ranks, with everything cut by rows.
+using RlOfBatch = std::function<std::vector<at::Tensor>(const RlShared& shared)>;
+inline void rl_same_on_ranks(const std::string& name, const RlOfBatch& f, double bound = 1e-12) {
+  std::vector<RlRows> expected;
+  for (const auto& x : f([](const at::Tensor& x) { return x; })) expected.push_back(rl_rows(x));
+  rl_on_ranks([&](const RlShared& shared, const DeviceMesh&) {
+    const auto got = f(shared);
+    for (size_t i = 0; i < got.size(); ++i) rl_near(got[i], expected[i], name, bound);
+  });
 }
 
 }  // namespace dtensor::test

@@ -8,7 +8,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
-#include <fmt/ranges.h>
 
 #include <cmath>
 #include <string>
@@ -18,7 +17,10 @@
 namespace dtensor::rl::detail {
 
 inline std::string shape_of(const at::Tensor& x) {
-  return x.defined() ? fmt::format("{}", std::vector<int64_t>(x.sizes().begin(), x.sizes().end())) : "an undefined tensor";
+  if (!x.defined()) return "an undefined tensor";
+  std::string text = "[";
+  for (const auto size : x.sizes()) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
 }
 
 // [batch, time] of a floating-point dtype.
@@ -48,8 +50,6 @@ inline at::Tensor held(const at::Tensor& mask) { return mask.scalar_type() == at
 
 // `x` with 0 in place of whatever is masked, be it NaN. Its gradient there is 0.
 inline at::Tensor only(const at::Tensor& x, const at::Tensor& held) { return x.masked_fill(held.logical_not(), 0); }
-
-inline at::Tensor shape_like(const at::Tensor& rows, const at::Tensor& tokens) { return rows.unsqueeze(1).expand(tokens.sizes()); }
 
 // The whole of a tensor, plain and without gradient, on every rank. Gathers.
 inline at::Tensor whole(const at::Tensor& x) { return full_tensor(x.detach()); }
