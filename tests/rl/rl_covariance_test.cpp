@@ -137,13 +137,8 @@ TEST_CASE("rl covariance: ranks and microbatches choose the same tokens", "[rl]"
   CHECK_NOTHROW(refuses("share of 0", [&] { rl::kl_cov_loss(terms, by, {.share = 0}); }));
 }
 
-TEST_CASE("rl sft: likelihood and preferences", "[rl]") {
+TEST_CASE("rl sft: likelihood", "[rl]") {
   const auto mask = rl_rows(rl_mask());
-  const auto sum_row = [&](const RlComplexRows& x, size_t b) {
-    RlNumber sum = 0;
-    for (size_t t = 0; t < 7; ++t) sum += mask[b][t] * x[b][t];
-    return sum;
-  };
   const auto logp = rl_trained_logp().requires_grad_();
   const auto loss = rl::sft_loss(logp, rl_mask(), {rl::count(rl_mask())});
   loss.backward();
@@ -152,7 +147,15 @@ TEST_CASE("rl sft: likelihood and preferences", "[rl]") {
   };
   CHECK_NOTHROW(rl_near(rl_item(loss), nll(rl_complex(rl_rows(rl_trained_logp()))).real(), "the likelihood"));
   CHECK_NOTHROW(rl_near(logp.grad(), rl_gradient(rl_rows(rl_trained_logp()), nll), "its gradient"));
+}
 
+TEST_CASE("rl sft: preferences", "[rl]") {
+  const auto mask = rl_rows(rl_mask());
+  const auto sum_row = [&](const RlComplexRows& x, size_t b) {
+    RlNumber sum = 0;
+    for (size_t t = 0; t < 7; ++t) sum += mask[b][t] * x[b][t];
+    return sum;
+  };
   for (const double smoothing : {0.0, 0.1}) {
     // Answers 0, 2, 5 are chosen, 1, 3, 4 rejected.
     const auto chosen = torch::tensor({0, 2, 5}), rejected = torch::tensor({1, 3, 4});

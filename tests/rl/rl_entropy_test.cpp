@@ -181,6 +181,13 @@ TEST_CASE("rl entropy: no second copy of the logits is held", "[rl]") {
   const auto backward = peak_of([&] { loss.backward(); });
   CHECK(backward < copy + copy / 4);
   CHECK(backward >= copy);  // the gradient
+  // A slice that does not lie together, as of the scores of the next tokens.
+  const auto longer = torch::rand({4, 129, 1000}, torch::kFloat), cut = longer.narrow(1, 0, 128);
+  const auto by_slices = peak_of([&] { s = rl::token_statistics(cut, tokens.reshape({4, 128}), {.entropy = true, .rows = 16}); });
+  CHECK(by_slices < copy / 4);
+  const auto flat = rl::token_statistics(cut.reshape({512, 1000}), tokens, {.entropy = true});
+  CHECK(s.logp.reshape({-1}).equal(flat.logp));
+  CHECK(s.entropy.reshape({-1}).equal(flat.entropy));
 }
 
 TEST_CASE("rl entropy: what cannot work says so with its shapes", "[rl]") {

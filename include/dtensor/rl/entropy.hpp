@@ -24,7 +24,8 @@ struct StatisticsOptions {
   double temperature = 1;  // logits are divided by it
   bool entropy = false;
   bool sum_squares = false;
-  int64_t rows = 0;  // at a time; 0: as many as have a million logits together
+  int64_t rows = 0;   // at a time; 0: as many as have a million logits together
+  bool check = true;  // that tokens are in the vocabulary, which waits for the device
 };
 
 // [...] in the logits' dtype, or in float32 where that is shorter.
@@ -39,8 +40,8 @@ struct TokenStatistics {
 // gradient, and no second one. A logit of -infinity is a token that cannot be chosen.
 //
 // Logits may be sharded in any dim. Where the vocabulary is, ranks exchange five numbers for each row, and no logits; sharded rows
-// communicate nothing. Tokens are laid out as the logits are (plain ones count as equal on all ranks). Throws for other shapes and dtypes,
-// for a temperature that is not positive, and for tokens outside of the vocabulary.
+// communicate nothing. (The check of tokens reduces two numbers.) Tokens are laid out as the logits are (plain ones count as equal on all
+// ranks). Throws for other shapes and dtypes, for a temperature that is not positive, and for tokens outside of the vocabulary.
 TokenStatistics token_statistics(const at::Tensor& logits, const at::Tensor& tokens, const StatisticsOptions& options = {});
 
 // -- How ------------------------------------------------------------------------------------------------------------------
@@ -52,14 +53,15 @@ inline constexpr double kImpossible = -1e30;  // in place of the logarithm of 0:
 
 // This rank's rows and its part of the vocabulary.
 struct LogitsPart {
-  at::Tensor logits, tokens;         // [rows, own vocabulary], [rows]; plain
+  at::Tensor logits, tokens;         // [outer, inner, own vocabulary], [outer * inner]; plain
   int64_t begin = 0;                 // of the own vocabulary
   std::vector<int64_t> mesh_dims{};  // that cut the vocabulary
   std::optional<DeviceMesh> mesh{};
   Placements rows{};                          // of results
   std::vector<int64_t> sizes{}, own_sizes{};  // of results, and of this rank's part of them
 
-  int64_t vocabulary() const { return logits.size(1); }
+  int64_t vocabulary() const { return logits.size(2); }
+  int64_t inner() const { return logits.size(1); }
   at::Tensor reduced(const at::Tensor& x, ReduceOp op) const {
     return mesh_dims.empty() ? x : mesh->communicator(mesh_dims).all_reduce(x.contiguous(), op).get();
   }
@@ -96,19 +98,29 @@ inline LogitsPart part_of(const at::Tensor& logits, const at::Tensor& tokens) {
   const NoSpmd plain;
   part.own_sizes.assign(chosen.sizes().begin(), chosen.sizes().end());
   part.tokens = chosen.reshape({-1});
-  part.logits = own.reshape({part.tokens.size(0), own.size(-1)});
+  // logits[:, :-1] are taken by slices, since to flatten them would copy them.
+  part.logits = own.dim() == 3 && !own.is_contiguous() ? own : own.reshape({1, part.tokens.size(0), own.size(-1)});
   return part;
 }
 
-inline int64_t rows_at_a_time(const LogitsPart& part, const StatisticsOptions& options) {
-  return options.rows > 0 ? options.rows : std::max<int64_t>(1, (int64_t(1) << 20) / std::max<int64_t>(1, part.vocabulary()));
+// Calls f(first row, rows) for pieces, none of which crosses an outer index.
+template <class F>
+void for_pieces(const LogitsPart& part, const StatisticsOptions& options, F f) {
+  const auto fitting = std::max<int64_t>(1, (int64_t(1) << 20) / std::max<int64_t>(1, part.vocabulary()));
+  const auto step = options.rows > 0 ? options.rows : fitting;
+  for (int64_t outer = 0; outer < part.logits.size(0); ++outer) {
+    for (int64_t row = 0; row < part.inner(); row += step) f(outer * part.inner() + row, std::min(step, part.inner() - row));
+  }
 }
 
 inline at::ScalarType statistics_dtype(const at::Tensor& logits) { return logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 
 // The rows of a piece, scaled.
 inline at::Tensor piece_of(const LogitsPart& part, int64_t row, int64_t count, const StatisticsOptions& options) {
-  return part.logits.narrow(0, row, count).to(statistics_dtype(part.logits)).div(options.temperature);
+  return part.logits.select(0, row / part.inner())
+      .narrow(0, row % part.inner(), count)
+      .to(statistics_dtype(part.logits))
+      .div(options.temperature);
 }
 
 // Of the chosen tokens: which of the own vocabulary, and whether it is own.
@@ -121,11 +133,9 @@ inline std::pair<at::Tensor, at::Tensor> own_tokens(const LogitsPart& part, int6
 // [5, rows]: the largest logit; of e = exp(logit - largest) the sums of e, e (logit - largest) and e^2; and the chosen logit, 0 if another
 // rank has it.
 inline at::Tensor own_sums(const LogitsPart& part, const StatisticsOptions& options) {
-  const auto rows = part.tokens.size(0), step = rows_at_a_time(part, options);
-  auto sums = at::zeros({5, rows}, part.logits.options().dtype(statistics_dtype(part.logits)));
+  auto sums = at::zeros({5, part.tokens.size(0)}, part.logits.options().dtype(statistics_dtype(part.logits)));
   if (part.vocabulary() == 0) return sums;
-  for (int64_t row = 0; row < rows; row += step) {
-    const auto count = std::min(step, rows - row);
+  for_pieces(part, options, [&](int64_t row, int64_t count) {
     auto piece = piece_of(part, row, count, options);
     const auto [index, is_own] = own_tokens(part, row, count);
     auto to = sums.narrow(1, row, count);
@@ -137,7 +147,7 @@ inline at::Tensor own_sums(const LogitsPart& part, const StatisticsOptions& opti
     to[1].copy_(e.sum(1));
     if (options.entropy) to[2].copy_(piece.mul_(e).sum(1));
     if (options.sum_squares) to[3].copy_(e.square_().sum(1));
-  }
+  });
   return sums;
 }
 
@@ -169,10 +179,8 @@ struct RowGradients {
 
 inline at::Tensor gradient_of_logits(const LogitsPart& part, const RowStatistics& stats, const RowGradients& g,
                                      const StatisticsOptions& o) {
-  const auto rows = part.tokens.size(0), step = rows_at_a_time(part, o);
-  auto gradient = at::empty(part.logits.sizes(), part.logits.options());
-  for (int64_t row = 0; row < rows; row += step) {
-    const auto count = std::min(step, rows - row);
+  auto gradient = at::empty({part.tokens.size(0), part.vocabulary()}, part.logits.options());
+  for_pieces(part, o, [&](int64_t row, int64_t count) {
     const auto of = [&](const at::Tensor& x) { return x.narrow(0, row, count).unsqueeze(1); };
     auto log_p = piece_of(part, row, count, o).sub_(of(stats.lse)).clamp_min_(kImpossible);
     const auto p = log_p.exp();
@@ -186,7 +194,7 @@ inline at::Tensor gradient_of_logits(const LogitsPart& part, const RowStatistics
       factor.scatter_add_(1, index, of(g.logp).masked_fill(is_own.logical_not().unsqueeze(1), 0));
     }
     gradient.narrow(0, row, count).copy_(factor.div_(o.temperature));
-  }
+  });
   return gradient;
 }
 
@@ -238,7 +246,7 @@ inline void check_logits(const at::Tensor& logits, const at::Tensor& tokens, con
   check_ids(kStatistics, "tokens", tokens);
   require(options.temperature > 0 && options.rows >= 0, kStatistics, "got a temperature of {} and {} rows at a time; expected {}",
           options.temperature, options.rows, "a positive number, and 0 or more");
-  if (tokens.numel() == 0) return;
+  if (!options.check || tokens.numel() == 0) return;
   const auto least = full_tensor(tokens.amin()).item<int64_t>(), most = full_tensor(tokens.amax()).item<int64_t>();
   if (least < 0 || most >= logits.size(-1))
     fail(kStatistics, "got token {} for logits of {}; expected 0 to {}; hint: give padding any token, and mask it",

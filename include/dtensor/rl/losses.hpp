@@ -75,7 +75,8 @@ PolicyLoss sapo_loss(const PolicyTerms& terms, const Normalization& by, const Sa
 
 // GMPO (arXiv 2507.20673): the geometric mean of a sequence's ratios, each cut on one side:
 // l = -mean(A) exp(mean over tokens of s min(s D, s clip(D, -clip_low, clip_high))), s = sign(A). A mean over sequences that have tokens
-// (verl divides by all rows): by.how is not read. The weight of a sequence is the geometric mean of its tokens' weights.
+// (verl divides by all rows): by.how is not read. The weight of a sequence is the geometric mean of its tokens' weights, so a
+// weight of 0 takes the sequence out.
 struct GmpoOptions {
   double clip_low = 0.4;  // in log space
   double clip_high = 0.4;

@@ -11,7 +11,7 @@ namespace dtensor::rl {
 
 // (x - mean) / sqrt(var + 1e-8) over all tokens whose mask is not 0, with the unbiased variance; 0 elsewhere. `x` and `mask` [batch, time]
 // are the whole batch: the mean of a part is another one. A single token becomes 0 (verl warns or throws). In float64 inside. Without
-// gradient. On DTensors communicates two numbers twice. Throws for other shapes and for a batch without tokens.
+// gradient. On DTensors communicates three numbers. Throws for other shapes and for a batch without tokens.
 at::Tensor whiten(const at::Tensor& x, const at::Tensor& mask);
 
 // -- How ------------------------------------------------------------------------------------------------------------------
