@@ -48,7 +48,7 @@ using LossOf = std::function<rl::PolicyLoss(const rl::PolicyTerms&, const rl::No
 at::Tensor learned(const LossOf& loss_of, const RlShared& shared, int steps) {
   const auto table = torch::zeros({kPrompts, kLength, kDigits}, torch::kDouble).requires_grad_();
   torch::optim::Adam optimizer({table}, torch::optim::AdamOptions(0.1));
-  const auto prompts = shared(torch::arange(kPrompts).repeat_interleave(kAnswers));
+  const auto prompts = shared(torch::arange(kPrompts * kAnswers).div(kAnswers, "floor"));
   const auto mask = shared(torch::ones({kPrompts * kAnswers, kLength}, torch::kBool));
   for (int step = 0; step < steps; ++step) {
     const auto made = rollout_of(full_tensor(table.detach().index_select(0, prompts).softmax(-1)), step);
