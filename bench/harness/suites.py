@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import pathlib
 import re
@@ -305,6 +306,53 @@ def saving(s: Setting) -> list[Row]:
     return list(rows.values())
 
 
+def llama_cpp(folder: str) -> float | None:
+    """Tokens a second of one prompt by llama.cpp; None where it is not installed."""
+    model = pathlib.Path(folder) / "model.gguf"
+    if not (shutil.which("llama-bench") and model.exists()):
+        return None
+    words = ["llama-bench", "-m", model, "-p", "0", "-n", "64", "-d", "16", "-t", "1", "-r", "3", "-o", "json"]
+    text = outputs([command(words)])[0]
+    return max(json.loads(text[text.index("["):])[0]["samples_ts"])
+
+
+def generation(s: Setting) -> list[Row]:
+    """Tokens a second of a Llama of 4.4 million parameters on one core, beside transformers and llama.cpp with its weights."""
+    rows: dict = {}
+
+    def add(name, here, peer, peer_name, **least):
+        collect(rows, Row("generation", name, "tokens/s", [], [], peer_name, higher_is_better=True, **least), here, peer)
+
+    has_peer = s.torch and importlib.util.find_spec("transformers")
+    with tempfile.TemporaryDirectory() as folder:
+        if has_peer:
+            outputs([command([sys.executable, PEERS / "torch_generate.py", "make", folder])])
+
+        def peer(what, *options):
+            words = [sys.executable, PEERS / "torch_generate.py", what, folder, *options]
+            return tokens_per_second(outputs([command(words)])) if has_peer else None
+
+        for i in range(s.rounds):
+            here = benchmark(s.build / "bench/generate", **({"DTENSOR_BENCH_MODEL": folder} if has_peer else {}))
+            speed = {name.removesuffix("/real_time"): entry["tokens_per_s"] for name, entry in here.items() if "tokens_per_s" in entry}
+            one, many = (speed[f"equal_lengths/batch:{batch}/invariant:0"] for batch in (1, 16))
+            fixed, continuous = (speed[f"skewed_lengths/continuous:{mode}"] for mode in (0, 1))
+            add("one prompt", one, peer("generate", 1), "transformers", ratio_at_least=3)
+            add("one prompt, beside llama.cpp", one, llama_cpp(folder), "llama.cpp, float32", ratio_at_least=1)
+            add("16 prompts", many, peer("generate", 16), "transformers", ratio_at_least=1.2)
+            add("lognormal lengths, 16 at a time", continuous, peer("continuous"), "transformers, continuous batching", ratio_at_least=1.5)
+            add("lognormal lengths, beside static batches", continuous, fixed, "static batches here", ratio_at_least=2)
+            add("two ranks share 64 prompts out", speed["groups/ranks:2"], speed["groups/ranks:1"], "one rank", ratio_at_least=1.8)
+            passes = here["second_epoch/guesses:1/real_time"]["tokens_per_pass"]
+            collect(rows, Row("generation", "tokens a pass of a prompt's second epoch, guessed by its first", "tokens", [], here_at_least=2), passes)
+            for length in (512, 4096):
+                entry = here[f"decode_attention/{length}/real_time"]
+                row = Row("generation", f"attention of a step over {length} positions, beside reading them", "x reading", [])
+                collect(rows, row, entry["of_memory"])
+            s.progress(f"generation: round {i + 1} of {s.rounds}")
+    return list(rows.values())
+
+
 def scale(s: Setting) -> list[Row]:
     """What a rank pays for the size of the world, on the fake transport."""
     rows: dict = {}
@@ -342,5 +390,5 @@ def redistribute(s: Setting) -> list[Row]:
     return list(rows.values())
 
 
-SUITES = {suite.__name__: suite for suite in (dispatch, instructions, mesh_of_one, recurrent, threads, processes, memory_bound, step, pipeline, long_context, saving,
+SUITES = {suite.__name__: suite for suite in (dispatch, instructions, mesh_of_one, recurrent, threads, processes, memory_bound, step, pipeline, long_context, saving, generation,
                                               sharding, redistribute, random, scale)}
