@@ -78,8 +78,8 @@ std::optional<Placement> beside(const Operand& first, const Operand& operand, co
   if (placement.is_flat())
     return operand.sizes() == first.sizes() && is_row_major(*operand.layout) ? std::optional(placement) : std::nullopt;
   const auto dim = placement.dim - first.ndim() + operand.ndim();
-  if (dim < 0 || operand.sizes()[dim] == 1) return replicate();
-  return operand.sizes()[dim] == first.sizes()[placement.dim] ? std::optional(shard(dim, placement.cut())) : std::nullopt;
+  if (dim >= 0 && operand.sizes()[dim] == first.sizes()[placement.dim]) return shard(dim, placement.cut());  // also if it is one row
+  return dim < 0 || operand.sizes()[dim] == 1 ? std::optional(replicate()) : std::nullopt;
 }
 
 // Operands are cut as the first one, which is not Partial.

@@ -281,6 +281,29 @@ void check_memory(const Drawing& drawing, const Order& view, const at::Tensor& x
 
 }  // namespace
 
+TEST_CASE("random: probabilities of a dim of one row that one rank has", "[ops][random]") {
+  const auto x = whole_numbers({6, 5, 1}), p = (whole_numbers({6, 5, 1}) + 8) / 16;
+  const auto draw = [](const at::Tensor& into, const at::Tensor& probabilities) {
+    torch::manual_seed(7);
+    into.bernoulli_(probabilities);
+    return std::pair{full_tensor(into), torch::rand({2})};
+  };
+  for (const auto* transport : {"threads", "gloo"}) {
+    CHECK_NOTHROW(on_mesh(
+        {2, 2},
+        [&](const DeviceMesh& mesh) {
+          const auto [expected, next] = draw(x.clone(), p);
+          const Spmd spmd(mesh);
+          for (const auto& second : {flat(17, 3), shard(0), shard(2)}) {
+            const Placements placements{shard(2), second};
+            const auto [got, after] = draw(placed(x, mesh, placements), placed(p, mesh, {replicate(), replicate()}));
+            require(got.equal(expected) && full_tensor(after).equal(next), "test", "under {}", str(placements));
+          }
+        },
+        transport));
+  }
+}
+
 TEST_CASE("random: in the order of one device's memory however a tensor lies", "[ops][random]") {
   for (const auto& sizes : std::vector<std::vector<int64_t>>{{5, 4, 6}, {14, 9, 16}}) {
     const auto x = (whole_numbers(sizes) + 8) / 16;

@@ -14,6 +14,9 @@ Op along(std::string name, std::function<at::Tensor(T, int64_t)> run) {
   return with_args(std::move(name), rounds, with_dims(1, 9, floating), some_dim, [=](T x, const Ints& a) { return run(x, a[0]); });
 }
 
+// Rounding decides the sign of an element that is nearly the mean, and so that of its product with an infinite weight.
+bool tame_scale(T normalized, T weight) { return weight.isfinite().all().item<bool>() || away_from(normalized, 0); }
+
 // Scale and shift of the last args[0] dims.
 Op layer_norm() {
   return {"layer_norm", rounds,
@@ -26,7 +29,10 @@ Op layer_norm() {
             for (int i = 0; i < 2; ++i) step.in.push_back(sketch.of_sizes(sizes, x));
             return c10::multiply_integers(sizes) > 1;  // else there is nothing but noise to normalize
           },
-          [](const Tensors& in, const Ints&) { return Tensors{at::layer_norm(in[0], in[1].sizes(), in[1], in[2], 0.1)}; }};
+          [](const Tensors& in, const Ints&) { return Tensors{at::layer_norm(in[0], in[1].sizes(), in[1], in[2], 0.1)}; },
+          [](const Tensors& in, const std::vector<bool>&, const Ints&) {
+            return tame_scale(at::layer_norm(in[0], in[1].sizes(), {}, {}, 0.1), in[1]);
+          }};
 }
 
 Op group_norm() {
@@ -39,7 +45,10 @@ Op group_norm() {
             for (int i = 0; i < 2; ++i) step.in.push_back(sketch.of_sizes({x.size(1)}, x));
             return true;
           },
-          [](const Tensors& in, const Ints&) { return Tensors{at::group_norm(in[0], 2, in[1], in[2], 0.1)}; }};
+          [](const Tensors& in, const Ints&) { return Tensors{at::group_norm(in[0], 2, in[1], in[2], 0.1)}; },
+          [](const Tensors& in, const std::vector<bool>&, const Ints&) {
+            return tame_scale(at::group_norm(in[0], 2, {}, {}, 0.1), in[1]);
+          }};
 }
 
 // Logits [batch, classes, ...] and the classes that are right; args: reduction, label smoothing in tenths.

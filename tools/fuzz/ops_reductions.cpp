@@ -90,7 +90,7 @@ void add_reductions(std::vector<Op>& ops) {
       along("argmin", keeps, [](T x, int64_t d, bool k) { return x.argmin(d, k); }, number, distinct_along),
       along("any", keeps, [](T x, int64_t d, bool k) { return x.any(d, k); }, boolean),
       along("all", keeps, [](T x, int64_t d, bool k) { return x.all(d, k); }, boolean),
-      along("prod dim", keeps, [](T x, int64_t d, bool k) { return x.sign().prod(d, k); }),
+      along("prod dim", keeps, [](T x, int64_t d, bool k) { return x.sign().prod(d, k); }, number, apart_from({0})),
       along("cumsum", keeps, [](T x, int64_t d, bool) { return x.cumsum(d); }),
       along("cumprod", rounds, [](T x, int64_t d, bool) { return (x.to(at::kDouble).tanh() + 1.5).cumprod(d); }),
       along("logcumsumexp", rounds, [](T x, int64_t d, bool) { return x.logcumsumexp(d); }, floating),
