@@ -39,22 +39,10 @@ struct View {
 };
 using Group = std::vector<View>;  // whose memories would be one
 
-// Whether two elements may lie at one place.
-bool overlaps(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
-  int64_t extent = 1;
-  const auto order = memory_order(strides);
-  for (const auto d : order | std::views::reverse) {
-    if (sizes[d] <= 1) continue;
-    if (strides[d] < extent) return true;
-    extent += strides[d] * (sizes[d] - 1);
-  }
-  return false;
-}
-
 // Whether a write to `storage` has to be carried over to the view: it has other memory, or elements apart that would be one.
 bool needs_copies(const View& view, const c10::StorageImpl* storage) {
   if (view.memory.expired()) return false;
-  return view.storage() != storage || overlaps(view.layout->sizes(), view.layout->strides());
+  return view.storage() != storage || overlaps(*view.layout);
 }
 
 class Table {
@@ -152,6 +140,17 @@ Table& table() {
 const c10::StorageImpl* storage_of(const at::Tensor& local) { return local.storage().unsafeGetStorageImpl(); }
 
 }  // namespace
+
+bool overlaps(const Layout& layout) {
+  int64_t extent = 1;
+  const auto order = memory_order(layout.strides());
+  for (const auto d : order | std::views::reverse) {
+    if (layout.sizes()[d] <= 1) continue;
+    if (layout.strides()[d] < extent) return true;
+    extent += layout.strides()[d] * (layout.sizes()[d] - 1);
+  }
+  return false;
+}
 
 void join_copies(DTensorImpl& base, DTensorImpl& view, bool place_known, Sign sign) {
   if (!base.local().has_storage() || !view.local().has_storage()) return;

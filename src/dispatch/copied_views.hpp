@@ -23,6 +23,9 @@ struct Held {
   Sign sign;
 };
 
+// Whether two elements of a tensor may lie at one place in memory, as those of an unfolded one.
+bool overlaps(const Layout& layout);
+
 // Notes that a write to one of these tensors does not reach the other by itself. `sign` is that of the view relative to the base.
 void join_copies(DTensorImpl& base, DTensorImpl& view, bool place_known, Sign sign);
 

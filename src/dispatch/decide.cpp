@@ -1,6 +1,7 @@
 #include "src/dispatch/decide.hpp"
 
 #include "src/dispatch/compared.hpp"
+#include "src/dispatch/copied_views.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 #include "src/dispatch/ran_whole.hpp"
 #include "src/dispatch/region.hpp"
@@ -303,6 +304,8 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   check_supported(info);
   rules::Call call(*info.schema, arguments, common_mesh(info, arguments));
   call.in_place = info.in_place;
+  const bool writes_first = info.in_place && !call.operands.empty() && call.operands[0].argument == 0;
+  if (writes_first) call.operands[0].overlaps = overlaps(*call.operands[0].layout);
   check_plain_operands(info, call, trace != nullptr);
 
   const auto* rule = info.rule;

@@ -3,15 +3,13 @@
 #include "src/comm/reduce.hpp"
 #include "src/dispatch/dtensor_impl.hpp"
 
-#include <dtensor/dispatch/backward.hpp>
+#include <dtensor/dispatch/end_of_backward.hpp>
 #include <dtensor/dispatch/local_mode.hpp>
 #include <dtensor/mesh/alias.hpp>
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/comm/event.hpp>
 #include <dtensor/mesh/world.hpp>
-
-#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <exception>
@@ -135,15 +133,17 @@ class GradientBuckets {
   }
 
   void close() {
-    backward_ = nullptr;
+    end_.forget();
     for (auto& kind : kinds_) {
       kind.in_last_pass = std::exchange(kind.in_this_pass, 0);
       if (const auto last = std::exchange(kind.open, {})) last->close();
     }
   }
 
-  // Whether this is the first time in the backward pass.
-  bool begins(const void* backward) { return backward && std::exchange(backward_, backward) != backward; }
+  // When the backward pass ends.
+  void close_at_end(const std::shared_ptr<GradientBuckets>& self) {
+    end_.call([self] { self->close(); });
+  }
 
  private:
   using Key = std::tuple<comm::Communicator*, ReduceOp, c10::ScalarType, c10::DeviceType>;
@@ -165,7 +165,7 @@ class GradientBuckets {
   }
 
   std::vector<Kind> kinds_;
-  const void* backward_ = nullptr;
+  EndOfBackward end_;
 };
 
 namespace {
@@ -183,9 +183,7 @@ bool fits_bucket(const at::Tensor& part, const Layout& target) {
 
 at::Tensor reduce_in_bucket(const at::Tensor& part, const LayoutPtr& target, comm::Communicator& group, ReduceOp op) {
   auto& buckets = target->mesh().world().local<OpenBuckets>().buckets;
-  if (buckets->begins(current_backward())) {
-    torch::autograd::Engine::get_default_engine().queue_callback([open = buckets] { open->close(); });
-  }
+  buckets->close_at_end(buckets);
   auto& bucket = buckets->with_room(part, group, op);
   return wrap_local(bucket.add(part), target, c10::intrusive_ptr<Bucket>::reclaim_copy(&bucket));
 }

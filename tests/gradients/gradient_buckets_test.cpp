@@ -136,6 +136,33 @@ TEST_CASE("gradient buckets: a backward pass that fails", "[gradients]") {
   CHECK_THROWS_WITH(dt::DTensor(left[1]).to_local(), says("was not begun when its World ended"));
 }
 
+TEST_CASE("gradient buckets: passes after one that threw on all ranks", "[gradients]") {
+  const char* transport = GENERATE("threads", "gloo");
+  REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) {
+    const auto mesh = line(world);
+    dt::Spmd spmd(mesh);
+    dt::set_replication_check(false);
+    auto net = layers();
+    const auto x = dt::distribute_tensor(torch::ones({4, 8}), mesh, {dt::shard(0)}).tensor();
+    for (int pass = 0; pass < 20; ++pass) {
+      bool threw = false;
+      const auto below = net[0]->as<torch::nn::Linear>()->forward(x);
+      below.register_hook([](const at::Tensor& gradient) -> at::Tensor { dt::fail("test", "out of cheese, {}", gradient.dim()); });
+      auto y = below;
+      for (size_t i = 1; i < net->size(); ++i) y = net[i]->as<torch::nn::Linear>()->forward(y);
+      try {
+        y.sum().backward();
+      } catch (const c10::Error&) {
+        threw = true;
+      }
+      dt::require(threw, "test", "the hook did not throw");
+      dt::CommDebugMode comm;
+      train(net, x, 1, true);
+      expect(comm, 1, "a message, when the pass has ended");
+    }
+  }, transport));
+}
+
 TEST_CASE("gradient buckets: memory that somebody else sees is added to at once", "[gradients]") {
   REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
     const auto mesh = line(world);

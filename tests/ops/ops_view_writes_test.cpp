@@ -235,6 +235,26 @@ TEST_CASE("views: a write to one place of an overlapping view that was copied sh
   }
 }
 
+TEST_CASE("views: a write to some elements of an overlapping view stays", "[ops]") {
+  const auto index = torch::tensor({2, 0, 1, 0}).view({4, 1}), source = torch::tensor({70, 80, 90, 60}, torch::kDouble).view({4, 1});
+  const auto write = [](const at::Tensor& x, const at::Tensor& where, const at::Tensor& from) {
+    x.select(1, 1).unfold(0, 3, 1).scatter_(1, where, from);
+    return x;
+  };
+  const auto x = torch::arange(18, torch::kDouble).view({6, 3});
+  const auto expected = write(x.clone(), index, source);
+  for (const std::string transport : {"threads", "gloo"}) {
+    REQUIRE_NOTHROW(on_ranks(2, [&](dt::World&) {
+      const auto mesh = mesh_of({2});
+      const auto laid_out = [&](const at::Tensor& t, dt::Placement p) { return dt::distribute_tensor(t, mesh, {p}).tensor(); };
+      for (const auto& placement : {shard(0), dt::replicate()}) {
+        const auto got = write(laid_out(x, dt::replicate()), laid_out(index, placement), laid_out(source, placement));
+        dt::require(dt::full_tensor(got).equal(expected), "test", "an index under {}", str(placement));
+      }
+    }, transport));
+  }
+}
+
 TEST_CASE("views: a rank without elements copies no view that the others do not", "[ops]") {
   const auto write = [](const at::Tensor& x) {
     const auto view = x.permute({1, 2, 3, 0}).view({4, 2, 4}), again = view.view({4, 2, 4});

@@ -2,11 +2,7 @@
 
 #include "src/parallel/fully_shard/unit.hpp"
 
-#include <dtensor/dispatch/backward.hpp>
-
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 
@@ -55,15 +51,13 @@ void Schedule::free_others() {
 }
 
 void Schedule::begin_backward() {
-  if (backward_ == current_backward()) return;
-  backward_ = current_backward();
-  torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {
+  end_.call([self = weak_from_this()] {
     if (const auto schedule = self.lock()) schedule->end_backward();
   });
 }
 
 void Schedule::end_backward() {
-  backward_ = nullptr;
+  end_.forget();
   before_ = current_ = nullptr;
   for (auto* unit : units_) unit->end_backward();
   free_others();

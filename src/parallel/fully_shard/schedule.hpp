@@ -1,6 +1,8 @@
 // Keeps which units are whole, and predicts which will be needed next.
 #pragma once
 
+#include <dtensor/dispatch/end_of_backward.hpp>
+
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -55,7 +57,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   bool current_in_backward_ = false;
   std::map<Place, Unit*> next_;  // as it was the last time
   Unit* reducing_ = nullptr;
-  const void* backward_ = nullptr;
+  EndOfBackward end_;
 };
 
 }  // namespace dtensor::fsdp
