@@ -244,7 +244,7 @@ TEST_CASE("views: a write to some elements of an overlapping view stays", "[ops]
   const auto x = torch::arange(18, torch::kDouble).view({6, 3});
   const auto expected = write(x.clone(), index, source);
   for (const std::string transport : {"threads", "gloo"}) {
-    REQUIRE_NOTHROW(on_ranks(2, [&](dt::World&) {
+    REQUIRE_NOTHROW(on_each_rank(2, [&] {
       const auto mesh = mesh_of({2});
       const auto laid_out = [&](const at::Tensor& t, dt::Placement p) { return dt::distribute_tensor(t, mesh, {p}).tensor(); };
       for (const auto& placement : {shard(0), dt::replicate()}) {
