@@ -311,6 +311,8 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   const auto* rule = info.rule;
   const auto ahead = look_ahead(op, info, call, rule);
   if (rule) check_in_place_sizes(op, info, call, *rule);
+  // A part of it, moved back whole, would undo what was written at places that its other elements share.
+  if (writes_first && call.operands[0].overlaps && call.operands[0].layout->is_replicated()) rule = nullptr;
   if (!trace && !info.rule && !call.operands.empty() && info.name != "aten::_local_scalar_dense") {
     warn_once(info, call.mesh, "has no sharding rule and runs on replicated operands");
   }

@@ -135,7 +135,8 @@ class GradientBuckets {
   void close() {
     end_.forget();
     for (auto& kind : kinds_) {
-      kind.in_last_pass = std::exchange(kind.in_this_pass, 0);
+      // Only of kinds that this pass had: a rank that had nothing but empty parts, as of another group, does not come here.
+      if (kind.in_this_pass > 0) kind.in_last_pass = std::exchange(kind.in_this_pass, 0);
       if (const auto last = std::exchange(kind.open, {})) last->close();
     }
   }

@@ -163,6 +163,31 @@ TEST_CASE("gradient buckets: passes after one that threw on all ranks", "[gradie
   }, transport));
 }
 
+TEST_CASE("gradient buckets: a pass in which some ranks have empty parts only", "[gradients]") {
+  const char* transport = GENERATE("threads", "gloo");
+  REQUIRE_NOTHROW(on_ranks(4, [](dt::World&) {
+    const auto mesh = dt::init_device_mesh(c10::kCPU, {2, 2}, {"row", "column"});
+    const auto leaf = [&](int64_t rows, dt::Placement by_row) {
+      return dt::distribute_tensor(torch::ones({rows, 4}), mesh, {by_row, dt::replicate()}).tensor().requires_grad_();
+    };
+    const auto a = leaf(1, dt::replicate()), b = leaf(2, dt::replicate()), of_first_row = leaf(1, dt::shard(0));
+    const auto over_rows = dt::distribute_tensor(torch::ones({4, 4}), mesh, {dt::shard(0), dt::replicate()}).tensor();
+    const auto over_columns = dt::distribute_tensor(torch::ones({4, 4}), mesh, {dt::replicate(), dt::shard(1)}).tensor();
+    const auto beside = dt::distribute_tensor(torch::ones({1, 4}), mesh, {dt::shard(0), dt::shard(1)}).tensor();
+    for (const auto& [all, first] : {std::pair{true, true}, {false, true}, {true, false}, {true, true}}) {
+      at::Tensor loss;
+      if (all) loss = (over_rows * a).sum() + over_rows.mm(b.t()).sum();
+      const auto product = (of_first_row.mm(over_columns) * beside).sum();
+      if (first) loss = loss.defined() ? loss + product : product;
+      for (const auto& p : {a, b, of_first_row}) p.mutable_grad().reset();
+      loss.backward();
+      for (const auto& p : {a, b, of_first_row}) {
+        if (p.grad().defined()) same(dt::full_tensor(p.grad()), at::full(p.sizes(), 4.0), "a gradient");
+      }
+    }
+  }, transport));
+}
+
 TEST_CASE("gradient buckets: memory that somebody else sees is added to at once", "[gradients]") {
   REQUIRE_NOTHROW(on_ranks(2, [](dt::World& world) {
     const auto mesh = line(world);
