@@ -197,7 +197,8 @@ void add_file_bytes(CLI::App* command, Arguments& arguments, const char* what) {
   command->add_option("--file-bytes", arguments.file_bytes, what)
       ->transform(CLI::AsSizeValue(true))
       ->check([](const std::string& bytes) {
-        return bytes.find_first_not_of('0') == bytes.npos ? "got 0; expected at least one byte, such as 4GiB" : "";
+        const bool is_none = bytes.starts_with('-') || bytes.find_first_not_of('0') == bytes.npos;
+        return is_none ? fmt::format("got {}; expected at least one byte, such as 4GiB", bytes) : "";
       });
 }
 
