@@ -23,7 +23,7 @@ namespace {
 using dt::checkpoints::Source;
 
 constexpr const char* kModel = "model.";
-constexpr const char* kForeign = "format";         // in Index::writer, of another library's checkpoint
+constexpr const char* kForeign = "format";         // in Index::writer, see is_foreign()
 constexpr const char* kOrigin = "converted_from";  // of a step that was made of one
 
 // What is written, and what of the checkpoint is not.
@@ -84,7 +84,7 @@ class Selecting {
 
 // Hugging Face's programs want a model's names. A step of dt::save has them below "model.", where it has more than a model.
 std::string part_by_itself(const Index& index, const std::string& form) {
-  if (form != "hf" || index.writer.contains(kForeign) || index.writer.contains(kOrigin)) return "";
+  if (form != "hf" || is_foreign(index) || index.writer.contains(kOrigin)) return "";
   const auto of_model = std::ranges::count_if(index.tensors, [](const auto& entry) { return entry.first.starts_with(kModel); });
   return of_model > 0 && of_model < std::ssize(index.tensors) ? kModel : "";
 }
@@ -147,7 +147,7 @@ void say_what_was_done(const Conversion& wanted, const Index& index, const std::
   fmt::print("{}: {} tensors", wanted.to, source.tensors.size());
   if (!source.same_as.empty()) fmt::print(", {} further names of them", source.same_as.size());
   if (!source.values.empty()) fmt::print(", {} values", source.values.size());
-  fmt::print(", {}{}\n", in_units(selection.bytes), index.writer.contains(kForeign) ? "" : fmt::format(", of step {}", index.step));
+  fmt::print(", {}{}\n", in_units(selection.bytes), is_foreign(index) ? "" : fmt::format(", of step {}", index.step));
   const auto say_left_out = [](const std::vector<std::string>& names, const std::string& what) {
     if (!names.empty()) fmt::print("left out: {} {}: {}\n", names.size(), what, some_of(names));
   };
@@ -159,6 +159,13 @@ void say_what_was_done(const Conversion& wanted, const Index& index, const std::
 }
 
 }  // namespace
+
+void merge(const std::string& from, const std::string& to, int64_t file_bytes) {
+  const auto index = open_index(from);
+  const std::map<std::string, std::string> forms{
+      {"huggingface", "hf"}, {"torch.save", "pt"}, {"torch.distributed.checkpoint", "dcp"}, {"bytecheckpoint", "dcp"}};
+  convert({from, to, is_foreign(index) ? forms.at(index.writer.at(kForeign)) : "dtensor", "", file_bytes});
+}
 
 void convert(const Conversion& wanted) {
   std::error_code ignored;

@@ -1,4 +1,4 @@
-// dtensor-checkpoint: looks at checkpoints, verifies, compares, converts and removes them. One process; no ranks.
+// dtensor-checkpoint: looks at checkpoints, verifies, compares, converts, merges and removes them. One process; no ranks.
 #include "dtensor-checkpoint.hpp"
 
 #include <dtensor/base/error.hpp>
@@ -39,6 +39,11 @@ Index open_index(const std::string& path) {
   if (const auto last = dt::last_step(path)) return dt::checkpoints::read_index(dt::step_folder(path, *last));
   return dt::checkpoints::read_any(path);
 }
+
+bool is_foreign(const Index& index) { return index.writer.contains("format"); }
+
+// A step's own folder where a run's was given; else what was given.
+static std::string name_of(const Index& index, const std::string& path) { return is_foreign(index) ? path : index.folder; }
 
 std::string some_of(const std::vector<std::string>& names, size_t most) {
   const std::vector<std::string> first(names.begin(), names.begin() + static_cast<ptrdiff_t>(std::min(names.size(), most)));
@@ -82,7 +87,13 @@ void list(const std::string& folder) {
 
 void show(const std::string& path, const std::string& pattern) {
   const auto index = open_index(path);
-  fmt::print("{}: step {}, {} in {} tensors and {} files\n", index.folder, index.step, in_units(index.bytes()), index.tensors.size(),
+  const auto any_of = [&](const auto& named) {
+    return std::ranges::any_of(named, [&](const auto& entry) { return dt::detail::matches(pattern, entry.first); });
+  };
+  dt::require(pattern == "*" || any_of(index.tensors) || any_of(index.same_as) || any_of(index.values), kTag,
+              "'{}' has no name that matches '{}'; hint: show without --only lists the names", path, pattern);
+  fmt::print("{}: {}{} in {} tensors and {} files\n", name_of(index, path),
+             is_foreign(index) ? "" : fmt::format("step {}, ", index.step), in_units(index.bytes()), index.tensors.size(),
              index.files.size());
   for (const auto& [key, value] : index.writer) fmt::print("  {}: {}\n", key, value);
   size_t width = 4;
@@ -103,14 +114,18 @@ void show(const std::string& path, const std::string& pattern) {
 
 int verify(const std::string& path) {
   const auto index = open_index(path);
-  Progress progress(index.bytes());
-  const auto faults = dt::checkpoints::faults_of(index, [&](int64_t done) { progress(done); });
+  std::vector<std::string> faults;
+  {
+    Progress progress(index.bytes());
+    faults = dt::checkpoints::faults_of(index, [&](int64_t done) { progress(done); });
+  }
   for (const auto& fault : faults) fmt::print("{}\n", fault);
   if (!faults.empty()) return kWrong;
   const bool has_sums = std::ranges::any_of(index.tensors, [](const auto& entry) {
     return std::ranges::any_of(entry.second.pieces, [](const auto& piece) { return !piece.sums.empty(); });
   });
-  fmt::print("{}: {} read, {}\n", index.folder, in_units(index.bytes()), has_sums ? "every checksum is right" : "which have no checksums");
+  fmt::print("{}: {} read, {}\n", name_of(index, path), in_units(index.bytes()),
+             has_sums ? "every checksum is right" : "which have no checksums");
   return 0;
 }
 
@@ -141,6 +156,7 @@ struct Pruning {
 
 void prune(const std::string& folder, const Pruning& wanted) {
   const auto steps = dt::complete_steps(folder);
+  dt::require(!steps.empty(), kTag, "'{}' has no complete step, so there is nothing to remove; hint: name the folder of a run", folder);
   for (const auto step : wanted.chosen)
     dt::require(std::ranges::count(steps, step) > 0, kTag, "'{}' has no complete step {}", folder, step);
   const auto best = wanted.chosen.empty() ? best_step(folder) : std::nullopt;
@@ -177,6 +193,15 @@ void add_pattern(CLI::App* command, Arguments& arguments) {
   command->add_option("--only", arguments.pattern, "names that match: * and ? and a|b")->capture_default_str();
 }
 
+void add_file_bytes(CLI::App* command, Arguments& arguments, const char* what) {
+  command->add_option("--file-bytes", arguments.file_bytes, what)
+      ->transform(CLI::AsSizeValue(true))
+      ->check([](const std::string& bytes) {
+        const bool is_none = bytes.starts_with('-') || bytes.find_first_not_of('0') == bytes.npos;
+        return is_none ? fmt::format("got {}; expected at least one byte, such as 4GiB", bytes) : "";
+      });
+}
+
 CLI::App* add_convert(CLI::App& app, Arguments& arguments) {
   auto* command = add_command(app, arguments, "convert", "write whole tensors and values in another form, where there is nothing yet");
   command->add_option("TO", arguments.other, "a new folder, of pt a new file")->required();
@@ -187,9 +212,15 @@ CLI::App* add_convert(CLI::App& app, Arguments& arguments) {
       "--part", arguments.part,
       "take only what begins so, and leave that off. By itself 'model.' where a step with more than a model goes to hf; else "
       "all is taken");
-  command->add_option("--file-bytes", arguments.file_bytes, "most of a file, such as 4GiB (hf and dtensor)")
-      ->transform(CLI::AsSizeValue(true))
-      ->check(CLI::PositiveNumber);
+  add_file_bytes(command, arguments, "most of a file, such as 4GiB (hf and dtensor)");
+  return command;
+}
+
+CLI::App* add_merge(CLI::App& app, Arguments& arguments) {
+  auto* command = add_command(app, arguments, "merge",
+                              "write a checkpoint of many files as one file, or few, in the form that it has, where there is nothing yet");
+  command->add_option("TO", arguments.other, "a new folder, of a file of torch.save a new file")->required();
+  add_file_bytes(command, arguments, "most of a file, such as 40GiB (Hugging Face's and steps); else there is one file");
   return command;
 }
 
@@ -217,9 +248,9 @@ Conversion conversion_of(const Arguments& arguments, const CLI::App& command) {
 
 int run(int argc, char** argv) {
   CLI::App app(
-      "Looks at checkpoints of dt::save, verifies, compares, converts and removes them. PATH is a run's folder (its newest step is meant), "
-      "a step's, or a file or folder of another library. Exit status: 0 all is well, 1 something is wrong or differs, 2 it was called "
-      "wrongly.");
+      "Looks at checkpoints of dt::save, verifies, compares, converts, merges and removes them. PATH is a run's folder (its newest step is "
+      "meant), a step's, or a file or folder of another library. Exit status: 0 all is well, 1 something is wrong or differs, 2 it was "
+      "called wrongly.");
   app.set_version_flag("--version", DTENSOR_VERSION_TEXT);
   app.require_subcommand(1);
   Arguments arguments;
@@ -228,6 +259,7 @@ int run(int argc, char** argv) {
   auto* verifies = add_command(app, arguments, "verify", "read everything and compare every checksum");
   auto* diffs = add_command(app, arguments, "diff", "what differs between two, the largest differences first");
   auto* converts = add_convert(app, arguments);
+  auto* merges = add_merge(app, arguments);
   auto* prunes = add_prune(app, arguments);
   for (auto* command : {shows, diffs}) add_pattern(command, arguments);
   diffs->add_option("OTHER", arguments.other, "beside which")->required();
@@ -244,6 +276,7 @@ int run(int argc, char** argv) {
   if (*verifies) return verify(arguments.path);
   if (*diffs) return diff(arguments.path, arguments.other, arguments.pattern, arguments.most);
   if (*converts) convert(conversion);
+  if (*merges) merge(arguments.path, arguments.other, merges->count("--file-bytes") > 0 ? arguments.file_bytes : kOneFile);
   if (*prunes) prune(arguments.path, arguments.pruning);
   return 0;
 }

@@ -4,6 +4,7 @@
 #include <dtensor/checkpoint/index.hpp>
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +21,9 @@ inline constexpr int kWrong = 1, kMisused = 2;
 
 // A step's folder, a run's folder (its newest step), or a file or folder of another library.
 Index open_index(const std::string& path);
+
+// Whether it is of another library.
+bool is_foreign(const Index& index);
 
 std::string in_units(int64_t bytes);
 
@@ -49,6 +53,10 @@ struct Conversion {
 
 // Writes a checkpoint in another form, and says what was written and what was not.
 void convert(const Conversion& wanted);
+
+// Writes a checkpoint of many files as one of few, in the form that it has: of at most so many bytes each, where it can have several.
+void merge(const std::string& from, const std::string& to, int64_t file_bytes);
+inline constexpr int64_t kOneFile = std::numeric_limits<int64_t>::max();
 
 // What differs between two checkpoints, of the names that match. Returns the exit status.
 int diff(const std::string& first, const std::string& second, const std::string& pattern, size_t most);

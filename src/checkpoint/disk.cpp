@@ -31,8 +31,23 @@ namespace disk {
 
 namespace {
 
+const char* hint_for(int error) {
+  switch (error) {
+    case ENOSPC: return "; hint: the disk is full: make room (dtensor-checkpoint prune), or choose a folder on another disk";
+    case EDQUOT: return "; hint: the user's quota is used up: make room (dtensor-checkpoint prune), or choose another folder";
+    case EROFS: return "; hint: the file system can only be read: choose a folder on another one";
+    case EACCES:
+    case EPERM: return "; hint: who runs this needs permission there: change the folder's owner or mode, or choose another folder";
+    case ENOTDIR: return "; hint: a part of the path is a file: name a folder";
+    case ENAMETOOLONG: return "; hint: choose a shorter path";
+    case EMFILE:
+    case ENFILE: return "; hint: too many files are open: raise the limit (ulimit -n)";
+    default: return "";
+  }
+}
+
 [[noreturn]] void refuse(const std::string& path, const char* what, int error = errno) {
-  throw std::runtime_error(fmt::format("'{}' cannot be {}: {}", path, what, std::generic_category().message(error)));
+  throw std::runtime_error(fmt::format("'{}' cannot be {}: {}{}", path, what, std::generic_category().message(error), hint_for(error)));
 }
 
 }  // namespace
@@ -73,9 +88,15 @@ void NewFile::finish(bool synced) {
   done_ = true;
 }
 
+// Opening a pipe waits for one who writes to it, unless told not to.
 File::File(std::string path) : path_(std::move(path)) {
-  file_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  file_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file_ < 0) refuse(path_, "opened");
+  struct stat facts {};
+  if (fstat(file_, &facts) == 0 && S_ISREG(facts.st_mode)) return;
+  close(std::exchange(file_, -1));
+  throw std::runtime_error(fmt::format("'{}{}: it is {}; expected a file; hint: copy it again, or load an earlier step", path_, kIsDamaged,
+                                       S_ISDIR(facts.st_mode) ? "a folder" : "a device or a pipe"));
 }
 
 File::~File() {
@@ -134,7 +155,11 @@ bool exists(const std::string& path) {
 }
 
 std::vector<std::string> make_folder(const std::string& path) {
-  if (exists(path)) return {};
+  if (exists(path)) {
+    std::error_code ignored;
+    if (!std::filesystem::is_directory(path, ignored)) refuse(path, "made", ENOTDIR);
+    return {};
+  }
   const auto above = folder_of(path);
   auto changed = make_folder(above);
   if (mkdir(path.c_str(), 0777) != 0 && errno != EEXIST) refuse(path, "made");

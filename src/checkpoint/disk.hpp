@@ -15,6 +15,10 @@ inline constexpr const char* kIndexName = "index.json";
 // In every error about a file that is not what was written: other steps may be whole.
 inline constexpr const char* kIsDamaged = "' is damaged";
 
+// Of a folder without a name, whose steps would be in the root of the file system.
+inline constexpr const char* kNoFolder =
+    "the name of the folder is empty; expected the folder of a run; hint: '.' is the working directory";
+
 // "step-100" gives 100; a name that step_folder() does not make, none.
 std::optional<int64_t> step_of(const std::string& name);
 

@@ -23,6 +23,14 @@ at::Tensor bytes_of(const void* data, size_t size) {
 
 }  // namespace
 
+std::string without_place(std::string_view text) {
+  if (const auto own = fmt::format(" (rank {})", World::current().rank()); text.ends_with(own)) text.remove_suffix(own.size());
+  for (const std::string_view tag : {"[CheckpointManager] ", "[save] ", "[load] ", "[checkpoint] "}) {
+    if (text.starts_with(tag)) text.remove_prefix(tag.size());
+  }
+  return std::string(text);
+}
+
 // Other ranks of a pipeline are at other actions, and would not come: the pipeline's step tells them of this error.
 Everyone::Everyone(std::string_view tag) : tag_(tag) {
   require(!pipelining::StepUnderWay::any(), tag,
@@ -80,16 +88,12 @@ void Everyone::agree(const std::string& problem) const {
   bool any = false;
   for (const auto& numbers : sizes) any |= numbers[0] > 0;
   if (!any) return;
-  const auto own = fmt::format(" (rank {})", World::current().rank());  // errors have it, and here it would make equal ones differ
-  std::string_view text = problem;
-  if (text.ends_with(own)) text.remove_suffix(own.size());
-  if (const auto tag = fmt::format("[{}] ", tag_); text.starts_with(tag)) text.remove_prefix(tag.size());
-  const auto texts = gather(std::string(text));
+  const auto texts = gather(without_place(problem));
   std::string all;
   for (size_t r = 0; r < texts.size(); ++r) {
     if (texts[r].empty() || all.find(texts[r]) != std::string::npos) continue;
     const bool everywhere = std::ranges::count(texts, texts[r]) == size();
-    all += (all.empty() ? "" : "; ") + texts[r] + (everywhere ? "" : fmt::format(" (on rank {})", r));
+    all += (all.empty() ? "" : "; ") + (everywhere ? "" : fmt::format("on rank {}: ", r)) + texts[r];
   }
   throw_error(tag_, all);
 }

@@ -24,9 +24,13 @@ std::string problem_of(const Work& work) {
   }
 }
 
+// The text of an error as another error is to have it: without the names of these functions before it and this rank's number after it,
+// which the other one adds again.
+std::string without_place(std::string_view text);
+
 class Everyone {
  public:
-  using Numbers = std::array<int64_t, 4>;
+  using Numbers = std::array<int64_t, 5>;
   explicit Everyone(std::string_view tag);
 
   int rank() const { return group_ ? group_->rank() : 0; }

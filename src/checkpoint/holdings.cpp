@@ -8,6 +8,7 @@
 #include <dtensor/tensor/spread.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
+#include <ATen/MemoryOverlap.h>
 #include <fmt/ranges.h>
 #include <range/v3/view/zip.hpp>
 
@@ -60,14 +61,24 @@ Box whole_box(c10::IntArrayRef sizes) {
   return box;
 }
 
+// Nothing can be loaded into elements that share their memory.
+void check_memory(const std::string& name, const at::Tensor& tensor) {
+  if (at::has_internal_overlap(tensor.unsafeGetTensorImpl()) != at::MemOverlap::Yes) return;
+  fail("checkpoint",
+       "'{}' has sizes [{}] and strides [{}]: several of its elements are one number in memory, as expand() makes them; expected memory "
+       "for each; hint: give it that by .contiguous() where it is made, or save the tensor before expand()",
+       name, fmt::join(tensor.sizes(), ", "), fmt::join(tensor.strides(), ", "));
+}
+
 void check(const std::string& name, const at::Tensor& tensor) {
   require(tensor.defined(), "checkpoint", "'{}' is undefined", name);
   require(tensor.layout() == at::kStrided && !tensor.is_quantized(), "checkpoint", "'{}' is sparse or quantized; expected a dense tensor",
           name);
-  if (!is_dtensor(tensor)) return;
+  if (!is_dtensor(tensor)) return check_memory(name, tensor);
   const DTensor known(tensor);
   require(!known.layout().has_partial(), "checkpoint", "'{}' is pending: {}; expected values; hint: redistribute it first", name,
           known.layout().str());
+  if (!known.is_absent()) check_memory(name, detail::plain_local(tensor));
 }
 
 }  // namespace

@@ -249,9 +249,9 @@ void check_bytes(const Index& index) {
 Index parse(const std::string& text, bool is_part) {
   const auto all = json::parse(text);
   if (all.at("format") != kFormat) throw std::runtime_error("it is not the index of a checkpoint");
-  if (const int version = all.at("version").get<int>(); version != kVersion)
+  if (const auto& version = all.at("version"); version != kVersion)
     throw std::runtime_error(fmt::format(
-        "it is of version {} of the format; expected {}; hint: take the dtensor that wrote it, or a later one", version, kVersion));
+        "it is of version {} of the format; expected {}; hint: take the dtensor that wrote it, or a later one", version.dump(), kVersion));
   Index index;
   index.step = all.at("step").get<int64_t>();
   index.attempt = all.at("attempt").get<std::string>();
@@ -311,6 +311,20 @@ std::string text_of(const Value& value) {
         using T = std::decay_t<decltype(held)>;
         if constexpr (std::is_same_v<T, bool> || std::is_arithmetic_v<T> || std::is_same_v<T, std::string>) return fmt::format("{}", held);
         else return fmt::format("[{}]", fmt::join(held, ", "));
+      },
+      value);
+}
+
+std::string kind_of(const Value& value) {
+  return std::visit(
+      [](const auto& held) -> std::string {
+        using T = std::decay_t<decltype(held)>;
+        if constexpr (std::is_integral_v<T>) return std::is_same_v<T, bool> ? "a bool" : "an integer";
+        else if constexpr (std::is_same_v<T, double>) return "a floating-point number";
+        else if constexpr (std::is_same_v<T, std::string>) return "a text";
+        else if constexpr (std::is_same_v<T, std::vector<int64_t>>) return "a list of integers";
+        else if constexpr (std::is_same_v<T, std::vector<double>>) return "a list of floating-point numbers";
+        else return "a list of texts";
       },
       value);
 }

@@ -12,6 +12,9 @@ namespace dtensor::checkpoints {
 // An index of some pieces: that they are all there is not checked, and a piece may be in no file (-1). Throws dtensor::Error.
 Index part_of_index_from(const std::string& text, const std::string& path);
 
+// "an integer", "a list of texts", ...
+std::string kind_of(const Value& value);
+
 // Throws std::runtime_error, which names the tensor, unless the pieces of each are the tensor and lie in their files. Checksums may be
 // missing.
 void check_tensors(const Index& index);

@@ -2,12 +2,14 @@
 #include "src/checkpoint/load.hpp"
 
 #include "src/checkpoint/chosen.hpp"
-#include "src/checkpoint/disk.hpp"
+#include "src/checkpoint/joined_parts.hpp"
+#include "src/checkpoint/optimizer_names.hpp"
 #include "src/checkpoint/reader.hpp"
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/checkpoint/checkpoint.hpp>
 #include <dtensor/deferred/deferred_init.hpp>
+#include <dtensor/dispatch/flat_group.hpp>
 #include <dtensor/mesh/world.hpp>
 #include <dtensor/parallel/patterns.hpp>
 #include <dtensor/tensor/spmd.hpp>
@@ -19,14 +21,12 @@
 
 #include <algorithm>
 #include <charconv>
-#include <filesystem>
 #include <set>
 
 namespace dtensor::checkpoints {
 
 namespace {
 
-constexpr const char* kTag = "load";
 constexpr int64_t kRoundBytes = int64_t{16} << 20;  // that all ranks together read before they exchange
 
 std::string renamed(const std::string& name, const LoadOptions& options) {
@@ -36,8 +36,12 @@ std::string renamed(const std::string& name, const LoadOptions& options) {
   return name;
 }
 
-// Whether a gradient has sums that are still to come. Zeros, as zero_grad() leaves them, need none.
-bool is_pending(const at::Tensor& gradient) {
+// Whether a parameter's gradient has sums that are still to come. Zeros, as zero_grad() leaves them, need none.
+bool is_pending(const at::Tensor& parameter) {
+  const auto& gradient = parameter.grad();
+  if (gradient.defined() && is_dtensor(parameter)) {
+    if (const auto* group = group_of(parameter); group && group->has_deferred()) return true;
+  }
   if (!gradient.defined() || !is_dtensor(gradient) || !DTensor(gradient).layout().has_partial()) return false;
   const auto local = DTensor(gradient).to_local();
   const NoSpmd plain;
@@ -55,7 +59,7 @@ Index chosen(const Index& index, const LoadOptions& options) {
     auto name = renamed(saved, options);
     if (!is_chosen(name, options)) return {};
     const auto [entry, is_new] = saved_as.try_emplace(name, saved);
-    require(is_new, kTag, "'{}' and '{}' are both named '{}' by .rename; hint: .without leaves one of them out, renamed to another name",
+    require(is_new, kLoad, "'{}' and '{}' are both named '{}' by .rename; hint: .without leaves one of them out, renamed to another name",
             entry->second, saved, name);
     return name;
   };
@@ -81,10 +85,14 @@ class Wanted {
   Wanted(const State& state, Index index, const LoadOptions& options) : state_(state), index_(std::move(index)), options_(options) {
     TensorNames names;
     for (const auto& entry : state.entries()) entry.part->add_names(entry.name, names);
-    for (const auto& entry : state.entries()) entry.part->prepare(entry.name, names, index_, contents_);
+    contents_ = joined_parts(
+        kLoad, state, [&](const State::Entry& entry, Contents& part) { entry.part->prepare(entry.name, names, index_, part); });
+    all_names_ = names_in(contents_);
     std::erase_if(contents_.tensors, [&](const auto& entry) { return !is_chosen(entry.first, options_); });
     std::erase_if(contents_.values, [&](const auto& entry) { return !is_chosen(entry.first, options_); });
     problems_ = contents_.problems;
+    if (!options_.partial) others_ = other_optimizers(contents_.values, index_.values);
+    for (const auto& [name, text] : others_) problems_.push_back(text);
     for (const auto& [name, tensor] : contents_.tensors) check(name, tensor);
     for (const auto& [name, value] : contents_.values) {
       if (!index_.values.contains(name)) lacks(name);
@@ -95,6 +103,13 @@ class Wanted {
 
   const Index& index() const { return index_; }
   const std::map<std::string, at::Tensor>& tensors() const { return contents_.tensors; }
+
+  const std::vector<std::string>& all_names() const { return all_names_; }
+  // Whether this rank has anything to load.
+  bool is_any() const {
+    return !contents_.tensors.empty() ||
+           std::ranges::any_of(contents_.values, [&](const auto& entry) { return index_.values.contains(entry.first); });
+  }
 
   // What does not fit, all of it.
   std::string problems() const { return fmt::format("{}", fmt::join(problems_, "; ")); }
@@ -113,6 +128,10 @@ class Wanted {
     return names;
   }
 
+  bool has_part(const std::string& part) const {
+    return std::ranges::any_of(all_names_, [&](const auto& name) { return name == part || name.starts_with(part + "."); });
+  }
+
   std::string closest(const std::string& name) const {
     std::vector<std::string> names;
     for (const auto& [own, tensor] : contents_.tensors) names.push_back(own);
@@ -126,7 +145,8 @@ class Wanted {
 
  private:
   void lacks(const std::string& name) {
-    if (!options_.partial) lacking_.push_back(name);
+    const bool is_of_other = std::ranges::any_of(others_, [&](const auto& other) { return name.starts_with(other.first + "."); });
+    if (!options_.partial && !is_of_other) lacking_.push_back(name);
   }
 
   // Finding the closest name takes a comparison with all of them: only the first of those that lack have it.
@@ -160,7 +180,7 @@ class Wanted {
       problems_.push_back(fmt::format("'{}' is {}, expected {} (LoadOptions.convert would convert it)", name, c10::toString(saved->dtype),
                                       c10::toString(tensor.scalar_type())));
     }
-    if (tensor.requires_grad() && tensor.is_leaf() && is_pending(tensor.grad()))
+    if (tensor.requires_grad() && tensor.is_leaf() && is_pending(tensor))
       problems_.push_back(fmt::format("'{}' has a gradient that is not reduced yet; hint: step and zero_grad() first", name));
   }
 
@@ -168,8 +188,39 @@ class Wanted {
   Index index_;
   const LoadOptions& options_;
   Contents contents_;
+  std::vector<std::string> all_names_;  // also those that are not chosen
   std::vector<std::string> problems_, lacking_;
+  std::map<std::string, std::string> others_;  // optimizers that were saved from others: what is said of them
 };
+
+// What the options ask for, of what this rank's state and the whole index have.
+std::vector<Asked> asked_by(const LoadOptions& options, const Wanted& wanted, const Index& index) {
+  auto names = wanted.all_names();
+  std::vector<std::string> saved;
+  const auto add = [&](const auto& named) {
+    for (const auto& [name, what] : named) saved.push_back(name);
+  };
+  add(index.tensors);
+  add(index.same_as);
+  add(index.values);
+  std::vector<Asked> asked;
+  for (const auto& [from, to] : options.rename) {
+    const bool any = from.empty() || std::ranges::any_of(saved, [&](const auto& name) { return name.starts_with(from); });
+    if (any) asked.push_back({"", true});
+    else
+      asked.push_back({fmt::format("'{}' of .rename is the beginning of no name in '{}'; closest: {}", from, index.folder,
+                                   saved.empty() ? "it has none" : detail::closest(from + "*", saved))});
+  }
+  const bool any = names.empty() || wanted.is_any();
+  std::string closest;
+  if (!any && !saved.empty()) closest = fmt::format(" (closest to '{}': {})", names.front(), detail::closest(names.front(), saved));
+  asked.push_back(
+      {fmt::format("nothing would be loaded: '{}' has no name that is chosen of the state{}; hint: .rename", index.folder, closest), any});
+  for (const auto& name : saved) names.push_back(renamed(name, options));
+  const auto of_only = checkpoints::asked_by(options.only, names, fmt::format("the state or of '{}'", index.folder));
+  asked.insert(asked.begin(), of_only.begin(), of_only.end());
+  return asked;
+}
 
 // Whether a name is of a rank, "random.rank_local@3", that there is not now.
 bool is_of_further_rank(const std::string& name, int ranks) {
@@ -197,15 +248,26 @@ void check_unexpected(const Wanted& wanted, const Everyone& everyone, const std:
   if (names.empty()) return;
   constexpr size_t kShown = 20;
   std::vector<std::string> lines;
+  std::map<std::string, size_t> of_parts;  // names of parts that the state has not, which are close to none of it
   for (const auto& name : names) {
-    if (lines.size() < kShown) lines.push_back(fmt::format("'{}' (closest in the state: {})", name, wanted.closest(name)));
+    const auto part = name.substr(0, name.find('.'));
+    if (part != name && !wanted.has_part(part)) ++of_parts[part];
   }
-  throw_error(kTag,
+  for (const auto& [part, count] : of_parts) lines.push_back(fmt::format("{} of '{}.*'", count, part));
+  const auto begin = lines.size();
+  for (const auto& name : names) {
+    if (of_parts.contains(name.substr(0, name.find('.')))) continue;
+    if (lines.size() == begin + kShown) {
+      lines.push_back("...");
+      break;
+    }
+    lines.push_back(fmt::format("'{}' (closest in the state: {})", name, wanted.closest(name)));
+  }
+  throw_error(kLoad,
               everyone.from_first(fmt::format(
-                  "{} has {} that the state has not: {}{}; hint: LoadOptions.partial leaves them out, .only and .without choose, .rename "
+                  "{} has {} that the state has not: {}; hint: LoadOptions.partial leaves them out, .only and .without choose, .rename "
                   "renames",
-                  where, names.size() == 1 ? "one name" : fmt::format("{} names", names.size()), fmt::join(lines, ", "),
-                  names.size() > lines.size() ? ", ..." : "")));
+                  where, names.size() == 1 ? "one name" : fmt::format("{} names", names.size()), fmt::join(lines, ", "))));
 }
 
 // What all ranks want. A tensor that no rank has memory for is a problem of all of them.
@@ -219,7 +281,7 @@ AllHoldings join_wanted(const Wanted& wanted, const Everyone& everyone) {
   problem = problem_of([&] {
     all = joined(of_ranks);
     for (const auto& [name, tensor] : wanted.tensors())
-      require(all.contains(name), kTag, "'{}' has no memory on any rank; hint: dt::materialize comes first", name);
+      require(all.contains(name), kLoad, "'{}' has no memory on any rank; hint: dt::materialize comes first", name);
   });
   everyone.agree(problem);
   return all;
@@ -234,6 +296,7 @@ void load(const State& state, const Index& index, const LoadOptions& options, co
   if (problem.empty() && !wanted->problems().empty()) problem = fmt::format("{} does not fit the state: {}", where, wanted->problems());
   everyone.agree(problem);
   check_unexpected(*wanted, everyone, where);
+  check_asked(kLoad, asked_by(options, *wanted, index), everyone);
   const auto all = join_wanted(*wanted, everyone);
   const auto round_bytes = std::max<int64_t>(index.chunk_bytes, kRoundBytes / everyone.size());
   const auto plan = plan_reads(wanted->index(), all, everyone.size(), round_bytes, seen_by);
@@ -256,91 +319,6 @@ void load(const State& state, const Index& index, const LoadOptions& options, co
   everyone.agree(problem_of([&] { wanted->finish(); }));
 }
 
-namespace {
-
-// The text of the index of a step, as the first rank reads it.
-std::string read_index_text(const std::string& folder, int64_t& step, bool any) {
-  const auto steps = complete_steps(folder);
-  if (!any && std::ranges::find(steps, step) == steps.end()) {
-    std::vector<int64_t> near = steps;
-    std::ranges::sort(near, {}, [&](int64_t other) { return std::abs(other - step); });
-    if (near.size() > 3) near.resize(3);
-    fail(kTag, "'{}' has no complete step {}; {}", folder, step,
-         near.empty() ? "it has none" : fmt::format("closest: {}", fmt::join(near, ", ")));
-  }
-  require(!steps.empty(), kTag, "'{}' has no complete step of a checkpoint; hint: {}", folder,
-          disk::exists(folder) ? "a step is complete when its folder, step-N, has an index.json" : "there is no such folder");
-  if (any) step = steps.back();
-  const auto path = step_folder(folder, step) + "/" + kIndexName;
-  auto text = disk::read_text(path);
-  const auto index = index_from(text, path);
-  require(index.step == step, kTag, "'{}' says that it is step {}; expected {}; hint: was the folder renamed?", path, index.step, step);
-  return text;
-}
-
-}  // namespace
-
 LoadCounts last_load() { return World::current().local<LoadCounts>(); }
 
 }  // namespace dtensor::checkpoints
-
-namespace dtensor {
-
-using namespace checkpoints;
-
-std::string step_folder(const std::string& folder, int64_t step) { return fmt::format("{}/step-{}", folder, step); }
-
-std::vector<int64_t> complete_steps(const std::string& folder) {
-  std::vector<int64_t> steps;
-  if (!disk::exists(folder)) return steps;
-  for (const auto& name : disk::names_in(folder)) {
-    const auto step = step_of(name);
-    if (step && disk::exists(fmt::format("{}/{}/{}", folder, name, kIndexName))) steps.push_back(*step);
-  }
-  std::ranges::sort(steps);
-  return steps;
-}
-
-std::optional<int64_t> last_step(const std::string& folder) {
-  const auto steps = complete_steps(folder);
-  if (steps.empty()) return {};
-  return steps.back();
-}
-
-void load(const State& state, const Index& index, const LoadOptions& options) {
-  NoSpmd plain;
-  at::NoGradGuard no_grad;
-  const Everyone everyone(kTag);
-  const auto own = fingerprint(to_text(index))[0];
-  const auto told = everyone.gather_numbers({own});
-  const bool is_other = std::ranges::any_of(told, [&](const auto& numbers) { return numbers[0] != own; });
-  everyone.agree(
-      is_other ? fmt::format("ranks have read other indexes; this one's is of '{}'; hint: all read the same files", index.folder) : "");
-  checkpoints::load(state, index, options, everyone);
-}
-
-int64_t load(const State& state, const std::string& folder, std::optional<int64_t> wanted, const LoadOptions& options) {
-  NoSpmd plain;
-  at::NoGradGuard no_grad;
-  const Everyone everyone(kTag);
-  const auto where = fingerprint(fmt::format("{}\n{}", folder, wanted.value_or(-1)))[0];
-  std::string problem;
-  for (const auto& numbers : everyone.gather_numbers({where})) {
-    if (numbers[0] != where)
-      problem =
-          fmt::format("ranks name different folders or steps; this one: '{}'{}", folder, wanted ? fmt::format(", step {}", *wanted) : "");
-  }
-  everyone.agree(problem);
-  int64_t step = wanted.value_or(0);
-  std::string text;
-  if (everyone.is_first()) problem = problem_of([&] { text = read_index_text(folder, step, !wanted); });
-  everyone.agree(problem);
-  text = everyone.from_first(text);
-  Index index;
-  everyone.agree(problem_of([&] { index = index_from(text, folder); }));
-  index.folder = step_folder(folder, index.step);
-  checkpoints::load(state, index, options, everyone);
-  return index.step;
-}
-
-}  // namespace dtensor

@@ -91,6 +91,7 @@ CheckpointManager::CheckpointManager(State state, std::string folder, ManagerOpt
   std::string problem;
   if (everyone.is_first()) {
     try {
+      require(!folder_.empty(), "CheckpointManager", "{}", kNoFolder);
       require(options_.keep_last >= 0 && options_.keep_every >= 0 && options_.every_steps >= 0 && options_.every_minutes >= 0 &&
                   options_.copy_every >= 0,
               "CheckpointManager", "a number is negative: every_steps {}, every_minutes {}, keep_last {}, keep_every {}, copy_every {}",

@@ -60,8 +60,9 @@ at::Tensor bytes_of(const Job& job) {
 }
 
 bool has_file(const std::string& folder, const SavedFile& file) {
-  const auto path = folder + "/" + file.name;
-  return disk::exists(path) && disk::File(path).size() == file.bytes;
+  std::error_code none;
+  const auto size = std::filesystem::file_size(folder + "/" + file.name, none);
+  return !none && size == static_cast<uintmax_t>(file.bytes);
 }
 
 // The folders of steps in a folder.

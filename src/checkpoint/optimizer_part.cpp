@@ -1,7 +1,9 @@
 // Optimizers in a state. "optimizer.groups.0.lr" are a group's options; "optimizer.state.model.layer.weight.exp_avg" is what is remembered
 // of a parameter, and ".group" there says which group it is in.
 #include "src/checkpoint/archive_tree.hpp"
+#include "src/checkpoint/index_text.hpp"
 #include "src/checkpoint/optimizer_fields.hpp"
+#include "src/checkpoint/optimizer_names.hpp"
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/checkpoint/state.hpp>
@@ -33,6 +35,8 @@ at::Tensor like_saved(const SavedTensor& saved, const at::Tensor& parameter) {
 class OptimizerPart final : public Part {
  public:
   explicit OptimizerPart(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {}
+
+  void add_names(const std::string& name, TensorNames& names) const override { names.optimizers.emplace(&optimizer_, name); }
 
   void save(const std::string& name, const TensorNames& names, Contents& contents) override {
     at::NoGradGuard no_grad;
@@ -110,11 +114,7 @@ class OptimizerPart final : public Part {
   void for_each_parameter(const std::string& name, const TensorNames& names, const Fn& fn) const {
     for (size_t g = 0; g < optimizer_.param_groups().size(); ++g) {
       const auto& parameters = optimizer_.param_groups()[g].params();
-      for (size_t p = 0; p < parameters.size(); ++p) {
-        const auto found = names.find(parameters[p].unsafeGetTensorImpl());
-        const auto own = found == names.end() ? fmt::format("#{}.{}", g, p) : found->second;
-        fn(g, parameters[p], fmt::format("{}.state.{}.", name, own));
-      }
+      for (size_t p = 0; p < parameters.size(); ++p) fn(g, parameters[p], state_prefix(name, names, parameters[p], g, p));
     }
   }
 
@@ -201,7 +201,10 @@ class OptimizerPart final : public Part {
       if (found == saved.values.end()) return false;
       contents.values[full] = value;
       if (const auto* held = std::get_if<Value>(&found->second)) value = *held;
-      else contents.problems.push_back(fmt::format("'{}' was saved as {}, of another kind", full, text_of(found->second)));
+      else
+        contents.problems.push_back(
+            fmt::format("'{}' was saved as {}, which is {}; expected {}", full, text_of(found->second), kind_of(found->second),
+                        kind_of(value)));
       return true;
     }
   }

@@ -52,12 +52,7 @@ Reader::Reader(const Index& index, const std::map<std::string, at::Tensor>& tens
 
 std::string Reader::run(const ReadPlan& plan) {
   const auto attempt = [&](const auto& work) {
-    if (!problem_.empty()) return;
-    try {
-      work();
-    } catch (const std::exception& error) {
-      problem_ = error.what();
-    }
+    if (problem_.empty()) problem_ = problem_of(work);
   };
   for (size_t f = 0; f < index_.files.size(); ++f) {
     if (plan.header_readers[f] != everyone_.rank() || index_.files[f].header_bytes == 0) continue;
@@ -76,12 +71,9 @@ std::string Reader::run(const ReadPlan& plan) {
       attempt([&] { reads.back() = read(*chunk); });
     }
     if (!plan.sends[r]) continue;
-    std::vector<int64_t> send;
-    at::Tensor bytes;
-    attempt([&] { bytes = pack(reads, send); });
-    if (!bytes.defined()) bytes = at::empty({std::accumulate(send.begin(), send.end(), int64_t{0})}, at::kByte);
-    const auto receive = to_receive(chunks);
-    const auto received = everyone_.exchange(bytes, send, receive);
+    std::vector<int64_t> send;  // also with a problem: the others wait for as many bytes as were planned
+    const auto bytes = pack(reads, send);
+    const auto received = everyone_.exchange(bytes, send, to_receive(chunks));
     attempt([&] { unpack(chunks, received); });
   }
   return problem_;
@@ -192,7 +184,9 @@ at::Tensor Reader::pack(const std::vector<Read>& reads, std::vector<int64_t>& co
     for (const auto& [read, share] : list) {
       const auto dtype = read->chunk->tensor->dtype;
       const auto item = static_cast<int64_t>(c10::elementSize(dtype));
-      if (read->data.defined()) {  // else it could not be read, which the ranks are told at the end
+      if (!read->data.defined()) {  // it could not be read, which the ranks are told at the end
+        std::memset(next, 0, static_cast<size_t>(numel_of(share.box) * item));
+      } else {
         auto* from = static_cast<char*>(read->data.data_ptr()) + share.part.begin * item;
         copy_elements(part_of_memory(next, share.box, share.box, dtype), part_of_memory(from, share.part.box, share.box, dtype));
       }

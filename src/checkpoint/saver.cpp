@@ -2,11 +2,14 @@
 
 #include "src/checkpoint/chosen.hpp"
 #include "src/checkpoint/crc32c.hpp"
+#include "src/checkpoint/disk.hpp"
 #include "src/checkpoint/host_memory.hpp"
+#include "src/checkpoint/joined_parts.hpp"
 #include "src/checkpoint/step_files.hpp"
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/base/say.hpp>
+#include <dtensor/mesh/at_end.hpp>
 #include <dtensor/mesh/world.hpp>
 #include <dtensor/tensor/spmd.hpp>
 #include <dtensor/tensor/tensor.hpp>
@@ -18,6 +21,7 @@
 #include <cstring>
 #include <exception>
 #include <random>
+#include <utility>
 
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -27,20 +31,15 @@ namespace dtensor::checkpoints {
 
 namespace {
 
-// Every rank calls it, whatever it throws: the ranks agree on it.
-Contents contents_of(const State& state, const SaveOptions& options) {
+constexpr const char* kTag = "save";
+
+// Every rank calls it, whatever it throws: the ranks agree on it. `asked`: what the options ask for.
+Contents contents_of(const State& state, const SaveOptions& options, std::vector<Asked>& asked) {
   TensorNames names;
   for (const auto& entry : state.entries()) entry.part->add_names(entry.name, names);
-  Contents contents;
-  std::exception_ptr problem;  // of the first part that has one: the others may communicate, and other ranks wait for them
-  for (const auto& entry : state.entries()) {
-    try {
-      entry.part->save(entry.name, names, contents);
-    } catch (...) {
-      if (!problem) problem = std::current_exception();
-    }
-  }
-  if (problem) std::rethrow_exception(problem);
+  auto contents = joined_parts(
+      kTag, state, [&](const State::Entry& entry, Contents& part) { entry.part->save(entry.name, names, part); });
+  asked = asked_by(options.only, names_in(contents), "the state");
   const auto wanted = [&](const std::string& name) { return is_chosen(name, options); };
   std::erase_if(contents.tensors, [&](const auto& entry) { return !wanted(entry.first); });
   std::erase_if(contents.values, [&](const auto& entry) { return !wanted(entry.first); });
@@ -67,15 +66,21 @@ SavedTensor sums_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-// Whoever ends a world waits for what is being written, though not for ranks that are gone. Nobody else tells what went wrong then.
-Saver::~Saver() {
-  const int most_seconds = std::uncaught_exceptions() > 0 ? 20 : 600;
+// Whoever ends a world waits for what is being written, though not for ranks that are gone.
+std::string Saver::end(int most_seconds) {
   for (int i = 0; running_ && i < 100 * most_seconds; ++i) usleep(10'000);
   others_ = Others::have_failed;
   join();
-  if (problem_.empty()) return;
-  detail::say("dtensor: '{}' was not saved: {}; hint: Saving::wait() or CheckpointManager::finish() at the end of a program throws this\n",
-              last_folder_, problem_);
+  if (problem_.empty()) return "";
+  return fmt::format("'{}' was not saved: {}; hint: Saving::wait() or CheckpointManager::finish() at the end of a program throws this on "
+                     "every rank",
+                     last_folder_, std::exchange(problem_, {}));
+}
+
+// Without dt::launch nobody else tells what went wrong.
+Saver::~Saver() {
+  const auto problem = end(std::uncaught_exceptions() > 0 ? 20 : 600);
+  if (!problem.empty()) detail::say("dtensor: {}\n", problem);
 }
 
 void Saver::join() {
@@ -85,18 +90,18 @@ void Saver::join() {
 // The first rank's thread waits for the others' reports, so it is waited for when these are written, or will not be.
 void Saver::wait(int64_t number) {
   if (number <= waited_for_) return;
-  const Everyone everyone("save");
+  const Everyone everyone(kTag);
   waited_for_ = number_;
   if (!everyone.is_first()) join();
   std::string problem = problem_of([&] { everyone.agree(everyone.is_first() ? "" : problem_); });
   others_ = problem.empty() ? Others::have_written : Others::have_failed;
   join();
   const auto of_first = everyone.from_first(problem_);
-  if (problem.empty()) problem = of_first;
+  problem = without_place(problem.empty() ? of_first : problem);
   problem_.clear();
   if (problem.empty()) return;
   remove_attempt(last_folder_, last_attempt_, everyone.rank());
-  throw_error("save", problem);
+  throw_error(kTag, problem);
 }
 
 void Saver::make_plan(const Everyone& everyone, const std::string& text, const SaveOptions& options) {
@@ -146,16 +151,19 @@ Job Saver::prepare(const State& state, const std::string& folder, int64_t step, 
   at::NoGradGuard no_grad;
   Job job;
   std::string text;
+  std::vector<Asked> asked;
   auto problem = problem_of([&] {
-    require(step >= 0, "save", "got step {}; expected a number that is not negative", step);
-    require(options.file_bytes > 0, "save", "got files of {} bytes; expected a positive number", options.file_bytes);
-    job.contents = contents_of(state, options);
+    require(step >= 0, kTag, "got step {}; expected a number that is not negative", step);
+    require(options.file_bytes > 0, kTag, "got files of {} bytes; expected a positive number", options.file_bytes);
+    require(!folder.empty(), kTag, "{}", kNoFolder);
+    job.contents = contents_of(state, options, asked);
     text = to_text(holdings_of(job.contents.tensors));
   });
   const auto own = fingerprint(text);
   const auto where = fingerprint(fmt::format("{}/{}", folder, step))[0];
   std::random_device random;
-  const auto told = everyone.gather_numbers({own[0], own[1], where, problem.empty() ? static_cast<int64_t>(random()) : -1});
+  const bool lacks = std::ranges::any_of(asked, [](const Asked& each) { return !each.is_there; });
+  const auto told = everyone.gather_numbers({own[0], own[1], where, problem.empty() ? static_cast<int64_t>(random()) : -1, lacks});
   std::vector<std::array<int64_t, 2>> fingerprints;
   for (const auto& numbers : told) {
     fingerprints.push_back({numbers[0], numbers[1]});
@@ -164,6 +172,7 @@ Job Saver::prepare(const State& state, const std::string& folder, int64_t step, 
     if (numbers[3] < 0 && problem.empty()) problem = "another rank failed";
   }
   if (!problem.empty()) everyone.agree(problem);
+  if (std::ranges::any_of(told, [](const auto& numbers) { return numbers[4] != 0; })) check_asked(kTag, asked, everyone);
   if (fingerprints != plan_.fingerprints || options.file_bytes != plan_.file_bytes) {
     plan_.fingerprints.clear();
     const auto failure = problem_of([&] { make_plan(everyone, text, options); });
@@ -186,7 +195,7 @@ Job Saver::prepare(const State& state, const std::string& folder, int64_t step, 
 }
 
 Saving Saver::save(const State& state, const std::string& folder, int64_t step, const SaveOptions& options) {
-  const Everyone everyone("save");
+  const Everyone everyone(kTag);
   if (number_ > 0) {
     if (!options.wait)
       everyone.agree(running_ ? fmt::format("step {} is still being written; hint: save less often, or wait", last_folder_) : "");
@@ -211,6 +220,11 @@ void Saver::run(Job job, bool in_background) {
       running_ = false;
     });
   });
+  if (number_ == 1) {
+    World::current().local<detail::AtEnd>().calls.push_back([this] {
+      if (const auto failure = end(600); !failure.empty()) throw_error(kTag, failure);
+    });
+  }
   if (started.empty()) return;
   problem_ = "its thread cannot be started: " + started;
   running_ = false;

@@ -64,6 +64,7 @@ class Saver {
   };
 
   void join();
+  std::string end(int most_seconds);  // waits, and returns what went wrong unless that was thrown already
   void make_plan(const Everyone& everyone, const std::string& text, const SaveOptions& options);
   void copy(const std::map<std::string, at::Tensor>& tensors, Job& job);
   void run(Job job, bool in_background);

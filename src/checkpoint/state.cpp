@@ -1,5 +1,6 @@
 // The simple parts of a state: modules, tensors, values, objects with archives, random streams, and parts of each rank.
 #include "src/checkpoint/archive_tree.hpp"
+#include "src/checkpoint/index_text.hpp"
 #include "src/parallel/tensors_of.hpp"
 
 #include <dtensor/base/error.hpp>
@@ -102,8 +103,9 @@ class ValuePart final : public Part {
     name_ = name;
     contents.values[name] = static_cast<Held>(value_);
     const auto found = saved.values.find(name);
-    require(found == saved.values.end() || std::holds_alternative<Held>(found->second), "load", "'{}' was saved as {}, of another kind",
-            name, found == saved.values.end() ? "" : text_of(found->second));
+    if (found != saved.values.end() && !std::holds_alternative<Held>(found->second))
+      fail("load", "'{}' was saved as {}, which is {}; expected {}; hint: give it the type that it had, or .rename it", name,
+           text_of(found->second), kind_of(found->second), kind_of(Held()));
     if constexpr (std::is_integral_v<Number>) {
       if (found == saved.values.end()) return;
       const auto value = std::get<Held>(found->second);
@@ -170,6 +172,11 @@ std::string at_rank(const std::string& name, int rank) { return fmt::format("{}@
 class RankPart final : public Part {
  public:
   explicit RankPart(std::shared_ptr<Part> part) : part_(std::move(part)) {}
+  void add_names(const std::string& name, TensorNames& names) const override {
+    TensorNames own;
+    part_->add_names(at_rank(name, World::current().rank()), own);
+    names.optimizers.merge(own.optimizers);
+  }
   void save(const std::string& name, const TensorNames& names, Contents& contents) override {
     part_->save(at_rank(name, World::current().rank()), names, contents);
   }

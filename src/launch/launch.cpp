@@ -2,6 +2,7 @@
 #include <dtensor/base/error.hpp>
 #include <dtensor/base/say.hpp>
 #include <dtensor/comm/transport_kind.hpp>
+#include <dtensor/mesh/at_end.hpp>
 #include <dtensor/mesh/world.hpp>
 
 #include "src/comm/rendezvous/rendezvous.hpp"
@@ -75,6 +76,7 @@ void run_rank(std::unique_ptr<comm::Transport> transport, comm::Milliseconds dea
   if (world.size() > 1) detail::run_scripts_unfused();
   try {
     body(world);
+    for (const auto& call : world.local<detail::AtEnd>().calls) call();
   } catch (...) {
     recorder.note_failure();
     const bool first = on_error();  // before leaving: the first error to arrive is the root cause, not an echo of this departure

@@ -68,6 +68,20 @@ says '^whole: ' "$tool" convert run whole --to hf --part ''
 says '^optimizer\.state\.' "$tool" show whole
 says '^many: ' "$tool" convert run many --to hf --file-bytes 100000
 says '([2-9]|[0-9]{2,}) files' "$tool" show many
+# Many files as one, in the form that they have.
+says ' and 1 files' "$tool" show few
+says '^merged/step-6: .* values, ' "$tool" merge run merged/step-6
+says ', .* in [0-9]+ tensors and 1 files' "$tool" show merged
+says '^no difference$' "$tool" diff run merged
+says '^one: ' "$tool" merge many one
+says '^one: [0-9.]+ .* and 1 files' "$tool" show one
+says '^no difference$' "$tool" diff many one
+says '^one_dcp: ' "$tool" merge all_dcp one_dcp
+says '^no difference$' "$tool" diff all_dcp one_dcp
+says '([2-9]|[0-9]{2,}) files' "$tool" show again
+says '^two/step-6: ' "$tool" merge again two/step-6 --file-bytes 1GiB
+fails 1 'has files; expected a new or empty folder' "$tool" merge many one
+fails 2 'expected at least one byte' "$tool" merge many none --file-bytes 0
 # What is refused leaves nothing.
 fails 1 'has files; expected a new or empty folder' "$tool" convert run hf --to hf
 fails 1 'has files; expected a new or empty folder' "$tool" convert hf.pt run/step-6 --to dtensor
@@ -80,6 +94,13 @@ fails 2 'not in \{' "$tool" convert run none_hf --to onnx
 fails 2 'to is required' "$tool" convert run none_hf
 fails 2 'pt is one file' "$tool" convert run none.pt --to pt --file-bytes 5
 fails 2 'file-bytes' "$tool" convert run none_hf --to hf --file-bytes -5
+fails 2 'file-bytes: got 0; expected at least one byte' "$tool" convert run none_hf --to hf --file-bytes 0
+fails 1 'name of the folder is empty' "$tool" convert run '' --to hf
+fails 1 "'run' has no name that matches 'modle" "$tool" show run --only 'modle.*'
+fails 1 'has no complete step, so there is nothing to remove' "$tool" prune hf
+fails 1 'has no complete step, so there is nothing to remove' "$tool" prune none
+says '^hf.pt: [0-9.]+ .iB in ' "$tool" show hf.pt
+(cd hf && says '^model.safetensors: .* have no checksums' "$tool" verify model.safetensors)
 if [ "$(id -u)" != 0 ]; then
   mkdir locked && chmod a-w locked
   fails 1 'Permission denied' "$tool" convert run locked/hf --to hf

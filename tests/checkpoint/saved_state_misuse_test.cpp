@@ -190,3 +190,71 @@ TEST_CASE("checkpoint: a folder that only begins like a step is left alone", "[c
   CHECK(std::filesystem::exists(folder / "step-007/data-mine.safetensors"));
   CHECK(dt::complete_steps(folder.path) == std::vector<int64_t>{12});
 }
+
+TEST_CASE("checkpoint: elements that share their memory are refused by name", "[checkpoint][errors]") {
+  const Folder folder;
+  REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) {
+    auto expanded = torch::ones({1, 3}).expand({4, 3});
+    auto local = dt::from_local(expanded, line(world), {dt::shard(0)}).tensor();
+    refuses("'mask' has sizes [4, 3] and strides [0, 1]: several of its elements", [&] { dt::save({{"mask", expanded}}, folder.path, 1); });
+    refuses("'mask' has sizes [4, 3]", [&] { dt::save({{"mask", local}}, folder.path, 1); });
+    auto whole = expanded.contiguous(), once = torch::ones({3}).expand({1, 3});
+    dt::save({{"mask", whole}, {"once", once}}, folder.path, 1);
+    refuses("'mask' has sizes [4, 3] and strides [0, 1]", [&] { dt::load({{"mask", expanded}, {"once", once}}, folder.path); });
+    dt::load({{"mask", whole}, {"once", once}}, folder.path);
+  }));
+}
+
+TEST_CASE("checkpoint: a folder without a name is refused", "[checkpoint][errors]") {
+  REQUIRE_NOTHROW(on_ranks(2, [&](dt::World&) {
+    auto x = torch::ones({2});
+    const dt::State state{{"x", x}};
+    const std::string says = "the name of the folder is empty";
+    refuses(says, [&] { dt::save(state, "", 1); });
+    refuses(says, [&] { dt::load(state, ""); });
+    refuses(says, [&] { dt::CheckpointManager manager(state, ""); });
+    refuses(says, [&] { dt::remove_step("", 123456789); });
+  }));
+}
+
+TEST_CASE("checkpoint: errors of the disk have hints and one rank", "[checkpoint][errors]") {
+  const Folder folder;
+  std::ofstream(folder / "file") << "x";
+  REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) {
+    auto x = torch::ones({2});
+    const dt::State state{{"x", x}};
+    const auto text = text_thrown_by([&] { dt::save(state, folder / "file/run", 1); });
+    dt::require(has(text, "hint: a part of the path is a file"), "test", "got '{}'", text);
+    dt::require(text.starts_with("[save] '") || text.starts_with("[save] on rank "), "test", "got '{}'", text);
+    dt::require(text.find("[save]", 1) == std::string::npos && text.find(" (rank ") == text.rfind(" (rank "), "test", "got '{}'", text);
+    refuses("is a file", [&] { dt::save(state, folder / "file", 1); });
+    auto saving = dt::save(state, folder / "file/run", 1, {.async = true});
+    const auto later = text_thrown_by([&] { saving.wait(); });
+    dt::require(world.rank() < 2 && later.find("[save]", 1) == std::string::npos, "test", "got '{}'", later);
+  }));
+}
+
+TEST_CASE("checkpoint: a program whose last save failed does not end well", "[checkpoint][errors]") {
+  const Folder folder;
+  std::ofstream(folder / "file") << "x";
+  for (const auto* transport : {"threads", "shm"}) {
+    for (const bool waits : {false, true}) {
+      std::string text;
+      try {
+        on_ranks(
+            2,
+            [&](dt::World&) {
+              auto x = torch::ones({2});
+              dt::save({{"x", x}}, folder / "good", 1, {.async = true});
+              auto saving = dt::save({{"x", x}}, folder / "file/run", 2, {.async = true});
+              if (waits) text_thrown_by([&] { saving.wait(); });  // then it is known, and not said again
+            },
+            transport);
+      } catch (const dt::Error& error) {
+        text = error.what_without_backtrace();
+      }
+      CHECK(waits == text.empty());
+      CHECK((waits || has(text, "file/run/step-2' was not saved: ")));
+    }
+  }
+}

@@ -116,6 +116,37 @@ TEST_CASE("checkpoint: a load is refused while gradients are not reduced", "[che
   }));
 }
 
+TEST_CASE("checkpoint: a load is refused while gradients of units are not reduced", "[checkpoint][errors]") {
+  for (const bool at_read : {false, true}) {
+    const Folder folder;
+    REQUIRE_NOTHROW(on_ranks(2, [&](dt::World&) {
+      const auto mesh = dt::init_device_mesh(at::kCPU, {2}, {"dp"});
+      const dt::Spmd spmd(mesh);
+      torch::manual_seed(3);
+      torch::nn::Sequential model(torch::nn::Linear(6, 6), torch::nn::Linear(6, 2));
+      dt::FullyShardOptions options;
+      options.reduce_at_read = at_read;
+      dt::fully_shard(*model, mesh["dp"], options);
+      torch::optim::SGD optimizer(model->parameters(), 0.1);
+      const auto backward = [&] { model->forward(torch::ones({4, 6})).sum().backward(); };
+      dt::save({{"model", model}}, folder.path, 1);
+      {
+        const dt::NoSync no_sync;
+        backward();
+      }
+      refuses("has a gradient that is not reduced yet", [&] { dt::load({{"model", model}}, folder.path); });
+      optimizer.zero_grad();
+      dt::load({{"model", model}}, folder.path);
+      {
+        const dt::NoSync no_sync;
+        backward();
+      }
+      backward();
+      dt::load({{"model", model}}, folder.path);
+    }));
+  }
+}
+
 // ZeRO-2 keeps units whole from the forward pass to the backward pass; after a load they hold what was loaded.
 TEST_CASE("checkpoint: units that are whole are gathered again after a load", "[checkpoint]") {
   const Folder folder;

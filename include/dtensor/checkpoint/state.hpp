@@ -25,6 +25,10 @@
 
 namespace dtensor {
 
+namespace lr {
+class Scheduler;
+}
+
 namespace checkpoints {
 
 // Named tensors, values, and further names of tensors.
@@ -35,8 +39,10 @@ struct Contents {
   std::vector<std::string> problems;  // why this does not fit what is to be read
 };
 
-// The names of parameters and buffers, of all modules of a state, by tensor.
-using TensorNames = std::unordered_map<const c10::TensorImpl*, std::string>;
+// The names of parameters and buffers, of all modules of a state, by tensor; and what its optimizers are called.
+struct TensorNames : std::unordered_map<const c10::TensorImpl*, std::string> {
+  std::map<const torch::optim::Optimizer*, std::string> optimizers;
+};
 
 // A part of a state. `name` is what it is called there; the names of its tensors and values are `name`, or begin with `name` and a dot.
 class Part {
@@ -62,6 +68,7 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 std::shared_ptr<Part> part_of(torch::nn::Module& module);
 std::shared_ptr<Part> part_of_names(std::function<NamedTensors()> tensors);
 std::shared_ptr<Part> part_of(torch::optim::Optimizer& optimizer);
+std::shared_ptr<Part> part_of(lr::Scheduler& scheduler);
 std::shared_ptr<Part> part_of(at::Tensor& tensor);
 std::shared_ptr<Part> part_of(bool& value);
 std::shared_ptr<Part> part_of(int& value);
@@ -115,12 +122,13 @@ std::shared_ptr<Part> make_part(T& value) {
 // - an optimizer, of libtorch or of dtensor/optim: its options, and its states by the names that their parameters have in the modules of
 //   this State, so they survive another order or grouping of the parameters. Parameters of no module go by group and position;
 // - random_streams(): what is drawn next;
+// - a dt::lr::Scheduler: its step and its base rates, which go with the groups of its optimizer where that is a part, too;
 // - a tensor, a bool, an int, int64_t, float, double or std::string of the program;
-// - anything with save(torch::serialize::OutputArchive&) const and load(torch::serialize::InputArchive&): dt::lr::Scheduler,
-//   dt::GradScaler, libtorch's samplers (the position in the data);
+// - anything with save(torch::serialize::OutputArchive&) const and load(torch::serialize::InputArchive&): dt::GradScaler, libtorch's
+//   samplers (the position in the data);
 // - of_each_rank(x), where x, one of these, has other values on each rank.
 //
-// Names have no '/', and no two parts have one. Throws for those.
+// Names have no '/', and no two parts have one. Throws for those. Saving and loading throw where a name in one part is also in another.
 class State {
  public:
   class Entry {

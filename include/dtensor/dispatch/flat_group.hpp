@@ -38,6 +38,9 @@ class FlatGroup : public c10::intrusive_ptr_target {
   // other mesh dimensions.
   virtual void dissolve() = 0;
   virtual void restore() = 0;
+
+  // Whether gradients came inside NoSync, and are not reduced yet.
+  virtual bool has_deferred() const { return false; }
 };
 
 // Makes a flat tensor member `index` of a group; with a null group, of none.

@@ -78,6 +78,8 @@ class Scheduler {
   void set_step(int64_t step);
   int64_t current_step() const { return step_; }
 
+  const torch::optim::Optimizer& optimizer() const { return optimizer_; }
+
   // The present rates of the groups.
   std::vector<double> rates() const;
 

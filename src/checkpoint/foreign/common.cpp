@@ -62,6 +62,7 @@ std::string hidden_name(const std::string& path) {
 }
 
 NewFolder::NewFolder(std::string path) : path_(std::move(path)) {
+  if (path_.empty()) throw std::runtime_error("the name of the folder is empty");
   while (path_.size() > 1 && path_.back() == '/') path_.pop_back();
   check_is_free();
   const auto above = disk::folder_of(path_);

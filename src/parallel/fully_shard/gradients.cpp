@@ -52,6 +52,7 @@ at::Tensor Unit::reduce(int64_t index, const at::Tensor& leaf, const at::Tensor&
   if (gradient.requires_grad() && c10::GradMode::is_enabled()) return with_graph(member, gradient, defer);
   LocalMode below;
   schedule_->begin_backward();
+  is_deferred_ = defer;
   defers_ = defer || options_.reduce_at_read;
   const bool was_taken = state_ == Round::open && member.landed && !leaf.grad().defined();  // and may be kept by somebody
   if (state_ == Round::reducing || was_taken) finish_reduction();

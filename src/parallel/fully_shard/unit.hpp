@@ -49,6 +49,7 @@ class Unit final : public FlatGroup {
   c10::optional<c10::Device> device() const override { return device_; }
   void dissolve() override;
   void restore() override;
+  bool has_deferred() const override { return state_ == Round::open && is_deferred_; }
 
   // -- For the schedule.
   int64_t last_use = 0;
@@ -119,6 +120,7 @@ class Unit final : public FlatGroup {
   int64_t round_ = 0;
   Round state_ = Round::none;
   bool defers_ = false;        // until it is read
+  bool is_deferred_ = false;   // it came inside NoSync
   bool overwrites_ = false;    // nothing of what gradient_ holds is still somebody's
   at::Tensor whole_gradient_;  // [ranks * piece]
   at::Tensor gradient_;        // [piece]: reduced
