@@ -1,6 +1,7 @@
 // Generation: tokens a second at several batch sizes and with lengths alike and skewed, the time to the first token, passes for each token,
-// how full the cache is, what bits that do not depend on the batch cost, a draw, and two ranks beside one. A Llama of 4.4 million parameters;
-// prompts of 16 tokens. DTENSOR_BENCH_MODEL is a folder of peers/torch_generate.py, whose weights, prompts and lengths are then taken.
+// how full the cache is, what bits that do not depend on the batch cost, a draw, and two ranks beside one. A Llama of 4.4 million
+// parameters; prompts of 16 tokens. DTENSOR_BENCH_MODEL is a folder of peers/torch_generate.py, whose weights, prompts and lengths are
+// then taken.
 #include "main.hpp"
 #include "ranks.hpp"
 

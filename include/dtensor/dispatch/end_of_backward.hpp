@@ -14,8 +14,8 @@ namespace dtensor {
 
 class EndOfBackward {
  public:
-  // Has `f` called when the backward pass ends that runs on this thread, if this is the first time in it. A pass that throws does not call it.
-  // Outside of a pass, does nothing.
+  // Has `f` called when the backward pass ends that runs on this thread, if this is the first time in it. A pass that throws does not
+  // call it. Outside of a pass, does nothing.
   template <class F>
   void call(F f) {
     const auto* pass = current_backward();

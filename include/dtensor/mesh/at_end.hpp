@@ -4,6 +4,8 @@
 #include <functional>
 #include <vector>
 
+#pragma GCC visibility push(default)
+
 namespace dtensor::detail {
 
 // One in each rank's World: `world.local<AtEnd>()`. dt::launch calls these in order, on the rank's thread, once the program has returned
@@ -13,3 +15,5 @@ struct AtEnd {
 };
 
 }  // namespace dtensor::detail
+
+#pragma GCC visibility pop
