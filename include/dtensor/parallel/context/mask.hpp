@@ -46,7 +46,7 @@ class AttentionMask {
   // Every key; keys up to the query.
   static AttentionMask full();
   static AttentionMask causal();
-  // Keys at most `before` positions before the query and `after` after it.
+  // Keys at most `before` positions before the query and `after` after it. Here and below, any large number is as good as no limit.
   static AttentionMask sliding_window(int64_t before, int64_t after);
   static AttentionMask causal_sliding_window(int64_t before);
   // The first `globals` positions see all and are seen by all; the others have a window.
@@ -115,6 +115,9 @@ inline std::vector<Interval> joined(std::vector<Interval> spans, int64_t length)
 
 inline Interval document_at(const PackedSequence& sequence, int64_t position) { return sequence.document(sequence.document_of(position)); }
 
+// Larger than any position, and small enough for sums.
+inline int64_t limited(int64_t number) { return std::min(number, int64_t{1} << 60); }
+
 inline void check_not_negative(const std::string& name, std::initializer_list<int64_t> numbers) {
   for (const auto number : numbers) {
     require(number >= 0, "AttentionMask", "{} has a negative number; expected 0 or more; hint: a window of any width is `causal` or `full`",
@@ -133,27 +136,28 @@ inline AttentionMask AttentionMask::causal() {
 }
 
 inline AttentionMask AttentionMask::sliding_window(int64_t before, int64_t after) {
-  AttentionMask mask(fmt::format("sliding_window({}, {})", before, after), [before, after](int64_t q, const PackedSequence&) {
-    return std::vector<Interval>{{q - before, q + after + 1}};
-  });
-  detail::check_not_negative(mask.name(), {before, after});
-  return mask;
+  const auto name = fmt::format("sliding_window({}, {})", before, after);
+  detail::check_not_negative(name, {before, after});
+  return {name, [before = detail::limited(before), after = detail::limited(after)](int64_t q, const PackedSequence&) {
+            return std::vector<Interval>{{q - before, q + after + 1}};
+          }};
 }
 
 inline AttentionMask AttentionMask::causal_sliding_window(int64_t before) {
+  const auto name = fmt::format("causal_sliding_window({})", before);
+  detail::check_not_negative(name, {before});
   auto mask = sliding_window(before, 0);
-  mask.name_ = fmt::format("causal_sliding_window({})", before);
+  mask.name_ = name;
   return mask;
 }
 
 inline AttentionMask AttentionMask::global_sliding_window(int64_t globals, int64_t before, int64_t after) {
-  AttentionMask mask(fmt::format("global_sliding_window({}, {}, {})", globals, before, after),
-                     [globals, before, after](int64_t q, const PackedSequence& s) {
-                       if (q < globals) return std::vector<Interval>{{0, s.length()}};
-                       return std::vector<Interval>{{0, globals}, {q - before, q + after + 1}};
-                     });
-  detail::check_not_negative(mask.name(), {globals, before, after});
-  return mask;
+  const auto name = fmt::format("global_sliding_window({}, {}, {})", globals, before, after);
+  detail::check_not_negative(name, {globals, before, after});
+  return {name, [globals, before = detail::limited(before), after = detail::limited(after)](int64_t q, const PackedSequence& s) {
+            if (q < globals) return std::vector<Interval>{{0, s.length()}};
+            return std::vector<Interval>{{0, globals}, {q - before, q + after + 1}};
+          }};
 }
 
 inline AttentionMask AttentionMask::documents() {
@@ -176,7 +180,10 @@ inline AttentionMask AttentionMask::prefix_lm(int64_t prefix) {
 
 inline AttentionMask AttentionMask::prefix_lm_documents(std::vector<int64_t> prefixes) {
   const auto count = static_cast<int64_t>(prefixes.size());
-  for (const auto prefix : prefixes) detail::check_not_negative("prefix_lm_documents", {prefix});
+  for (auto& prefix : prefixes) {
+    detail::check_not_negative("prefix_lm_documents", {prefix});
+    prefix = detail::limited(prefix);
+  }
   AttentionMask mask("prefix_lm_documents", [prefixes = std::move(prefixes)](int64_t q, const PackedSequence& s) {
     const auto d = s.document_of(q);
     const auto [begin, end] = s.document(d);
@@ -204,7 +211,7 @@ inline AttentionMask AttentionMask::causal_blocks() {
 
 inline AttentionMask AttentionMask::block_causal_documents(int64_t block) {
   require(block > 0, "AttentionMask", "got blocks of {} positions; expected one or more", block);
-  return {fmt::format("block_causal_documents({})", block), [block](int64_t q, const PackedSequence& s) {
+  return {fmt::format("block_causal_documents({})", block), [block = detail::limited(block)](int64_t q, const PackedSequence& s) {
             const auto [begin, end] = detail::document_at(s, q);
             return std::vector<Interval>{{begin, std::min(end, begin + ((q - begin) / block + 1) * block)}};
           }};
