@@ -177,6 +177,26 @@ TEST_CASE("sequence plan: a model trains by it with one device's gradients and s
   }
 }
 
+TEST_CASE("sequence plan: costs that cannot be compared are refused and extreme ones end", "[context][errors]") {
+  const std::vector<int64_t> lengths{500, 5, 5, 5, 5, 5, 9, 90};
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInfinity = std::numeric_limits<double>::infinity();
+  for (const char* by : {"search", "greedy", "static"}) {
+    const auto plan = [&](const SequenceCost& cost) { return plan_sequences(lengths, 4, {.cost = cost, .by = by}); };
+    for (const double bad : {kNan, kInfinity, -kInfinity, -1.0, -1e-300}) {
+      CHECK_THROWS_WITH(plan({.quadratic = bad}), says("got a quadratic cost of"));
+      CHECK_THROWS_WITH(plan({.linear = bad}), says("got a linear cost of"));
+      CHECK_THROWS_WITH(plan({.message = bad}), says("got a message cost of"));
+      CHECK_THROWS_WITH(plan({.fixed = bad}), says("got a fixed cost of"));
+    }
+    for (const double extreme : {0.0, std::numeric_limits<double>::max(), std::numeric_limits<double>::denorm_min()}) {
+      CHECK_NOTHROW(plan({extreme, extreme, extreme, extreme}).rounds());
+    }
+    const int64_t most = std::numeric_limits<int64_t>::max();  // no limit
+    const auto any = plan_sequences(lengths, 4, {.by = by}), with_most = plan_sequences(lengths, 4, {.tokens_per_rank = most, .by = by});
+    CHECK(any.groups.size() == with_most.groups.size());
+  }
+}
+
 TEST_CASE("sequence plan: what says nothing is refused", "[context][errors]") {
   CHECK_THROWS_WITH(plan_sequences({5000, 3}, 4, {.tokens_per_rank = 1000}), says("a sequence of 5000 positions does not fit on 4 ranks"));
   CHECK_THROWS_WITH(plan_sequences({5000, 3}, 3, {.tokens_per_rank = 1000}), says("a sequence of 5000 positions does not fit on 3 ranks"));
