@@ -50,4 +50,6 @@ const DeviceMesh* Spmd::current() { return dispatch::current_mesh; }
 void set_replication_check(bool on) { dispatch::checks_replicated = on; }
 bool replication_check() { return dispatch::checks_replicated; }
 
+std::string ranks_that_differ(const at::Tensor& tensor, const DeviceMesh& mesh) { return dispatch::ranks_that_differ(tensor, mesh); }
+
 }  // namespace dtensor

@@ -3,7 +3,10 @@
 
 #include <dtensor/mesh/device_mesh.hpp>
 
+#include <ATen/core/Tensor.h>
+
 #include <memory>
+#include <string>
 
 #pragma GCC visibility push(default)
 
@@ -49,6 +52,10 @@ class NoSpmd {
 // later ones. On by default; DTENSOR_CHECK_REPLICATED=0 turns it off. Thread-local.
 void set_replication_check(bool on);
 bool replication_check();
+
+// The ranks whose plain tensor differs from that of the mesh's first rank, as "1, 3"; empty where all are equal. Every rank of the mesh
+// calls it, and gets the same text. Communicates a hash.
+std::string ranks_that_differ(const at::Tensor& tensor, const DeviceMesh& mesh);
 
 }  // namespace dtensor
 

@@ -75,17 +75,25 @@ class AttentionMask {
   std::vector<Interval> seen_by(int64_t query, const PackedSequence& sequence) const;
   const Predicate* predicate() const { return predicate_ ? &predicate_ : nullptr; }
 
+  // Whether it goes by documents, as those named so and all predicates do. The others see through them.
+  bool reads_documents() const { return reads_documents_; }
+  // Of prefix_lm_documents.
+  const std::vector<int64_t>& prefixes() const { return prefixes_; }
+
   // Throws where the sequence does not have what the mask speaks of (as many documents as prefixes).
   void check(const PackedSequence& sequence) const;
 
  private:
   using Seen = std::function<std::vector<Interval>(int64_t query, const PackedSequence& sequence)>;
-  AttentionMask(std::string name, Seen seen) : name_(std::move(name)), seen_(std::move(seen)) {}
+  AttentionMask(std::string name, Seen seen, bool reads_documents = false)
+      : name_(std::move(name)), seen_(std::move(seen)), reads_documents_(reads_documents) {}
 
   std::string name_;
   Seen seen_;
   Predicate predicate_;
-  int64_t prefixes_ = -1;  // documents that the mask has prefixes for; -1: any
+  bool reads_documents_ = false;
+  bool has_prefixes_ = false;
+  std::vector<int64_t> prefixes_;
 };
 
 // -- How ------------------------------------------------------------------------------------------------------------------
@@ -161,13 +169,14 @@ inline AttentionMask AttentionMask::global_sliding_window(int64_t globals, int64
 }
 
 inline AttentionMask AttentionMask::documents() {
-  return {"documents", [](int64_t q, const PackedSequence& s) { return std::vector<Interval>{detail::document_at(s, q)}; }};
+  return {"documents", [](int64_t q, const PackedSequence& s) { return std::vector<Interval>{detail::document_at(s, q)}; },
+          /*reads_documents=*/true};
 }
 
 inline AttentionMask AttentionMask::causal_documents() {
   return {"causal_documents", [](int64_t q, const PackedSequence& s) {
             return std::vector<Interval>{{detail::document_at(s, q).begin, q + 1}};
-          }};
+          }, /*reads_documents=*/true};
 }
 
 inline AttentionMask AttentionMask::prefix_lm(int64_t prefix) {
@@ -179,17 +188,18 @@ inline AttentionMask AttentionMask::prefix_lm(int64_t prefix) {
 }
 
 inline AttentionMask AttentionMask::prefix_lm_documents(std::vector<int64_t> prefixes) {
-  const auto count = static_cast<int64_t>(prefixes.size());
   for (auto& prefix : prefixes) {
     detail::check_not_negative("prefix_lm_documents", {prefix});
     prefix = detail::limited(prefix);
   }
-  AttentionMask mask("prefix_lm_documents", [prefixes = std::move(prefixes)](int64_t q, const PackedSequence& s) {
+  const auto seen = [prefixes](int64_t q, const PackedSequence& s) {
     const auto d = s.document_of(q);
     const auto [begin, end] = s.document(d);
     return std::vector<Interval>{{begin, std::max(q + 1, std::min(begin + prefixes[d], end))}};
-  });
-  mask.prefixes_ = count;
+  };
+  AttentionMask mask("prefix_lm_documents", seen, /*reads_documents=*/true);
+  mask.has_prefixes_ = true;
+  mask.prefixes_ = std::move(prefixes);
   return mask;
 }
 
@@ -199,14 +209,14 @@ inline AttentionMask AttentionMask::shared_question() {
             std::vector<Interval> seen{{s.document(d).begin, q + 1}};
             if (d > 0) seen.push_back(s.document(0));
             return seen;
-          }};
+          }, /*reads_documents=*/true};
 }
 
 inline AttentionMask AttentionMask::causal_blocks() {
   return {"causal_blocks", [](int64_t q, const PackedSequence& s) {
             const auto d = s.document_of(q);
             return std::vector<Interval>{{d + 1 == s.documents() ? 0 : s.document(d).begin, q + 1}};
-          }};
+          }, /*reads_documents=*/true};
 }
 
 inline AttentionMask AttentionMask::block_causal_documents(int64_t block) {
@@ -214,12 +224,12 @@ inline AttentionMask AttentionMask::block_causal_documents(int64_t block) {
   return {fmt::format("block_causal_documents({})", block), [block = detail::limited(block)](int64_t q, const PackedSequence& s) {
             const auto [begin, end] = detail::document_at(s, q);
             return std::vector<Interval>{{begin, std::min(end, begin + ((q - begin) / block + 1) * block)}};
-          }};
+          }, /*reads_documents=*/true};
 }
 
 inline AttentionMask AttentionMask::from(Predicate predicate, std::string name) {
   require(predicate != nullptr, "AttentionMask", "got an empty function; expected one of two positions and two documents");
-  AttentionMask mask(std::move(name), {});
+  AttentionMask mask(std::move(name), {}, /*reads_documents=*/true);
   mask.predicate_ = std::move(predicate);
   return mask;
 }
@@ -234,8 +244,9 @@ inline bool AttentionMask::allows(int64_t query, int64_t key, const PackedSequen
 }
 
 inline void AttentionMask::check(const PackedSequence& sequence) const {
-  require(prefixes_ < 0 || prefixes_ == sequence.documents(), "AttentionMask", "{} has {} prefixes for {} documents; expected as many",
-          name_, prefixes_, sequence.documents());
+  require(!has_prefixes_ || static_cast<int64_t>(prefixes_.size()) == sequence.documents(), "AttentionMask",
+          "{} has {} prefixes for {} documents; expected as many; hint: pack() the documents before order()",
+          name_, prefixes_.size(), sequence.documents());
 }
 
 }  // namespace dtensor
