@@ -36,6 +36,7 @@ struct ZooOptions : RunOptions {
   int microbatches = 0, chunks = 0;  // 0: what suits
   double dropout = 0;
   int64_t sample_every = 0;  // steps; 0: never
+  int neighbours = dt::ContextParallelOptions{}.neighbours;
 };
 
 bool has(const dt::DeviceMesh& mesh, const std::string& name) { return std::ranges::find(mesh.names(), name) != mesh.names().end(); }
@@ -77,6 +78,7 @@ void begin_context(std::optional<dt::ContextParallel>& context, const ZooOptions
   const bool cuts = mesh && has(*mesh, "cp");
   if (!cuts && !o.documents) return;
   auto options = kAttention.at(o.attention);
+  options.neighbours = o.neighbours;
   if (o.documents) options.mask = dt::AttentionMask::causal_documents();
   if (o.documents && options.order == "zigzag") options.order = "balanced";
   const dt::DeviceMesh self(mesh ? mesh->device_type() : c10::Device(o.device).type(), {dt::World::current().rank()}, {1}, {"cp"});
@@ -300,6 +302,8 @@ void check_use(const CLI::App& app, const ZooOptions& o) {
   if (o.batch < microbatches(o))
     throw CLI::ValidationError("--microbatches", fmt::format("{} are more than the {} of --batch", microbatches(o), o.batch));
   unused("--attention", cp, "no mesh has a dimension cp: add one, as in --mesh cp=4");
+  const bool has_neighbours = o.attention == "usp" || o.attention == "doublering" || o.attention == "automatic";
+  unused("--neighbours", cp && has_neighbours, "goes with a mesh dimension cp and --attention usp, doublering or automatic");
   if (cp && !zoo::find(o.model).is_text())
     throw CLI::ValidationError("--mesh", "cp cuts positions of text, and " + o.model + " takes images");
   unused("--documents", zoo::find(o.model).is_text(), o.model + " takes images");
@@ -327,6 +331,9 @@ ZooOptions parse_options(CLI::App& app, int argc, char** argv) {
   for (const auto& [name, options] : kAttention) methods.push_back(name);
   app.add_option("--attention", o.attention, "with a mesh dimension cp, which cuts positions: how attention computes over them")
       ->check(CLI::IsMember(methods));
+  app.add_option("--neighbours", o.neighbours,
+                 "with --attention usp: ranks in a row that trade heads; with doublering: that are close to each other. Divides cp")
+      ->check(positive);
   app.add_flag("--documents", o.documents, "each sequence is several documents, of random lengths, which do not see each other");
   auto* fsdp = app.add_flag("--fsdp", o.fsdp, "cut parameters, gradients and optimizer states over dp too");
   app.add_option("--zero", o.zero, "with --fsdp: 1 optimizer states, 2 gradients too, 3 parameters too are whole in use only")

@@ -77,8 +77,11 @@ inline void add_launch_options(CLI::App& app) {
 inline void add_run_options(CLI::App& app, RunOptions& o, const std::vector<std::string>& names = kMeshNames) {
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // so that a script's can be overridden
   add_mesh_options(app, o, names);
-  app.add_flag("--compare", o.compare, "run one device too, and print the largest relative loss difference");
-  app.add_option("--tolerance", o.tolerance, "with --compare: exit with 1 when it is larger")->check(not_negative);
+  app.add_flag("--compare", o.compare,
+               "run one device too, and print the largest relative loss difference; the exit status is 1 where that is above "
+               "--tolerance, or the parameters do not begin with one device's bits");
+  app.add_option("--tolerance", o.tolerance, "with --compare: exit with 1 when it is larger (default: any difference is fine)")
+      ->check(not_negative);
   app.add_option("--data", o.data, "a text file or a folder of them (default: the C++ headers of libtorch)");
   app.add_option("--device", o.device, "where the ranks compute; cuda: a GPU each, under dtensor-run")->check(is_there);
   app.add_option("--dtype", o.dtype, "of the parameters")->check(CLI::IsMember({"float32", "float64"}));

@@ -11,6 +11,9 @@ train() {
 for method in ring zigzag stripes allgather ulysses usp tokenring doublering automatic; do
   train --model llama3-debug --mesh cp=4 --seq 61 --attention $method
 done
+train --model llama3-debug --mesh cp=4 --seq 61 --attention usp --neighbours 4
+train --model gpt2-debug --mesh cp=4 --attention ring
+grep -Eq '^gradients: (bit-equal|largest difference [0-9.]+e-1[0-9] of the largest gradient)$' "$TMPDIR/out"  # a bias of keys has none
 train --model llama3-debug --mesh cp=4 --attention ring --dropout 0.1
 train --model llama3-debug --meshes 'dp=2,cp=2;cp=2,tp=2'
 train --model llama3-debug --mesh cp=2,tp=2 --sp
@@ -27,4 +30,6 @@ refuses() {
 refuses 'no mesh has a dimension cp' --mesh dp=4 --attention ring
 refuses 'cp cuts positions of text' --model vit-debug --mesh cp=4
 refuses 'needs a dimension cp' --mesh dp=4 --documents
+refuses 'hint: set .neighbours to one (--neighbours' --mesh cp=4 --attention usp --neighbours 3
+refuses 'goes with a mesh dimension cp' --mesh cp=4 --attention ring --neighbours 2
 refuses 'pigeon' --mesh cp=4 --attention pigeon

@@ -26,8 +26,9 @@ const PackedSequence kPacked({5, 9, 1, 8});
 int document(int64_t position) { return position < 5 ? 0 : position < 14 ? 1 : position < 15 ? 2 : 3; }
 int64_t begin_of(int64_t position) { return std::vector<int64_t>{0, 5, 14, 15}[document(position)]; }
 
+bool same(int64_t q, int64_t k) { return document(q) == document(k); }
+
 std::vector<Defined> all() {
-  const auto same = [](int64_t q, int64_t k) { return document(q) == document(k); };
   const auto in_window = [](int64_t q, int64_t k, int64_t before, int64_t after) { return k >= q - before && k <= q + after; };
   const std::vector<int64_t> prefixes{2, 0, 1, 20};
   return {
@@ -39,18 +40,42 @@ std::vector<Defined> all() {
       {AttentionMask::global_sliding_window(2, 3, 1),
        [=](int64_t q, int64_t k) { return q < 2 || k < 2 || in_window(q, k, 3, 1); }},
       {AttentionMask::documents(), same},
-      {AttentionMask::causal_documents(), [=](int64_t q, int64_t k) { return same(q, k) && k <= q; }},
+      {AttentionMask::causal_documents(), [](int64_t q, int64_t k) { return same(q, k) && k <= q; }},
       {AttentionMask::prefix_lm(6), [](int64_t q, int64_t k) { return k <= q || k < 6; }},
       {AttentionMask::prefix_lm_documents(prefixes),
        [=](int64_t q, int64_t k) { return same(q, k) && (k <= q || k - begin_of(k) < prefixes[document(k)]); }},
       {AttentionMask::shared_question(),
-       [=](int64_t q, int64_t k) { return (same(q, k) && k <= q) || (document(q) != 0 && document(k) == 0); }},
-      {AttentionMask::causal_blocks(), [=](int64_t q, int64_t k) { return k <= q && (same(q, k) || document(q) == 3); }},
+       [](int64_t q, int64_t k) { return (same(q, k) && k <= q) || (document(q) != 0 && document(k) == 0); }},
+      {AttentionMask::causal_blocks(), [](int64_t q, int64_t k) { return k <= q && (same(q, k) || document(q) == 3); }},
       {AttentionMask::block_causal_documents(4),
-       [=](int64_t q, int64_t k) { return same(q, k) && (k - begin_of(k)) / 4 <= (q - begin_of(q)) / 4; }},
+       [](int64_t q, int64_t k) { return same(q, k) && (k - begin_of(k)) / 4 <= (q - begin_of(q)) / 4; }},
       {AttentionMask::from([](int64_t q, int64_t k, int64_t a, int64_t b) { return (q + k) % 3 != 0 || a == b; }),
-       [=](int64_t q, int64_t k) { return (q + k) % 3 != 0 || same(q, k); }},
+       [](int64_t q, int64_t k) { return (q + k) % 3 != 0 || same(q, k); }},
   };
+}
+
+// Where a number is as large as can be, there is no limit.
+std::vector<Defined> all_without_limits() {
+  const auto all = [](int64_t, int64_t) { return true; };
+  const auto before = [](int64_t q, int64_t k) { return k <= q; };
+  std::vector<Defined> masks;
+  for (const auto most : {std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::max() - 1, int64_t{1} << 62}) {
+    const std::vector<Defined> of_most{
+        {AttentionMask::sliding_window(most, most), all},
+        {AttentionMask::sliding_window(most, 0), before},
+        {AttentionMask::sliding_window(1, most), [](int64_t q, int64_t k) { return k >= q - 1; }},
+        {AttentionMask::causal_sliding_window(most), before},
+        {AttentionMask::global_sliding_window(most, 0, 0), all},
+        {AttentionMask::global_sliding_window(0, 1, most), [](int64_t q, int64_t k) { return k >= q - 1; }},
+        {AttentionMask::global_sliding_window(2, most, 0), [](int64_t q, int64_t k) { return q < 2 || k < 2 || k <= q; }},
+        {AttentionMask::prefix_lm(most), all},
+        {AttentionMask::prefix_lm_documents({most, 0, most, most}),
+         [](int64_t q, int64_t k) { return same(q, k) && (k <= q || document(q) != 1); }},
+        {AttentionMask::block_causal_documents(most), same},
+    };
+    masks.insert(masks.end(), of_most.begin(), of_most.end());
+  }
+  return masks;
 }
 
 void check_block(const Defined& defined, const Positions& queries, const Positions& keys) {
@@ -89,6 +114,16 @@ TEST_CASE("attention mask: pairs are those of the definition", "[context]") {
     for (int64_t q = 0; q < kPacked.length(); ++q) {
       for (int64_t k = 0; k < kPacked.length(); ++k) REQUIRE(defined.mask.allows(q, k, kPacked) == defined.allows(q, k));
     }
+  }
+}
+
+TEST_CASE("attention mask: the largest numbers are no limits", "[context]") {
+  for (const auto& defined : all_without_limits()) {
+    CAPTURE(defined.mask.name());
+    for (int64_t q = 0; q < kPacked.length(); ++q) {
+      for (int64_t k = 0; k < kPacked.length(); ++k) REQUIRE(defined.mask.allows(q, k, kPacked) == defined.allows(q, k));
+    }
+    for (const auto& rows : context::balanced_order(defined.mask, kPacked, 3, 4)) check_block(defined, rows, rows);
   }
 }
 
@@ -138,6 +173,8 @@ TEST_CASE("attention mask: what does not fit is refused", "[context][errors]") {
   CHECK_THROWS_WITH(PackedSequence(std::vector<int64_t>{3, 0}), says("document 1 has 0 positions"));
   CHECK_THROWS_WITH(PackedSequence(std::vector<int64_t>{}), says("got no documents"));
   CHECK_THROWS_WITH(AttentionMask::sliding_window(-1, 2), says("sliding_window(-1, 2) has a negative number"));
+  CHECK_THROWS_WITH(AttentionMask::causal_sliding_window(-1), says("causal_sliding_window(-1) has a negative number"));
+  CHECK_THROWS_WITH(AttentionMask::global_sliding_window(1, -2, 3), says("global_sliding_window(1, -2, 3) has a negative number"));
   CHECK_THROWS_WITH(AttentionMask::block_causal_documents(0), says("blocks of 0 positions"));
   CHECK_THROWS_WITH(AttentionMask::from({}), says("empty function"));
   const auto causal = AttentionMask::causal();

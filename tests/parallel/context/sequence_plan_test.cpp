@@ -177,6 +177,63 @@ TEST_CASE("sequence plan: a model trains by it with one device's gradients and s
   }
 }
 
+// A dim of one position is like any other dim of one element, to a view.
+TEST_CASE("sequence plan: a round of one position has one device's gradients", "[context]") {
+  const std::vector<int64_t> lengths{1};
+  for (const std::string transport : {"threads", "shm"}) {
+    for (const int ranks : {1, 3, 4}) {
+      CAPTURE(transport, ranks);
+      REQUIRE_NOTHROW(on_ranks(
+          ranks,
+          [&](World&) {
+            const auto round = plan_sequences(lengths, ranks).rounds().at(0);
+            const auto [ids, targets] = batch(round, lengths);
+            torch::manual_seed(3);
+            Small alone;
+            alone.to(at::kDouble);
+            sum_of_losses(alone.forward(ids), targets).backward();
+            const auto mesh = init_device_mesh(c10::kCPU, {ranks}, {"cp"});
+            const Spmd spmd(mesh);
+            torch::manual_seed(3);
+            Small model;
+            model.to(at::kDouble);
+            ContextParallel context(mesh, "cp", {.mask = AttentionMask::causal_documents()});
+            context.pack(round.packed, round.rows);
+            const auto on_mesh = [&](const at::Tensor& x) {
+              return distribute_tensor(context.order(x), mesh, {context.placement(1, x.size(1))}).tensor();
+            };
+            sum_of_losses(model.forward(on_mesh(ids)), on_mesh(targets)).backward();
+            const NoSpmd plain;
+            const auto expected = alone.parameters(), got = model.parameters();
+            for (size_t i = 0; i < got.size(); ++i) {
+              require(full_tensor(got[i].grad()).allclose(expected[i].grad(), 1e-10, 1e-12), "test", "gradient {} differs", i);
+            }
+          },
+          transport));
+    }
+  }
+}
+
+TEST_CASE("sequence plan: costs that cannot be compared are refused and extreme ones end", "[context][errors]") {
+  const std::vector<int64_t> lengths{500, 5, 5, 5, 5, 5, 9, 90};
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInfinity = std::numeric_limits<double>::infinity();
+  for (const char* by : {"search", "greedy", "static"}) {
+    const auto plan = [&](const SequenceCost& cost) { return plan_sequences(lengths, 4, {.cost = cost, .by = by}); };
+    for (const double bad : {kNan, kInfinity, -kInfinity, -1.0, -1e-300}) {
+      CHECK_THROWS_WITH(plan({.quadratic = bad}), says("got a quadratic cost of"));
+      CHECK_THROWS_WITH(plan({.linear = bad}), says("got a linear cost of"));
+      CHECK_THROWS_WITH(plan({.message = bad}), says("got a message cost of"));
+      CHECK_THROWS_WITH(plan({.fixed = bad}), says("got a fixed cost of"));
+    }
+    for (const double extreme : {0.0, std::numeric_limits<double>::max(), std::numeric_limits<double>::denorm_min()}) {
+      CHECK_NOTHROW(plan({extreme, extreme, extreme, extreme}).rounds());
+    }
+    const int64_t most = std::numeric_limits<int64_t>::max();  // no limit
+    const auto any = plan_sequences(lengths, 4, {.by = by}), with_most = plan_sequences(lengths, 4, {.tokens_per_rank = most, .by = by});
+    CHECK(any.groups.size() == with_most.groups.size());
+  }
+}
+
 TEST_CASE("sequence plan: what says nothing is refused", "[context][errors]") {
   CHECK_THROWS_WITH(plan_sequences({5000, 3}, 4, {.tokens_per_rank = 1000}), says("a sequence of 5000 positions does not fit on 4 ranks"));
   CHECK_THROWS_WITH(plan_sequences({5000, 3}, 3, {.tokens_per_rank = 1000}), says("a sequence of 5000 positions does not fit on 3 ranks"));

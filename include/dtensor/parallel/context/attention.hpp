@@ -5,6 +5,7 @@
 #pragma once
 
 #include <dtensor/gradients/kept_results.hpp>
+#include <dtensor/parallel/context/agreement.hpp>
 #include <dtensor/parallel/context/all_gather.hpp>
 #include <dtensor/parallel/context/double_ring.hpp>
 #include <dtensor/parallel/context/orders.hpp>
@@ -14,8 +15,8 @@
 
 #include <fmt/ranges.h>
 
+#include <bit>
 #include <cmath>
-#include <exception>
 
 #pragma GCC visibility push(default)
 
@@ -42,8 +43,9 @@ struct ContextAttentionOptions {
 // "usp", the backward pass brings queries, keys and values again.
 //
 // Differentiable, once. Every rank of the mesh calls it; what it communicates stands at each method. Throws for tensors that do not fit
-// the plan or each other, for a method that there is not, for a probability that is none, and, on all ranks, where the mask's predicate
-// throws on one.
+// the plan or each other, for a method that there is not, for a probability that is none or a scale that is not finite. On all ranks,
+// before anything else is sent, where the mask's predicate throws on one, and where ranks have different plans, methods, scales or dropout
+// when a plan is first used on a mesh (masks by a predicate are taken to be alike).
 at::Tensor context_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ContextPlan& plan, const DeviceMesh& mesh,
                              const ContextAttentionOptions& options = {});
 
@@ -89,9 +91,8 @@ inline AttentionCost cost_of(const Context& context, const Inputs& in) {
   return {context.plan, shape, std::move(sizes), std::move(links), flops_of(context.mesh.device_type())};
 }
 
-// The method of that name, or the one that takes the least time.
+// The method of that name, which check_method knows, or the one that takes the least time.
 inline const Method& method_of(const std::string& name, const Context& context, const Inputs& in) {
-  check_method(name);
   const auto& all = all_methods();
   if (name != "automatic") return **std::ranges::find(all, name, [](const Method* method) { return std::string(method->name()); });
   const auto cost = cost_of(context, in);
@@ -132,24 +133,53 @@ inline void check(const AttentionDropout& dropout, const at::Tensor& q) {
           dropout.heads.size(), dtensor::detail::str_of(q.sizes()));
 }
 
-// Each rank asks a mask's predicate for other pairs, and it may throw for some of them. So all are asked before anything is sent, once for
-// each plan, and where one rank fails, all do.
-inline void ask_predicate(const Context& context, const at::Tensor& q) {
-  const auto& plan = context.plan;
-  auto& group = context.group();
-  if (plan.has_answered(context.mesh.world(), group)) return;
-  std::exception_ptr problem;
-  try {
-    plan.cells(group.rank());
-  } catch (...) {
-    problem = std::current_exception();
+inline std::vector<int64_t> numbers_of(std::string_view text) { return {text.begin(), text.end()}; }
+
+// What a call goes by that is to be the same on every rank. Of a predicate, only that it is one.
+inline std::vector<SameOnAll> same_on_all(const ContextPlan& plan, const ContextAttentionOptions& options) {
+  const auto& mask = plan.mask();
+  std::vector<int64_t> of_mask = mask.predicate() ? std::vector<int64_t>{} : numbers_of(mask.name()), documents, rows;
+  of_mask.insert(of_mask.end(), mask.prefixes().begin(), mask.prefixes().end());
+  for (const auto& sequence : plan.sequences()) {
+    documents.push_back(sequence.documents());
+    for (int64_t d = 0; d < sequence.documents(); ++d) documents.push_back(sequence.document(d).end);
   }
-  const auto own = at::full({1}, problem ? group.rank() + 1 : 0, q.options().dtype(at::kLong).requires_grad(false));
-  const auto failed = group.all_reduce(own, ReduceOp::max).get().item<int64_t>();
-  if (problem) std::rethrow_exception(problem);
-  require(failed == 0, "context_attention", "the predicate of the mask '{}' threw on rank {} of the mesh, whose error says for which pair",
-          plan.mask().name(), failed - 1);
-  plan.set_answered(context.mesh.world(), group);
+  for (int r = 0; r < plan.ranks(); ++r) {
+    rows.push_back(plan.length(r));
+    rows.insert(rows.end(), plan.rows(r).begin(), plan.rows(r).end());
+  }
+  const auto bits = [](double number) { return std::bit_cast<int64_t>(number); };
+  const auto& dropout = options.dropout;
+  return {{"another method", numbers_of(options.method)},
+          {fmt::format("another mask (here: {})", mask.name()), std::move(of_mask)},
+          {"other documents", std::move(documents)},
+          {"other rows in their plan", std::move(rows)},
+          {"another scale", {bits(options.scale)}},
+          {"another dropout or seed of it", {bits(dropout.probability), dropout.probability > 0 ? static_cast<int64_t>(dropout.seed) : 0}}};
+}
+
+// The method of a call, before anything of it is sent. When a plan is first used on a mesh, ranks compare what they were given. Each asks
+// the mask's predicate for other pairs, and it may throw for some of them, or on some ranks: so all are asked here, and where one rank
+// fails, all do.
+inline const Method& settled_method(const Context& context, const Inputs& in, const ContextAttentionOptions& options) {
+  using Settled = ContextPlan::Settled;
+  const auto& plan = context.plan;
+  auto& world = context.mesh.world();
+  auto& group = context.group();
+  if (!plan.is_settled(Settled::alike, world, group) && !in.q.is_meta()) {
+    check_same_on_all(context.mesh, same_on_all(plan, options));
+    plan.settle(Settled::alike, world, group);
+  }
+  const auto pairs = options.method == "automatic" ? Settled::all_pairs : Settled::own_pairs;
+  if (!plan.mask().predicate() || plan.is_settled(pairs, world, group)) return method_of(options.method, context, in);
+  const Method* method = nullptr;
+  on_all_or_none(context.mesh, fmt::format("the predicate of the mask '{}'", plan.mask().name()), [&] {
+    plan.cells(group.rank());
+    for (int r = 0; r < plan.ranks(); ++r) plan.meet(r, group.rank());  // who needs this rank's keys
+    method = &method_of(options.method, context, in);
+  });
+  plan.settle(pairs, world, group);
+  return *method;
 }
 
 struct Attention : torch::autograd::Function<Attention> {
@@ -195,12 +225,14 @@ inline at::Tensor context_attention(const at::Tensor& q, const at::Tensor& k, co
   context::Context context{plan, mesh, options.scale};
   context::detail::check({q, k, v}, plan, context.group());
   context::detail::check(options.dropout, q);
+  require(std::isfinite(options.scale), "context_attention", "got a scale of {}; expected a finite number; hint: 0 is 1 / sqrt(dim)",
+          options.scale);
+  context::check_method(options.method);
   if (options.dropout.probability > 0) context.dropout = options.dropout;
   context.in_checkpoint = KeepWith::current() != nullptr;
-  const auto& method = context::method_of(options.method, context, {q, k, v});
+  const auto& method = context::detail::settled_method(context, {q, k, v}, options);
   if (context.scale == 0) context.scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
   method.check(context, {q, k, v});
-  context::detail::ask_predicate(context, q);
   using context::detail::Attention;
   return Attention::apply(c10::make_intrusive<Attention::Given>(std::move(context), method), q, k, v);
 }

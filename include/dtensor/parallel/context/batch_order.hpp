@@ -2,6 +2,7 @@
 #pragma once
 
 #include <dtensor/collectives/pieces.hpp>
+#include <dtensor/parallel/context/agreement.hpp>
 #include <dtensor/parallel/context/orders.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
@@ -10,6 +11,7 @@
 #include <ATen/ops/tensor.h>
 
 #include <list>
+#include <set>
 
 #pragma GCC visibility push(default)
 
@@ -20,14 +22,14 @@ struct LengthOrder {
   int64_t length = 0;
   std::vector<Positions> rows;  // of each rank
   at::Tensor order, restored;   // plain, int64 [length]
-  bool used = false;            // something was put in this order
   std::map<std::string, std::shared_ptr<const ContextPlan>> plans{};
 };
 
 class BatchOrder {
  public:
   // `order`: see rows_by_name(); `mask`: whose work `balanced` evens out.
-  BatchOrder(std::string order, AttentionMask mask, int ranks) : order_(std::move(order)), mask_(std::move(mask)), ranks_(ranks) {}
+  BatchOrder(std::string order, AttentionMask mask, DeviceMesh mesh)
+      : order_(std::move(order)), mask_(std::move(mask)), mesh_(std::move(mesh)), ranks_(static_cast<int>(mesh_.size())) {}
 
   // Documents of the next batches, and rows of ranks that are given rather than found. Forgets what was ordered.
   void pack(std::vector<PackedSequence> sequences, std::vector<Positions> rows);
@@ -37,8 +39,11 @@ class BatchOrder {
   bool is_by_position() const { return order_ == "contiguous" && rows_.empty(); }
   std::string name() const { return rows_.empty() ? order_ : "the given"; }
 
-  // Found at the first call. Only the last few lengths are remembered: a reference holds until the next length.
+  // Found at the first call. Only the last few lengths are remembered: a reference holds until the next length. The first call of a length
+  // is one of all ranks where a predicate is asked for its work: where it throws on one, all throw.
   LengthOrder& of(int64_t length);
+  // Whether something of this length was put in order.
+  bool was_used(int64_t length) const { return used_.contains(length); }
 
   // See ContextParallel.
   at::Tensor order(const at::Tensor& x, int64_t dim);
@@ -52,10 +57,12 @@ class BatchOrder {
 
   const std::string order_;
   const AttentionMask mask_;
+  const DeviceMesh mesh_;
   const int ranks_;
   std::vector<PackedSequence> sequences_;
   std::vector<Positions> rows_;
   std::list<LengthOrder> known_;                                   // the last one used first
+  std::set<int64_t> used_, asked_;                                 // lengths: put in order; for which a predicate has said the work
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> results_;  // of order()
 };
 
@@ -73,6 +80,8 @@ inline void BatchOrder::pack(std::vector<PackedSequence> sequences, std::vector<
   sequences_ = std::move(sequences);
   rows_ = std::move(rows);
   known_.clear();
+  used_.clear();
+  asked_.clear();
 }
 
 // Each rank's share is as long as Shard makes it.
@@ -100,7 +109,14 @@ inline LengthOrder& BatchOrder::of(int64_t length) {
     return known_.front();
   }
   const NoSpmd plain;
-  LengthOrder made{length, rows_of(length), {}, {}};
+  LengthOrder made{length, {}, {}, {}};
+  const auto find_rows = [&] { made.rows = rows_of(length); };
+  if (order_ == "balanced" && mask_.predicate() && rows_.empty() && !asked_.contains(length)) {
+    on_all_or_none(mesh_, fmt::format("the predicate of the mask '{}'", mask_.name()), find_rows);
+    asked_.insert(length);
+  } else {
+    find_rows();
+  }
   Positions all;
   for (const auto& own : made.rows) all.insert(all.end(), own.begin(), own.end());
   made.order = at::tensor(all, at::kLong);
@@ -121,8 +137,8 @@ inline at::Tensor BatchOrder::order(const at::Tensor& x, int64_t dim) {
   require(!is_cut, "ContextParallel", "the tensor lies on a mesh already, {}, cut along dim {}; hint: order() before it is distributed",
           layout ? layout->str() : "", along);
   const NoSpmd plain;
-  auto& known = of(x.size(dim));
-  known.used = true;
+  const auto& known = of(x.size(dim));
+  used_.insert(known.length);
   auto result = (is_dtensor(x) ? full_tensor(x) : x).index_select(dim, known.order.to(x.device()));
   results_.emplace_back(result.getIntrusivePtr());
   return result;

@@ -8,6 +8,7 @@
 //   auto loss = cross_entropy(model->forward(ids), targets);
 #pragma once
 
+#include <dtensor/base/say.hpp>
 #include <dtensor/mesh/world.hpp>
 #include <dtensor/parallel/batch_rows.hpp>
 #include <dtensor/parallel/context/attention.hpp>
@@ -18,6 +19,8 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/repeat_interleave.h>
+
+#include <mutex>
 
 #pragma GCC visibility push(default)
 
@@ -53,10 +56,11 @@ class ContextParallel {
 
   // The documents of the next batches, before these are ordered: one list for all rows of the batch, or one for each. Without a call, one
   // document. Of a batch in microbatches, those of all its rows: a pipeline says which rows it is at, and so does a loop by dt::BatchRows.
-  void pack(std::vector<PackedSequence> sequences) { order_.pack(std::move(sequences), {}); }
+  // Throws for several documents under a mask that does not go by documents: they would see each other.
+  void pack(std::vector<PackedSequence> sequences);
   // One list for all rows of the batch, and which positions each rank has, instead of the region's order: any number of them, none too. For
   // the rounds of a SequencePlan.
-  void pack(PackedSequence sequence, std::vector<context::Positions> rows) { order_.pack({std::move(sequence)}, std::move(rows)); }
+  void pack(PackedSequence sequence, std::vector<context::Positions> rows);
   // How a tensor that order() gave lies along the region's dimension: cut along `dim`, as many positions to each rank as its rows say.
   Placement placement(int64_t dim, int64_t length) const;
 
@@ -88,11 +92,13 @@ class ContextParallel {
   void check_cuts(const Layout& layout) const;
   void check_apart(const Layout& layout) const;
   bool moves() const { return !order_.is_by_position() && mesh_.size() > 1; }
-  bool cuts_positions(const Placement& placement, int64_t length) const;
+  bool cuts_positions(const Placement& placement, c10::IntArrayRef sizes) const;
 
   AttentionMask mask_of(bool causal) const {
     return options_.mask ? *options_.mask : causal ? AttentionMask::causal() : AttentionMask::full();
   }
+  void check_documents(const std::vector<PackedSequence>& sequences) const;
+  void say_without_documents(int64_t length) const;
   std::vector<PackedSequence> sequences_of(const at::Tensor& q) const;
   const ContextPlan& plan_of(const at::Tensor& q, bool causal);
   AttentionDropout dropout_of(const at::Tensor& q, double probability) const;
@@ -118,8 +124,10 @@ inline DeviceMesh mesh_for(const DeviceMesh& mesh, const ContextParallelOptions&
   rows_by_name(options.order, AttentionMask::full(), PackedSequence(1), 1);
   const bool needs_two = options.method == "usp" || options.method == "doublering";
   const bool divides = options.neighbours >= 1 && mesh.size() % options.neighbours == 0;
-  require(divides || !needs_two, "ContextParallel", "{} got {} neighbours of {} ranks; expected a divisor", options.method,
-          options.neighbours, mesh.size());
+  require(divides || !needs_two, "ContextParallel",
+          "{} got {} neighbours of {} ranks; expected a divisor; hint: set .neighbours to one (--neighbours of examples/train), or take "
+          "{}, which needs none",
+          options.method, options.neighbours, mesh.size(), options.method == "usp" ? "ulysses" : "ring");
   const bool takes_two = needs_two || (options.method == "automatic" && divides && mesh.size() > options.neighbours);
   if (!takes_two) return mesh;
   return {mesh.device_type(),
@@ -144,7 +152,7 @@ inline ContextParallel::ContextParallel(const DeviceMesh& mesh, const std::strin
     : dim_(dim),
       mesh_(context::detail::mesh_for(mesh[dim], options)),
       options_(std::move(options)),
-      order_(options_.order, mask_of(true), static_cast<int>(mesh_.size())),
+      order_(options_.order, mask_of(true), mesh_),
       outer_(active(mesh.world())) {
   make_active(this);
 }
@@ -215,10 +223,12 @@ inline Placement ContextParallel::placement(int64_t dim, int64_t length) const {
   return ragged_shard(dim, counts);
 }
 
-// Views may write the same cut with other shares.
-inline bool ContextParallel::cuts_positions(const Placement& placement, int64_t length) const {
-  if (order_.given_rows().empty()) return placement == shard(2);
-  if (!placement.is_shard(2)) return false;
+// Views may write the same cut with other shares, and that of one position as one of another dim of one element.
+inline bool ContextParallel::cuts_positions(const Placement& placement, c10::IntArrayRef sizes) const {
+  const auto length = sizes[2];
+  if (!placement.is_shard() || placement.is_flat()) return false;
+  if (placement.dim != 2 && (length != 1 || sizes[placement.dim] != 1)) return false;
+  if (order_.given_rows().empty()) return placement == shard(placement.dim);
   const auto& rows = order_.of(length).rows;
   for (int64_t r = 0; r < mesh_.size(); ++r) {
     if (cut_length(length, placement, mesh_.size(), r) != static_cast<int64_t>(rows[r].size())) return false;
@@ -238,7 +248,7 @@ inline bool ContextParallel::takes(const Layout* layout) const {
   const auto& names = layout->mesh().names();
   const auto at = std::ranges::find(names, dim_) - names.begin();
   if (at == static_cast<int64_t>(names.size()) || layout->mesh().size(at) != mesh_.size()) return false;
-  return cuts_positions(layout->placements()[at], layout->sizes()[2]);
+  return cuts_positions(layout->placements()[at], layout->sizes());
 }
 
 // That each rank has whole heads of the positions that the region gives it.
@@ -246,7 +256,7 @@ inline void ContextParallel::check_cuts(const Layout& layout) const {
   for (int64_t d = 0; d < layout.mesh().ndim(); ++d) {
     const auto& placement = layout.placements()[d];
     const bool fits = placement.is_replicate() || placement.is_partial() || placement.is_shard(0) || placement.is_shard(1) ||
-                      cuts_positions(placement, layout.sizes()[2]);
+                      cuts_positions(placement, layout.sizes());
     require(fits || layout.mesh().size(d) == 1, "ContextParallel",
             "attention got {}; expected it cut along batch, heads and positions; hint: redistribute it", layout.str());
   }
@@ -265,11 +275,45 @@ inline bool ContextParallel::may_share_heads(const at::Tensor& q, int64_t key_he
   const auto& layout = *find_layout(q);
   for (int64_t d = 0, ranks = 1; d < layout.mesh().ndim(); ++d) {
     const auto& placement = layout.placements()[d];
-    if (placement.is_replicate() || placement.is_shard(0) || cuts_positions(placement, layout.sizes()[2])) continue;
+    if (placement.is_replicate() || placement.is_shard(0) || cuts_positions(placement, layout.sizes())) continue;
     ranks *= layout.mesh().size(d);
     if (placement != shard(1) || key_heads % ranks != 0) return false;
   }
   return true;
+}
+
+inline void ContextParallel::pack(std::vector<PackedSequence> sequences) {
+  check_documents(sequences);
+  order_.pack(std::move(sequences), {});
+}
+
+inline void ContextParallel::pack(PackedSequence sequence, std::vector<context::Positions> rows) {
+  check_documents({sequence});
+  order_.pack({std::move(sequence)}, std::move(rows));
+}
+
+// A model asks for causal or full attention, which do not go by documents either.
+inline void ContextParallel::check_documents(const std::vector<PackedSequence>& sequences) const {
+  if (options_.mask && options_.mask->reads_documents()) return;
+  const auto several = std::ranges::find_if(sequences, [](const PackedSequence& sequence) { return sequence.documents() > 1; });
+  if (several == sequences.end()) return;
+  fail("ContextParallel",
+       "got {} documents, and {} does not go by documents: they would see each other; hint: give the region a mask that does, as "
+       ".mask = dt::AttentionMask::causal_documents(), or pack dt::PackedSequence({})",
+       several->documents(), options_.mask ? fmt::format("the mask {}", options_.mask->name()) : "attention without .mask",
+       several->length());
+}
+
+inline void ContextParallel::say_without_documents(int64_t length) const {
+  const bool misses = options_.mask && options_.mask->reads_documents() && !options_.mask->predicate() && order_.sequences().empty();
+  if (!misses || mesh_.world().rank() != mesh_.ranks()[0]) return;
+  static std::once_flag said;
+  std::call_once(said, [&] {
+    detail::say(
+        "dtensor: the mask {} of a ContextParallel goes by documents, and pack() gave it none: all {} positions count as one (said once); "
+        "hint: context.pack() before order(), or pack dt::PackedSequence({}) where there is one\n",
+        options_.mask->name(), length, length);
+  });
 }
 
 // Those of the rows of the batch, or of the microbatch, that this rank has.
@@ -292,7 +336,10 @@ inline const ContextPlan& ContextParallel::plan_of(const at::Tensor& q, bool cau
   const auto* layout = find_layout(q);
   const auto rows = BatchRows::current().value_or(Interval{});
   auto& plan = known.plans[fmt::format("{} {} {} {}", mask.name(), q.size(0), rows.begin, layout ? str(layout->placements()) : "")];
-  if (!plan) plan = std::make_shared<const ContextPlan>(mask, sequences_of(q), known.rows);
+  if (!plan) {
+    say_without_documents(q.size(2));
+    plan = std::make_shared<const ContextPlan>(mask, sequences_of(q), known.rows);
+  }
   return *plan;
 }
 
@@ -307,7 +354,7 @@ inline at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tens
   require(q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && k.size(2) == q.size(2) && v.size(2) == q.size(2), "ContextParallel",
           "attention got q {}, k {} and v {}; expected [batch, heads, length, dim] of one length: those of one sequence",
           detail::str_of(q.sizes()), detail::str_of(k.sizes()), detail::str_of(v.sizes()));
-  require(!moves() || order_.of(q.size(2)).used, "ContextParallel",
+  require(!moves() || order_.was_used(q.size(2)), "ContextParallel",
           "positions are to be in {} order, and no batch of {} positions was ordered; hint: give ids and targets to order() before they "
           "are distributed",
           order_.name(), q.size(2));
@@ -326,7 +373,10 @@ inline at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tens
   if (!is_dtensor(q)) return run(q, k, v);
   const auto& layout = *find_layout(q);
   check_cuts(layout);
-  const auto placements = without_partial(layout.placements());
+  auto placements = without_partial(layout.placements());
+  for (size_t d = 0; d < placements.size(); ++d) {
+    if (layout.mesh().names()[d] == dim_ && cuts_positions(placements[d], layout.sizes())) placements[d].dim = 2;
+  }
   LocalMapOptions options;
   options.out_sizes = {layout.sizes().vec()};
   const Placements all(placements.begin(), placements.end());

@@ -46,7 +46,7 @@ class AttentionMask {
   // Every key; keys up to the query.
   static AttentionMask full();
   static AttentionMask causal();
-  // Keys at most `before` positions before the query and `after` after it.
+  // Keys at most `before` positions before the query and `after` after it. Here and below, any large number is as good as no limit.
   static AttentionMask sliding_window(int64_t before, int64_t after);
   static AttentionMask causal_sliding_window(int64_t before);
   // The first `globals` positions see all and are seen by all; the others have a window.
@@ -75,17 +75,25 @@ class AttentionMask {
   std::vector<Interval> seen_by(int64_t query, const PackedSequence& sequence) const;
   const Predicate* predicate() const { return predicate_ ? &predicate_ : nullptr; }
 
+  // Whether it goes by documents, as those named so and all predicates do. The others see through them.
+  bool reads_documents() const { return reads_documents_; }
+  // Of prefix_lm_documents.
+  const std::vector<int64_t>& prefixes() const { return prefixes_; }
+
   // Throws where the sequence does not have what the mask speaks of (as many documents as prefixes).
   void check(const PackedSequence& sequence) const;
 
  private:
   using Seen = std::function<std::vector<Interval>(int64_t query, const PackedSequence& sequence)>;
-  AttentionMask(std::string name, Seen seen) : name_(std::move(name)), seen_(std::move(seen)) {}
+  AttentionMask(std::string name, Seen seen, bool reads_documents = false)
+      : name_(std::move(name)), seen_(std::move(seen)), reads_documents_(reads_documents) {}
 
   std::string name_;
   Seen seen_;
   Predicate predicate_;
-  int64_t prefixes_ = -1;  // documents that the mask has prefixes for; -1: any
+  bool reads_documents_ = false;
+  bool has_prefixes_ = false;
+  std::vector<int64_t> prefixes_;
 };
 
 // -- How ------------------------------------------------------------------------------------------------------------------
@@ -115,6 +123,9 @@ inline std::vector<Interval> joined(std::vector<Interval> spans, int64_t length)
 
 inline Interval document_at(const PackedSequence& sequence, int64_t position) { return sequence.document(sequence.document_of(position)); }
 
+// Larger than any position, and small enough for sums.
+inline int64_t limited(int64_t number) { return std::min(number, int64_t{1} << 60); }
+
 inline void check_not_negative(const std::string& name, std::initializer_list<int64_t> numbers) {
   for (const auto number : numbers) {
     require(number >= 0, "AttentionMask", "{} has a negative number; expected 0 or more; hint: a window of any width is `causal` or `full`",
@@ -133,37 +144,39 @@ inline AttentionMask AttentionMask::causal() {
 }
 
 inline AttentionMask AttentionMask::sliding_window(int64_t before, int64_t after) {
-  AttentionMask mask(fmt::format("sliding_window({}, {})", before, after), [before, after](int64_t q, const PackedSequence&) {
-    return std::vector<Interval>{{q - before, q + after + 1}};
-  });
-  detail::check_not_negative(mask.name(), {before, after});
-  return mask;
+  const auto name = fmt::format("sliding_window({}, {})", before, after);
+  detail::check_not_negative(name, {before, after});
+  return {name, [before = detail::limited(before), after = detail::limited(after)](int64_t q, const PackedSequence&) {
+            return std::vector<Interval>{{q - before, q + after + 1}};
+          }};
 }
 
 inline AttentionMask AttentionMask::causal_sliding_window(int64_t before) {
+  const auto name = fmt::format("causal_sliding_window({})", before);
+  detail::check_not_negative(name, {before});
   auto mask = sliding_window(before, 0);
-  mask.name_ = fmt::format("causal_sliding_window({})", before);
+  mask.name_ = name;
   return mask;
 }
 
 inline AttentionMask AttentionMask::global_sliding_window(int64_t globals, int64_t before, int64_t after) {
-  AttentionMask mask(fmt::format("global_sliding_window({}, {}, {})", globals, before, after),
-                     [globals, before, after](int64_t q, const PackedSequence& s) {
-                       if (q < globals) return std::vector<Interval>{{0, s.length()}};
-                       return std::vector<Interval>{{0, globals}, {q - before, q + after + 1}};
-                     });
-  detail::check_not_negative(mask.name(), {globals, before, after});
-  return mask;
+  const auto name = fmt::format("global_sliding_window({}, {}, {})", globals, before, after);
+  detail::check_not_negative(name, {globals, before, after});
+  return {name, [globals, before = detail::limited(before), after = detail::limited(after)](int64_t q, const PackedSequence& s) {
+            if (q < globals) return std::vector<Interval>{{0, s.length()}};
+            return std::vector<Interval>{{0, globals}, {q - before, q + after + 1}};
+          }};
 }
 
 inline AttentionMask AttentionMask::documents() {
-  return {"documents", [](int64_t q, const PackedSequence& s) { return std::vector<Interval>{detail::document_at(s, q)}; }};
+  return {"documents", [](int64_t q, const PackedSequence& s) { return std::vector<Interval>{detail::document_at(s, q)}; },
+          /*reads_documents=*/true};
 }
 
 inline AttentionMask AttentionMask::causal_documents() {
   return {"causal_documents", [](int64_t q, const PackedSequence& s) {
             return std::vector<Interval>{{detail::document_at(s, q).begin, q + 1}};
-          }};
+          }, /*reads_documents=*/true};
 }
 
 inline AttentionMask AttentionMask::prefix_lm(int64_t prefix) {
@@ -175,14 +188,18 @@ inline AttentionMask AttentionMask::prefix_lm(int64_t prefix) {
 }
 
 inline AttentionMask AttentionMask::prefix_lm_documents(std::vector<int64_t> prefixes) {
-  const auto count = static_cast<int64_t>(prefixes.size());
-  for (const auto prefix : prefixes) detail::check_not_negative("prefix_lm_documents", {prefix});
-  AttentionMask mask("prefix_lm_documents", [prefixes = std::move(prefixes)](int64_t q, const PackedSequence& s) {
+  for (auto& prefix : prefixes) {
+    detail::check_not_negative("prefix_lm_documents", {prefix});
+    prefix = detail::limited(prefix);
+  }
+  const auto seen = [prefixes](int64_t q, const PackedSequence& s) {
     const auto d = s.document_of(q);
     const auto [begin, end] = s.document(d);
     return std::vector<Interval>{{begin, std::max(q + 1, std::min(begin + prefixes[d], end))}};
-  });
-  mask.prefixes_ = count;
+  };
+  AttentionMask mask("prefix_lm_documents", seen, /*reads_documents=*/true);
+  mask.has_prefixes_ = true;
+  mask.prefixes_ = std::move(prefixes);
   return mask;
 }
 
@@ -192,27 +209,27 @@ inline AttentionMask AttentionMask::shared_question() {
             std::vector<Interval> seen{{s.document(d).begin, q + 1}};
             if (d > 0) seen.push_back(s.document(0));
             return seen;
-          }};
+          }, /*reads_documents=*/true};
 }
 
 inline AttentionMask AttentionMask::causal_blocks() {
   return {"causal_blocks", [](int64_t q, const PackedSequence& s) {
             const auto d = s.document_of(q);
             return std::vector<Interval>{{d + 1 == s.documents() ? 0 : s.document(d).begin, q + 1}};
-          }};
+          }, /*reads_documents=*/true};
 }
 
 inline AttentionMask AttentionMask::block_causal_documents(int64_t block) {
   require(block > 0, "AttentionMask", "got blocks of {} positions; expected one or more", block);
-  return {fmt::format("block_causal_documents({})", block), [block](int64_t q, const PackedSequence& s) {
+  return {fmt::format("block_causal_documents({})", block), [block = detail::limited(block)](int64_t q, const PackedSequence& s) {
             const auto [begin, end] = detail::document_at(s, q);
             return std::vector<Interval>{{begin, std::min(end, begin + ((q - begin) / block + 1) * block)}};
-          }};
+          }, /*reads_documents=*/true};
 }
 
 inline AttentionMask AttentionMask::from(Predicate predicate, std::string name) {
   require(predicate != nullptr, "AttentionMask", "got an empty function; expected one of two positions and two documents");
-  AttentionMask mask(std::move(name), {});
+  AttentionMask mask(std::move(name), {}, /*reads_documents=*/true);
   mask.predicate_ = std::move(predicate);
   return mask;
 }
@@ -227,8 +244,9 @@ inline bool AttentionMask::allows(int64_t query, int64_t key, const PackedSequen
 }
 
 inline void AttentionMask::check(const PackedSequence& sequence) const {
-  require(prefixes_ < 0 || prefixes_ == sequence.documents(), "AttentionMask", "{} has {} prefixes for {} documents; expected as many",
-          name_, prefixes_, sequence.documents());
+  require(!has_prefixes_ || static_cast<int64_t>(prefixes_.size()) == sequence.documents(), "AttentionMask",
+          "{} has {} prefixes for {} documents; expected as many; hint: pack() the documents before order()",
+          name_, prefixes_.size(), sequence.documents());
 }
 
 }  // namespace dtensor

@@ -33,8 +33,9 @@ class ContextPlan {
   int ranks() const { return static_cast<int>(state_->rows.size()); }
   int64_t length() const { return state_->sequences[0].length(); }
   int64_t batch() const { return static_cast<int64_t>(state_->sequences.size()); }  // 1: any
-  const Positions& rows(int rank) const { return state_->rows[rank]; }
-  int64_t length(int rank) const { return static_cast<int64_t>(state_->rows[rank].size()); }
+  // Here and below, throws for a rank that the plan does not have.
+  const Positions& rows(int rank) const { return state_->rows[checked(rank)]; }
+  int64_t length(int rank) const { return static_cast<int64_t>(rows(rank).size()); }
 
   // Between the queries of one rank and the keys of another, for each row of the batch. Made at the first call, then kept.
   std::vector<const context::MaskInPieces*> masks(int query_rank, int key_rank) const;
@@ -50,10 +51,13 @@ class ContextPlan {
   int64_t cells(int query_rank) const;
 
   const AttentionMask& mask() const { return state_->mask; }
-  // Whether the mask's predicate, if it has one, has answered for all pairs, as all ranks of a group know. Threads may share a plan: this
-  // is kept for each rank.
-  bool has_answered(World& world, const comm::Communicator& group) const;
-  void set_answered(World& world, const comm::Communicator& group) const;
+  const std::vector<PackedSequence>& sequences() const { return state_->sequences; }
+
+  // What the ranks of a group have found out together about their plans: that these are alike; that the mask's predicate has answered for
+  // all pairs of each rank's queries, or for all pairs. Threads may share a plan: this is kept for each rank.
+  enum class Settled { alike, own_pairs, all_pairs };
+  bool is_settled(Settled what, World& world, const comm::Communicator& group) const;
+  void settle(Settled what, World& world, const comm::Communicator& group) const;
 
  private:
   struct State {
@@ -64,7 +68,7 @@ class ContextPlan {
     const std::vector<Positions> rows;
     // What was made so far:
     std::mutex mutex;
-    std::map<std::weak_ptr<const int>, std::set<const comm::Communicator*>, std::owner_less<>> answered;  // by rank
+    std::map<std::weak_ptr<const int>, std::set<std::pair<const comm::Communicator*, Settled>>, std::owner_less<>> settled;  // by rank
     std::map<std::tuple<int, int>, bool> meet;
     std::map<int, int64_t> cells;
     std::optional<int64_t> most_met;
@@ -72,6 +76,8 @@ class ContextPlan {
     std::map<int, std::unique_ptr<const ContextPlan>> groups;
     std::map<std::tuple<int, int>, at::Tensor> places;
   };
+  size_t checked(int rank) const;
+
   std::shared_ptr<State> state_;
 };
 
@@ -104,13 +110,20 @@ inline ContextPlan::ContextPlan(AttentionMask mask, std::vector<PackedSequence> 
   require(owned == length(), "ContextPlan", "no rank has position {}; expected a permutation of {} positions", missing, length());
 }
 
+inline size_t ContextPlan::checked(int rank) const {
+  require(0 <= rank && rank < ranks(), "ContextPlan",
+          "there is no rank {} of {}; expected 0 to {}; hint: a plan numbers the ranks of its mesh, in the order of mesh.ranks()", rank,
+          ranks(), ranks() - 1);
+  return static_cast<size_t>(rank);
+}
+
 inline std::vector<const context::MaskInPieces*> ContextPlan::masks(int query_rank, int key_rank) const {
+  const auto &queries = rows(query_rank), &keys = rows(key_rank);
   std::lock_guard lock(state_->mutex);
   auto& own = state_->masks[{query_rank, key_rank}];
   if (own.empty()) {
     std::vector<std::unique_ptr<const context::MaskInPieces>> made;
     for (const auto& sequence : state_->sequences) {
-      const auto &queries = state_->rows[query_rank], &keys = state_->rows[key_rank];
       made.push_back(std::make_unique<context::MaskInPieces>(context::BlockMask(state_->mask, sequence, queries, keys)));
     }
     own = std::move(made);
@@ -129,16 +142,15 @@ struct RankIdentity {
 
 }  // namespace context::detail
 
-inline bool ContextPlan::has_answered(World& world, const comm::Communicator& group) const {
-  if (!state_->mask.predicate()) return true;
+inline bool ContextPlan::is_settled(Settled what, World& world, const comm::Communicator& group) const {
   std::lock_guard lock(state_->mutex);
-  const auto found = state_->answered.find(world.local<context::detail::RankIdentity>().token);
-  return found != state_->answered.end() && found->second.contains(&group);
+  const auto found = state_->settled.find(world.local<context::detail::RankIdentity>().token);
+  return found != state_->settled.end() && found->second.contains({&group, what});
 }
 
-inline void ContextPlan::set_answered(World& world, const comm::Communicator& group) const {
+inline void ContextPlan::settle(Settled what, World& world, const comm::Communicator& group) const {
   std::lock_guard lock(state_->mutex);
-  state_->answered[world.local<context::detail::RankIdentity>().token].insert(&group);
+  state_->settled[world.local<context::detail::RankIdentity>().token].insert({&group, what});
 }
 
 inline const ContextPlan& ContextPlan::of_groups(int size) const {
@@ -156,24 +168,25 @@ inline const ContextPlan& ContextPlan::of_groups(int size) const {
 }
 
 inline at::Tensor ContextPlan::places_in_group(int rank, int size) const {
-  const auto& all = of_groups(size).rows(rank / size);
+  const auto &all = of_groups(size).rows(rank / size), &own = rows(rank);
   std::lock_guard lock(state_->mutex);
   auto& known = state_->places[{rank, size}];
   if (!known.defined()) {
     const NoSpmd plain;
     Positions places;
-    for (const auto position : state_->rows[rank]) places.push_back(std::ranges::lower_bound(all, position) - all.begin());
+    for (const auto position : own) places.push_back(std::ranges::lower_bound(all, position) - all.begin());
     known = at::tensor(places, at::kLong);
   }
   return known;
 }
 
 inline bool ContextPlan::meet(int query_rank, int key_rank) const {
+  const auto &queries = rows(query_rank), &keys = rows(key_rank);
   std::lock_guard lock(state_->mutex);
   const auto known = state_->meet.find({query_rank, key_rank});
   if (known != state_->meet.end()) return known->second;
   const bool any = std::ranges::any_of(state_->sequences, [&](const PackedSequence& sequence) {
-    return context::any_meet(state_->mask, sequence, state_->rows[query_rank], state_->rows[key_rank]);
+    return context::any_meet(state_->mask, sequence, queries, keys);
   });
   return state_->meet[{query_rank, key_rank}] = any;
 }
@@ -195,13 +208,14 @@ inline int64_t ContextPlan::most_met() const {
 }
 
 inline int64_t ContextPlan::cells(int query_rank) const {
+  const auto& queries = rows(query_rank);
   std::lock_guard lock(state_->mutex);
   const auto known = state_->cells.find(query_rank);
   if (known != state_->cells.end()) return known->second;
   Positions all(length());
   std::iota(all.begin(), all.end(), int64_t{0});
   int64_t cells = 0;
-  for (const auto& sequence : state_->sequences) cells += context::BlockMask(state_->mask, sequence, rows(query_rank), all).cells();
+  for (const auto& sequence : state_->sequences) cells += context::BlockMask(state_->mask, sequence, queries, all).cells();
   return state_->cells[query_rank] = cells;
 }
 

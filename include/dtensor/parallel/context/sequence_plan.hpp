@@ -20,8 +20,8 @@
 
 namespace dtensor {
 
-// In any unit. By default that of a position without attention, in a transformer of width 4096 on ranks whose links are a few thousand
-// times slower than their products.
+// In any unit; all finite, and none negative. By default that of a position without attention, in a transformer of width 4096 on ranks
+// whose links are a few thousand times slower than their products.
 struct SequenceCost {
   double quadratic = 2e-5;  // of attention, for the square of a length: causal, 1 / (12 width)
   double linear = 1;        // of all else, for a position
@@ -42,7 +42,7 @@ struct SequenceGroup {
 };
 
 struct SequencePlanOptions {
-  int64_t tokens_per_rank = 0;  // the most that a rank holds at once, to one for each sequence that it shares; 0: any
+  int64_t tokens_per_rank = 0;  // the most that a rank holds at once, to one for each sequence that it shares; 0, or very many: any
   SequenceCost cost{};
   // search: the best that is found, exact for few sequences. greedy: as many ranks as a length needs. static: all sequences are cut over as
   // many ranks as the longest one needs, the same groups in all microbatches.
@@ -67,7 +67,7 @@ struct SequencePlan {
 };
 
 // Every rank makes it alike, from the same lengths. Groups have 1, 2, 4, ... ranks, or all. Throws for a sequence that does not fit on all
-// ranks together, and for options that say nothing.
+// ranks together, for costs that are not finite or negative, and for options that say nothing.
 SequencePlan plan_sequences(const std::vector<int64_t>& lengths, int ranks, const SequencePlanOptions& options = {});
 
 // -- How ------------------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ namespace context::detail {
 class SequencePlanner {
  public:
   SequencePlanner(const std::vector<int64_t>& lengths, int ranks, const SequencePlanOptions& options)
-      : lengths_(lengths), ranks_(ranks), options_(options), by_length_(lengths.size()) {
+      : lengths_(lengths), ranks_(ranks), options_(without_excess(options, lengths)), by_length_(lengths.size()) {
     std::iota(by_length_.begin(), by_length_.end(), 0);
     std::ranges::stable_sort(by_length_, std::greater<>(), [&](int i) { return lengths_[i]; });
     for (const auto length : lengths_) least_.push_back(least_ranks(length));
@@ -122,6 +122,12 @@ class SequencePlanner {
   }
 
  private:
+  // No rank can hold more than all of them, and a smaller number can be multiplied.
+  static SequencePlanOptions without_excess(SequencePlanOptions options, const std::vector<int64_t>& lengths) {
+    options.tokens_per_rank = std::min(options.tokens_per_rank, std::accumulate(lengths.begin(), lengths.end(), int64_t{0}));
+    return options;
+  }
+
   static constexpr double kExact = 2e5;  // ways that are all tried
   static constexpr int kBuckets = 16;
 
@@ -267,7 +273,7 @@ class SequencePlanner {
 
   const std::vector<int64_t>& lengths_;
   const int ranks_;
-  const SequencePlanOptions& options_;
+  const SequencePlanOptions options_;
   std::vector<int> by_length_, least_;
 };
 
@@ -305,6 +311,19 @@ inline std::vector<SequenceRound> SequencePlan::rounds() const {
   return result;
 }
 
+namespace context::detail {
+
+inline void check_cost(const SequenceCost& cost) {
+  const std::pair<const char*, double> numbers[] = {
+      {"quadratic", cost.quadratic}, {"linear", cost.linear}, {"message", cost.message}, {"fixed", cost.fixed}};
+  for (const auto& [name, number] : numbers) {
+    require(std::isfinite(number) && number >= 0, "plan_sequences",
+            "got a {} cost of {}; expected a finite number, 0 or more; hint: costs may be in any unit, all in the same", name, number);
+  }
+}
+
+}  // namespace context::detail
+
 inline SequencePlan plan_sequences(const std::vector<int64_t>& lengths, int ranks, const SequencePlanOptions& options) {
   require(ranks >= 1 && !lengths.empty() && options.tokens_per_rank >= 0, "plan_sequences",
           "got {} sequences, {} ranks and {} tokens of each; expected one or more of each (0 tokens: any)", lengths.size(), ranks,
@@ -312,6 +331,7 @@ inline SequencePlan plan_sequences(const std::vector<int64_t>& lengths, int rank
   for (size_t i = 0; i < lengths.size(); ++i) {
     require(lengths[i] > 0, "plan_sequences", "sequence {} has {} positions; expected one or more", i, lengths[i]);
   }
+  context::detail::check_cost(options.cost);
   const context::detail::SequencePlanner planner(lengths, ranks, options);
   if (options.by == "greedy") return planner.greedy();
   if (options.by == "static") return planner.fixed();
