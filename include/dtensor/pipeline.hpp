@@ -75,7 +75,8 @@ class Pipeline {
   // parameters(); along other mesh dimensions they are reduced once, and with `sync` false not yet.
   //
   // Communicates what the stages tell each other and, at the end, the losses. Throws on every rank if a stage throws (naming stage,
-  // microbatch, action and step), and for a batch of fewer rows than microbatches.
+  // microbatch, action and step), and for a batch of fewer rows than microbatches. After a stage threw, all that the job's ranks call
+  // together throws too, and so does every later step, unless the pipeline has one rank: a program that catches the error can only end.
   PipelineStep step(const at::Tensor& input, const at::Tensor& target, const Loss& loss, bool sync = true);
 
   // The same with microbatches that are cut already: shard each over a data dimension of stage_mesh().
@@ -322,12 +323,16 @@ inline PipelineStep Pipeline::run(const Tensors& inputs, const Tensors& targets,
       lists, [&](const pipelining::TensorVector& outputs, int microbatch) { return loss(outputs, targets[microbatch]); }, sync, mode());
   const NoSpmd plain;
   auto values = at::zeros({microbatches()}, at::kDouble);
-  for (size_t i = 0; i < losses.size(); ++i) {
-    const auto whole = full_tensor(losses[i]);
-    values[static_cast<int64_t>(i)] = whole.is_meta() ? std::numeric_limits<double>::quiet_NaN() : whole.item<double>();
+  try {
+    for (size_t i = 0; i < losses.size(); ++i) {
+      const auto whole = full_tensor(losses[i]);
+      values[static_cast<int64_t>(i)] = whole.is_meta() ? std::numeric_limits<double>::quiet_NaN() : whole.item<double>();
+    }
+    values = runner_->ranks().from(schedule().rank_of_stage.back(), values);  // and no rank returns where another failed
+  } catch (...) {
+    if (runner_->ranks().size() > 1) pipelining::FailedStep::tell();
+    throw;
   }
-  const int last = schedule().rank_of_stage.back();
-  values = runner_->ranks().broadcast(values, last);
   PipelineStep result;
   for (int64_t i = 0; i < values.numel(); ++i) {
     result.losses.push_back(values[i].item<double>());

@@ -32,6 +32,10 @@ class PipelineRanks {
 
   // These communicate; every rank calls them. From the schedule's rank `from` to all.
   at::Tensor broadcast(const at::Tensor& tensor, int from) const { return group_->broadcast(tensor, speakers_[from]).get(); }
+  // The same of numbers, and no rank gets them before all ranks have called it.
+  at::Tensor from(int rank, const at::Tensor& numbers) const {
+    return all_reduce(own_ == rank ? numbers : at::zeros_like(numbers), ReduceOp::sum);
+  }
   // Of one value from each of the schedule's ranks; what is not negative.
   at::Tensor all_reduce(const at::Tensor& values, ReduceOp op) const {
     return group_->all_reduce(speaks_ ? values : at::zeros_like(values), op).get();
