@@ -59,7 +59,8 @@ void check_told(const DeviceMesh& mesh, const std::string& schedule, const Fault
   armed = true;
   const auto start = std::chrono::steady_clock::now();
   const auto first = thrown_by(step);
-  require(first.find("failed at") != first.npos && first.find("in step 1: " + fault.says) != first.npos, "test", "the step threw {}", first);
+  const bool named = first.find("failed at") != first.npos && first.find("in step 1: " + fault.says) != first.npos;
+  require(named, "test", "the step threw {}", first);
   armed = false;
   const auto later = thrown_by(step);
   require(later.find("a step failed before") != later.npos && later.find(fault.says) != later.npos, "test", "the next threw {}", later);
@@ -93,4 +94,55 @@ TEST_CASE("pipeline failures: the rank that failed is named on all of three and 
   CHECK_NOTHROW(on_ranks(3, [&](World&) { check_told(init_device_mesh(c10::kCPU, {3}, {"pp"}), "1f1b", fault); }));
   CHECK_NOTHROW(on_ranks(
       4, [&](World&) { check_told(init_device_mesh(c10::kCPU, {2, 2}, {"pp", "dp"}), "1f1b", fault); }, "gloo"));
+}
+
+TEST_CASE("pipeline failures: ranks that were told different things refuse to train", "[pipeline][errors]") {
+  struct Told {
+    PipelineOptions first, other;
+    std::string says;
+  };
+  const std::vector<Told> all{
+      {{.microbatches = 4}, {.microbatches = 4, .costs = {1, 1, 1, 1, 1, 1, 1, 9}}, "the cut of rank 1 is not that of rank 0"},
+      {{.microbatches = 4}, {.schedule = "gpipe", .microbatches = 4}, "the schedule of rank 1 is not that of rank 0"},
+      {{.microbatches = 4}, {.microbatches = 2}, "the number of microbatches of rank 1 is not that of rank 0"}};
+  for (const std::string transport : {"threads", "gloo"}) {
+    for (const auto& told : all) {
+      CAPTURE(transport, told.says);
+      const auto run = [&](World& world) {
+        const auto mesh = init_device_mesh(c10::kCPU, {2}, {"pp"});
+        const Spmd spmd(stage_mesh(mesh));
+        Model model(6);
+        const auto [x, y] = batch_of(0);
+        auto pipe = pipeline(model, mesh, model.pieces(), world.rank() == 0 ? told.first : told.other);
+        const auto text = thrown_by([&, x = x, y = y] { pipe.step(x, y, loss_of); });
+        require(text.find(told.says) != text.npos, "test", "it threw {}", text);
+      };
+      CHECK_NOTHROW(on_ranks(2, run, transport));
+    }
+  }
+  const auto renamed = [](World& world) {
+    const auto mesh = init_device_mesh(c10::kCPU, {3}, {"pp"});
+    const Spmd spmd(stage_mesh(mesh));
+    Model model(6);
+    auto pieces = model.pieces();
+    if (world.rank() > 0) std::swap(pieces[2], pieces[3]);
+    const auto [x, y] = batch_of(0);
+    pipeline(model, mesh, pieces, {.microbatches = 4}).step(x, y, loss_of);
+  };
+  CHECK_THROWS_WITH(on_ranks(3, renamed), says("the list of pieces of ranks 1, 2 is not that of rank 0"));
+}
+
+TEST_CASE("pipeline failures: cuts and sizes that cannot be", "[pipeline][errors]") {
+  const Alone alone(2);
+  const auto mesh = init_device_mesh(c10::kCPU, {2}, {"pp"});
+  const Spmd spmd(stage_mesh(mesh));
+  Model model(6);
+  const auto make = [&](const PipelineOptions& options) { return pipeline(model, mesh, model.pieces(), options); };
+  CHECK_THROWS_WITH(make({.cut = {8, 0}}), says("the cut [8, 0] has a stage of 0 pieces; expected one piece or more in each"));
+  CHECK_THROWS_WITH(make({.cut = {-1, 9}}), says("the cut [-1, 9] has a stage of -1 pieces"));
+  CHECK_THROWS_WITH(make({.microbatches = -1}), says("got -1 microbatches; expected a positive number, or 0"));
+  auto pipe = make({.microbatches = 2});
+  const auto [x, y] = batch_of(0);
+  CHECK_THROWS_WITH(pipe.step(x, y.narrow(0, 0, 6), loss_of), says("the input has 10 rows and the target 6; expected as many"));
+  CHECK_THROWS_WITH(pipe.evaluate(x.narrow(0, 0, 6), y, loss_of), says("the input has 6 rows and the target 10"));
 }

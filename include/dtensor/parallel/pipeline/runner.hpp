@@ -1,9 +1,9 @@
 // Runs a schedule: each rank does the actions of its list, one after the other.
 #pragma once
 
-#include <dtensor/parallel/pipeline/check.hpp>
 #include <dtensor/parallel/pipeline/draws.hpp>
 #include <dtensor/parallel/pipeline/exchange.hpp>
+#include <dtensor/parallel/pipeline/given.hpp>
 #include <dtensor/parallel/pipeline/lower.hpp>
 #include <dtensor/parallel/pipeline/stage.hpp>
 #include <dtensor/parallel/pipeline/under_way.hpp>
@@ -86,50 +86,6 @@ class Runner {
 };
 
 // -- How -----------------------------------------------------------------------------------------------------------------
-
-namespace detail {
-
-// What the sizes of everything between stages hang on.
-inline std::string signature_of(const TensorVector& inputs) {
-  std::string text = c10::GradMode::is_enabled() ? "g" : "n";
-  for (const auto& x : inputs) {
-    const auto* layout = find_layout(x);
-    text += layout ? fmt::format(" {}{}", c10::toString(layout->dtype()), str(layout->placements())) : c10::toString(x.scalar_type());
-    for (const auto size : x.sizes()) text += fmt::format(",{}", size);
-  }
-  return text;
-}
-
-inline at::Tensor on_mesh(const at::Tensor& tensor, const DeviceMesh& mesh) {
-  return is_dtensor(tensor) ? tensor : distribute_tensor(tensor, mesh, Placements(mesh.ndim(), replicate())).tensor();
-}
-
-// That a schedule may run on so many ranks, with so many functions.
-inline Schedule checked(Schedule schedule, int ranks, size_t forwards, const std::vector<Skip>& skips) {
-  if (!skips.empty()) {
-    schedule.edges.clear();
-    for (const auto& way : ways_of(schedule, skips)) schedule.edges.push_back({way.from, way.to});
-  }
-  check(schedule);
-  for (const auto& path : schedule.paths) {
-    require(path.front() == 0 && path.back() == schedule.stages() - 1, "pipeline",
-            "got the path [{}]; expected one from stage 0 to stage {}", fmt::join(path, ", "), schedule.stages() - 1);
-  }
-  require(static_cast<int>(schedule.ranks.size()) == ranks, "pipeline", "the schedule is for {} ranks, and the pipeline has {}",
-          schedule.ranks.size(), ranks);
-  require(static_cast<int>(forwards) == schedule.stages(), "pipeline", "got {} stages; expected the schedule's {}", forwards,
-          schedule.stages());
-  return schedule;
-}
-
-inline void check_loss(const at::Tensor& loss) {
-  require(loss.defined() && loss.numel() == 1, "pipeline", "the loss has sizes [{}]; expected one element; hint: sum() or mean() it",
-          loss.defined() ? fmt::format("{}", fmt::join(loss.sizes(), ", ")) : "");
-  require(loss.requires_grad() || !c10::GradMode::is_enabled(), "pipeline",
-          "the loss needs no gradient; hint: it must come from the last stage's outputs and parameters; evaluate() needs no gradients");
-}
-
-}  // namespace detail
 
 inline Runner::Runner(PipelineRanks ranks, Schedule schedule, const std::vector<StageForward>& forwards, const std::vector<Skip>& skips,
                       const Gathering& gathering)

@@ -32,8 +32,8 @@ class StepUnderWay {
   std::atomic<int>& count_;
 };
 
-// A step that failed on this rank, of any pipeline of several ranks. The others wait for messages that will not come, or have sent some that
-// a later step would take for its own: so the job ends, as where an operator failed on one rank only.
+// A step that failed on this rank, of any pipeline of several ranks. The others wait for messages that will not come, or have sent some
+// that a later step would take for its own: so the job ends, as where an operator failed on one rank only.
 class FailedStep {
  public:
   // Throws if there was one.
