@@ -245,12 +245,15 @@ inline void Runner::hand_gradients_on(Stage& stage, int microbatch, TensorVector
   const auto& kept = stage.kept.at(microbatch);
   size_t next = 0;
   for (size_t w = 0; w < kept.into.size(); ++w) {
+    const Message message{Kind::B, kept.into[w]->from, stage.index, microbatch};
+    const auto* before = exchange_.gradients_before(message);
     TensorVector own;
-    for (const auto& received : kept.received[w]) {
-      if (received.tracked && !gradients[next].defined()) gradients[next] = at::zeros_like(kept.inputs[next]);
-      own.push_back(std::move(gradients[next++]));
+    for (size_t i = 0; i < kept.received[w].size(); ++i, ++next) {
+      // A gradient that there is not stays so, as on one device. Where the other stage waits for one, zeros add nothing.
+      if (before && (*before)[i] && !gradients[next].defined()) gradients[next] = at::zeros_like(kept.inputs[next]);
+      own.push_back(std::move(gradients[next]));
     }
-    give({Kind::B, kept.into[w]->from, stage.index, microbatch}, {std::move(own), kept.received[w]});
+    give(message, {std::move(own), kept.received[w]});
   }
 }
 
@@ -265,8 +268,9 @@ inline void Runner::backward(Stage& stage, int microbatch, Kind kind) {
     stage.kept.erase(microbatch);
     return;
   }
-  const auto gradients = take_gradients(stage, microbatch);
+  auto gradients = take_gradients(stage, microbatch);
   TensorVector of_inputs(kept.inputs.size());
+  if (kept.outputs && !last(stage) && kept.outputs->leave_out_missing(gradients) == 0) kept.outputs.reset();
   if (kept.outputs) {
     const bool tied = std::ranges::any_of(kept.into, [](const Way* way) { return !way->tied.empty(); });
     if (kind == Kind::I || tied) {  // the gradient of a tied parameter belongs to its owner: it is one of an input
@@ -298,8 +302,10 @@ inline void Runner::run(const Action& action) {
     const Scope scope(text(action));
     const BatchRows rows(rows_of_batch(*inputs_, action.microbatch));
     if (!is_compute(action.kind)) return stage.keep_whole(action.kind == Kind::UNSHARD);
-    if (action.kind == Kind::F) draws_.go_to(position_on_path(action), action.microbatch);
-    action.kind == Kind::F ? forward(stage, action.microbatch) : backward(stage, action.microbatch, action.kind);
+    if (action.kind != Kind::F) return backward(stage, action.microbatch, action.kind);
+    draws_.go_to(position_on_path(action), action.microbatch);
+    forward(stage, action.microbatch);
+    draws_.check(position_on_path(action), action.microbatch);
   } catch (...) {
     const auto why = dtensor::detail::text_of(std::current_exception());
     if (between_stages_) {
