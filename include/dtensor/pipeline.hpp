@@ -14,6 +14,8 @@
 // Losses, gradients and random numbers are those of one device that goes through the microbatches in order and adds their gradients up.
 #pragma once
 
+#include <dtensor/parallel/pipeline/alike.hpp>
+#include <dtensor/parallel/pipeline/batch.hpp>
 #include <dtensor/parallel/pipeline/cut.hpp>
 #include <dtensor/parallel/pipeline/loss.hpp>
 #include <dtensor/parallel/pipeline/named.hpp>
@@ -75,7 +77,8 @@ class Pipeline {
   // parameters(); along other mesh dimensions they are reduced once, and with `sync` false not yet.
   //
   // Communicates what the stages tell each other and, at the end, the losses. Throws on every rank if a stage throws (naming stage,
-  // microbatch, action and step), and for a batch of fewer rows than microbatches.
+  // microbatch, action and step), and for a batch of fewer rows than microbatches. After a stage threw, all that the job's ranks call
+  // together throws too, and so does every later step, unless the pipeline has one rank: a program that catches the error can only end.
   PipelineStep step(const at::Tensor& input, const at::Tensor& target, const Loss& loss, bool sync = true);
 
   // The same with microbatches that are cut already: shard each over a data dimension of stage_mesh().
@@ -123,8 +126,8 @@ class Pipeline {
 
  private:
   PipelineStep run(const Tensors& inputs, const Tensors& targets, const Loss& loss, bool sync);
-  Tensors cut_batch(const char* what, const at::Tensor& batch) const;
   std::string mode() const;
+  void compare_with_others();
   Tensors held() const;  // parameters(), copies of tied ones, and buffers
 
   torch::nn::Module* module_;
@@ -136,6 +139,7 @@ class Pipeline {
   std::vector<std::string> all_patterns_;  // and of all stages
   std::vector<size_t> positions_;          // of own_ in the whole model's list
   std::vector<int> rank_of_;               // of each parameter of the whole model
+  std::vector<pipelining::Fact> facts_;    // that are to be compared with those of the other ranks
   std::shared_ptr<pipelining::Runner> runner_;
 };
 
@@ -149,6 +153,9 @@ class Pipeline {
 //
 // A parameter that several stages use belongs to the first of them: that rank has it in parameters(), and its gradient is the sum of one
 // device. The others have a copy, which takes the new value at each step.
+//
+// Communicates nothing. Before the first step the ranks compare what each of them was told (once, a few bytes), and all throw where one has
+// another cut, schedule, number of microbatches or list of pieces.
 //
 // Throws for fewer pieces than stages, a piece whose pattern matches nothing, a parameter that no piece uses, and a schedule that does not
 // fit the mesh or is incomplete.
@@ -166,26 +173,27 @@ inline Pipeline pipeline(torch::nn::Module& module, const std::vector<DeviceMesh
 namespace pipelining::detail {
 
 inline Schedule schedule_for(const PipelineOptions& options, int ranks) {
+  require(options.microbatches >= 0, "pipeline", "got {} microbatches; expected a positive number, or 0 for twice as many as ranks",
+          options.microbatches);
   const PipelineSize sizes{
       .ranks = ranks, .microbatches = options.microbatches > 0 ? options.microbatches : 2 * ranks, .chunks = options.chunks};
   return options.make_schedule ? options.make_schedule(sizes) : make_schedule(options.schedule, sizes);
 }
 
-// From the schedule's rank `from`, which alone gives it; undefined if it is so there.
-inline at::Tensor broadcast_any(const PipelineRanks& ranks, const at::Tensor& tensor, int from) {
-  constexpr int64_t kMostDims = 61;
-  auto form = at::zeros({3 + kMostDims}, at::kLong);
-  if (ranks.own() == from && tensor.defined()) {
-    require(tensor.dim() <= kMostDims, "pipeline", "got a tensor of {} dims; expected {} at most", tensor.dim(), kMostDims);
-    form[0] = 1, form[1] = static_cast<int64_t>(tensor.scalar_type()), form[2] = tensor.dim();
-    for (int64_t d = 0; d < tensor.dim(); ++d) form[3 + d] = tensor.size(d);
+// `costs`: of each piece.
+inline std::vector<int> cut_for(const PipelineOptions& options, const std::vector<double>& costs, int stages) {
+  const auto& cut = options.cut;
+  if (cut.empty()) return balanced_cut(costs, stages);
+  for (const int count : cut) {
+    require(count >= 1, "pipeline", "the cut [{}] has a stage of {} pieces; expected one piece or more in each", fmt::join(cut, ", "),
+            count);
   }
-  form = ranks.broadcast(form, from);
-  const auto* numbers = form.data_ptr<int64_t>();
-  if (numbers[0] == 0) return {};
-  const auto options = at::TensorOptions(c10::Device(ranks.meshes()[0].device_type())).dtype(static_cast<c10::ScalarType>(numbers[1]));
-  const auto own = ranks.own() == from ? tensor.contiguous() : at::empty({numbers + 3, static_cast<size_t>(numbers[2])}, options);
-  return ranks.broadcast(own, from);
+  const auto pieces = std::accumulate(cut.begin(), cut.end(), int64_t{0});
+  require(static_cast<int>(cut.size()) == stages && pieces == static_cast<int64_t>(costs.size()), "pipeline",
+          "the cut [{}] is of {} pieces into {} stages; expected {} pieces and the schedule's {} stages; hint: it has the number of pieces "
+          "of each stage",
+          fmt::join(cut, ", "), pieces, cut.size(), costs.size(), stages);
+  return cut;
 }
 
 }  // namespace pipelining::detail
@@ -208,12 +216,8 @@ inline Pipeline::Pipeline(torch::nn::Module& module, pipelining::PipelineRanks r
     for (const auto position : uses.back()) elements += static_cast<double>(all[position].value().numel());
     if (options.costs.empty()) costs.push_back(elements);
   }
-  require(costs.size() == pieces.size(), "pipeline", "got {} costs of {} pieces", costs.size(), pieces.size());
-  cut_ = options.cut.empty() ? pipelining::balanced_cut(costs, schedule.stages()) : options.cut;
-  require(
-      static_cast<int>(cut_.size()) == schedule.stages() && std::accumulate(cut_.begin(), cut_.end(), 0) == static_cast<int>(pieces.size()),
-      "pipeline", "the cut [{}] is of {} pieces into {} stages; expected {} pieces and the schedule's {} stages", fmt::join(cut_, ", "),
-      std::accumulate(cut_.begin(), cut_.end(), 0), cut_.size(), pieces.size(), schedule.stages());
+  require(costs.size() == pieces.size(), "pipeline", "got {} costs of {} pieces; expected one for each piece", costs.size(), pieces.size());
+  cut_ = pipelining::detail::cut_for(options, costs, schedule.stages());
 
   auto stages = pipelining::stages_of(pieces, cut_);
   pipelining::Gathering gathering{std::vector<Tensors>(cut_.size()), options.whole_stages};
@@ -248,6 +252,7 @@ inline Pipeline::Pipeline(torch::nn::Module& module, pipelining::PipelineRanks r
     own_.emplace_back(all[i].key(), all[i].value());
   }
   milliseconds_ = stages.milliseconds;
+  if (ranks.size() > 1) facts_ = pipelining::facts_of(schedule, cut_, all_patterns_);
   runner_ = std::make_shared<pipelining::Runner>(std::move(ranks), std::move(schedule), stages.forwards, stages.skips, gathering);
 }
 
@@ -288,15 +293,9 @@ inline std::string Pipeline::mode() const {
   return letters;
 }
 
-inline Pipeline::Tensors Pipeline::cut_batch(const char* what, const at::Tensor& batch) const {
-  const auto rows = batch.defined() && batch.dim() > 0 ? batch.size(0) : 0;
-  require(rows >= microbatches(), "pipeline", "the {} has {} rows; expected at least one for each of {} microbatches", what, rows,
-          microbatches());
-  return batch.tensor_split(microbatches(), 0);
-}
-
 inline PipelineStep Pipeline::step(const at::Tensor& input, const at::Tensor& target, const Loss& loss, bool sync) {
-  return step(cut_batch("input", input), cut_batch("target", target), loss, sync);
+  const auto [inputs, targets] = pipelining::cut_batch(input, target, microbatches());
+  return step(inputs, targets, loss, sync);
 }
 
 inline PipelineStep Pipeline::step(const Tensors& inputs, const Tensors& targets, const Loss& loss, bool sync) {
@@ -305,7 +304,8 @@ inline PipelineStep Pipeline::step(const Tensors& inputs, const Tensors& targets
 }
 
 inline PipelineStep Pipeline::evaluate(const at::Tensor& input, const at::Tensor& target, const Loss& loss) {
-  return evaluate(cut_batch("input", input), cut_batch("target", target), loss);
+  const auto [inputs, targets] = pipelining::cut_batch(input, target, microbatches());
+  return evaluate(inputs, targets, loss);
 }
 
 inline PipelineStep Pipeline::evaluate(const Tensors& inputs, const Tensors& targets, const Loss& loss) {
@@ -313,21 +313,25 @@ inline PipelineStep Pipeline::evaluate(const Tensors& inputs, const Tensors& tar
   return run(inputs, targets, loss, false);
 }
 
+// Before the first step: dt::pipeline() communicates nothing.
+inline void Pipeline::compare_with_others() {
+  if (facts_.empty()) return;
+  const NoSpmd plain;
+  pipelining::require_alike(runner_->ranks(), facts_);
+  facts_.clear();
+}
+
 inline PipelineStep Pipeline::run(const Tensors& inputs, const Tensors& targets, const Loss& loss, bool sync) {
   require(inputs.size() == targets.size(), "pipeline", "got {} inputs and {} targets; expected one each for {} microbatches", inputs.size(),
           targets.size(), microbatches());
+  if (runner_->ranks().size() > 1) pipelining::FailedStep::refuse_later();
+  compare_with_others();
   std::vector<pipelining::TensorVector> lists;
   for (const auto& x : inputs) lists.push_back({x});
   const auto losses = runner_->step(
       lists, [&](const pipelining::TensorVector& outputs, int microbatch) { return loss(outputs, targets[microbatch]); }, sync, mode());
   const NoSpmd plain;
-  auto values = at::zeros({microbatches()}, at::kDouble);
-  for (size_t i = 0; i < losses.size(); ++i) {
-    const auto whole = full_tensor(losses[i]);
-    values[static_cast<int64_t>(i)] = whole.is_meta() ? std::numeric_limits<double>::quiet_NaN() : whole.item<double>();
-  }
-  const int last = schedule().rank_of_stage.back();
-  values = runner_->ranks().broadcast(values, last);
+  const auto values = pipelining::on_all_ranks(losses, runner_->ranks(), schedule());
   PipelineStep result;
   for (int64_t i = 0; i < values.numel(); ++i) {
     result.losses.push_back(values[i].item<double>());

@@ -190,6 +190,20 @@ GraphOutputs::~GraphOutputs() = default;
 GraphOutputs::GraphOutputs(GraphOutputs&&) noexcept = default;
 GraphOutputs& GraphOutputs::operator=(GraphOutputs&&) noexcept = default;
 
+size_t GraphOutputs::leave_out_missing(std::vector<at::Tensor>& gradients) {
+  auto& outputs = state_->outputs;
+  require(outputs.size() == gradients.size(), kTag, "got {} gradients of {} outputs; expected one each", gradients.size(), outputs.size());
+  size_t left = 0;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    if (left < i) outputs[left] = std::move(outputs[i]), gradients[left] = std::move(gradients[i]);
+    ++left;
+  }
+  outputs.resize(left);
+  gradients.resize(left);
+  return left;
+}
+
 void GraphOutputs::backward(const std::vector<at::Tensor>& gradients) && {
   execute(std::move(*std::exchange(state_, nullptr)).roots(gradients), false);
 }

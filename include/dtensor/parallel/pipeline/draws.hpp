@@ -38,6 +38,10 @@ class StageDraws {
   // Goes to where the stage at `position` of its path begins with `microbatch`.
   void go_to(size_t position, int microbatch);
 
+  // After its forward: throws if the stage drew more or fewer than it did for the first microbatch of this signature. Does nothing where
+  // that is being learned.
+  void check(size_t position, int microbatch);
+
   // Called in turn for all stages of an unknown microbatch, by all ranks. Runs `forward` where this rank has the stage.
   template <class Forward>
   void learn(int microbatch, size_t position, int rank_of_stage, Forward forward);
@@ -47,6 +51,7 @@ class StageDraws {
 
  private:
   int64_t begin_of(int microbatch);
+  int64_t begin_of(int microbatch, size_t position);
 
   const PipelineRanks& ranks_;
   std::map<Signature, std::vector<int64_t>> draws_;  // of each stage
@@ -82,11 +87,31 @@ inline int64_t StageDraws::begin_of(int microbatch) {
   return begins_[microbatch];
 }
 
-inline void StageDraws::go_to(size_t position, int microbatch) {
+inline int64_t StageDraws::begin_of(int microbatch, size_t position) {
   auto draws = begin_of(microbatch);
   for (size_t i = 0; i < position; ++i) draws += draws_.at(signatures_[microbatch])[i];
+  return draws;
+}
+
+inline void StageDraws::go_to(size_t position, int microbatch) {
+  const auto draws = begin_of(microbatch, position);
   rng::go_on_from(generator_, begin_);
   rng::skip_draws(generator_, draws);
+}
+
+inline void StageDraws::check(size_t position, int microbatch) {
+  const auto& counts = draws_.at(signatures_[microbatch]);
+  if (position >= counts.size()) return;
+  auto place = rng::copy_of(begin_);
+  rng::skip_draws(place, begin_of(microbatch, position + 1));
+  if (generator_.get_state().equal(place.get_state())) return;
+  rng::go_on_from(place, begin_);
+  rng::skip_draws(place, begin_of(microbatch, position));
+  const auto count = rng::draws_between(place, generator_);
+  require(count == counts[position], "pipeline",
+          "the stage draws {} random numbers, and drew {} for an earlier microbatch of equal inputs: the stages after it would draw others "
+          "than one device; hint: draw as many whatever the values are, also where they are not used",
+          count, counts[position]);
 }
 
 template <class Forward>

@@ -26,6 +26,10 @@ class Exchange {
   // its forward was.
   void begin(const Schedule& schedule, std::vector<Signature> signatures, PeerMessages::Knows gradients);
 
+  // Of the gradients for a stage of another rank, which there were for an earlier microbatch like this one: its stage expects these, and no
+  // others. Null: none went there yet, or the stage is this rank's.
+  const Numbers* gradients_before(const Message& message) const;
+
   // Between two stages of this rank nothing is copied.
   void give(const Message& message, Delivery delivery);
   Delivery take(const Message& message);
@@ -43,8 +47,11 @@ class Exchange {
   int rank_;
   PeerMessages messages_;
   std::vector<Signature> signatures_;
-  std::map<Key, std::vector<Sent>> known_;  // from a stage to another, for microbatches of these sizes
-  std::map<Message, Delivery> at_hand_;     // between two stages of this rank
+  std::map<Key, std::vector<Sent>> known_;   // from a stage to another, for microbatches of these sizes
+  std::map<Key, std::vector<Sent>> coming_;  // of gradients: tracked are those that there are
+  std::map<Key, Numbers> gone_;              // which gradients there were
+  PeerMessages::Knows gradients_;
+  std::map<Message, Delivery> at_hand_;  // between two stages of this rank
 };
 
 // -- How -----------------------------------------------------------------------------------------------------------------
@@ -62,11 +69,29 @@ inline bool travel_alike(const std::vector<Sent>& a, const std::vector<Sent>& b)
 inline void Exchange::begin(const Schedule& schedule, std::vector<Signature> signatures, PeerMessages::Knows gradients) {
   at_hand_.clear();  // of a step that failed
   signatures_ = std::move(signatures);
-  messages_.begin(schedule, [this, gradients = std::move(gradients)](const Message& message) -> const std::vector<Sent>* {
-    if (message.kind == Kind::B) return gradients(message);
-    const auto found = known_.find(key(message));
-    return found == known_.end() ? nullptr : &found->second;
+  gradients_ = std::move(gradients);
+  const auto knows = [this](const Message& message) -> const std::vector<Sent>* {
+    if (message.kind == Kind::B) {
+      const auto* went = gradients_(message);  // null before the forward
+      if (went == nullptr || std::ranges::none_of(*went, &Sent::tracked)) return went;
+    }
+    const auto& known = message.kind == Kind::B ? coming_ : known_;
+    const auto found = known.find(key(message));
+    return found == known.end() ? nullptr : &found->second;
+  };
+  messages_.begin(schedule, knows, [this](const Message& message, const Numbers& there) {
+    const auto* went = gradients_(message);
+    require(went != nullptr && went->size() == there.size(), "pipeline", "gradients come for microbatch {} of stage {} before its forward",
+            message.microbatch, message.from);
+    auto& coming = coming_[key(message)] = *went;
+    for (size_t i = 0; i < coming.size(); ++i) coming[i].tracked = there[i] != 0;
+    return coming;
   });
+}
+
+inline const Numbers* Exchange::gradients_before(const Message& message) const {
+  const auto found = gone_.find(key(message));
+  return found == gone_.end() ? nullptr : &found->second;
 }
 
 inline void Exchange::give(const Message& message, Delivery delivery) {
@@ -80,6 +105,15 @@ inline void Exchange::give(const Message& message, Delivery delivery) {
     introduce = is_new;
     require(is_new || detail::travel_alike(way->second, delivery.sent), "pipeline",
             "the outputs of stage {} have other sizes or layouts than those of a microbatch of equal inputs had", message.from);
+  }
+  if (message.kind == Kind::B && std::ranges::any_of(delivery.sent, &Sent::tracked)) {
+    const auto there = detail::which_are_there(delivery.tensors);
+    const auto [before, is_new] = gone_.try_emplace(key(message), there);
+    introduce = is_new;
+    require(before->second == there, "pipeline",
+            "stage {} has a gradient for stage {} where it had none with an earlier microbatch of equal inputs; hint: let it depend on the "
+            "same inputs for each of them (times 0 where a value has no say)",
+            message.to, message.from);
   }
   messages_.send(message, delivery.tensors, delivery.sent, introduce);
 }

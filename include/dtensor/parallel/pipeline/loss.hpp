@@ -2,11 +2,17 @@
 #pragma once
 
 #include <dtensor/base/error.hpp>
+#include <dtensor/parallel/pipeline/ranks.hpp>
+#include <dtensor/parallel/pipeline/schedule.hpp>
+#include <dtensor/parallel/pipeline/under_way.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <concepts>
 #include <functional>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -37,6 +43,24 @@ class PipelineLoss {
  private:
   std::function<at::Tensor(const Outputs&, const at::Tensor&)> of_;
 };
+
+namespace pipelining {
+
+// The losses of a step, as numbers, of which ranks without the last stage have none; NaN in a dry run. Every rank of the pipeline calls it,
+// and none returns where another one's step failed.
+inline at::Tensor on_all_ranks(const std::vector<at::Tensor>& losses, const PipelineRanks& ranks, const Schedule& schedule) try {
+  auto values = at::zeros({schedule.microbatches}, at::kDouble);
+  for (size_t i = 0; i < losses.size(); ++i) {
+    const auto whole = full_tensor(losses[i]);
+    values[static_cast<int64_t>(i)] = whole.is_meta() ? std::numeric_limits<double>::quiet_NaN() : whole.item<double>();
+  }
+  return ranks.from(schedule.rank_of_stage.back(), values);
+} catch (...) {
+  if (ranks.size() > 1) FailedStep::tell();
+  throw;
+}
+
+}  // namespace pipelining
 
 }  // namespace dtensor
 

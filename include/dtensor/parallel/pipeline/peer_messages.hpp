@@ -33,11 +33,14 @@ class PeerMessages {
 
   // How the values of a message travel, if that is known: nothing needs to be asked for then.
   using Knows = std::function<const std::vector<Sent>*(const Message&)>;
+  // How gradients come, of which the numbers say for each whether it does.
+  using Told = std::function<std::vector<Sent>(const Message&, const Numbers&)>;
 
   // A new step.
-  void begin(const Schedule& schedule, Knows knows);
+  void begin(const Schedule& schedule, Knows knows, Told told);
 
-  // Sends; the tensors lie as `sent` says, before (F) or after (B). With `introduce` the receiver is told that first.
+  // Sends; the tensors lie as `sent` says, before (F) or after (B). With `introduce` the receiver is told that first, of gradients only
+  // which there are.
   void send(const Message& message, const TensorVector& tensors, const std::vector<Sent>& sent, bool introduce);
 
   // Waits for a message, and asks for the next ones. The tensors, and how they came.
@@ -64,6 +67,7 @@ class PeerMessages {
   std::vector<int> rank_of_stage_;
   int rank_;
   Knows knows_;
+  Told told_;
   std::map<int, Peer> peers_;           // by the other rank
   std::list<comm::WorkPtr> under_way_;  // of sends
 };
@@ -109,8 +113,9 @@ inline PeerMessages::PeerMessages(const Schedule& schedule, std::vector<Way> way
   }
 }
 
-inline void PeerMessages::begin(const Schedule& schedule, Knows knows) {
+inline void PeerMessages::begin(const Schedule& schedule, Knows knows, Told told) {
   knows_ = std::move(knows);
+  told_ = std::move(told);
   for (auto& [other, peer] : peers_) {
     peer.expected = messages(schedule, ways_, other, rank_);
     peer.asked = 0;
@@ -123,10 +128,10 @@ inline void PeerMessages::send(const Message& message, const TensorVector& tenso
   forget_gone();
   auto& peer = peers_.at(rank_of_stage_[message.receiver()]);
   const auto add = [&](std::vector<comm::WorkPtr> works) { under_way_.insert(under_way_.end(), works.begin(), works.end()); };
-  if (introduce) add(peer.out->send_numbers(detail::to_numbers(sent)));
+  const bool back = message.kind == Kind::B;
+  if (introduce) add(peer.out->send_numbers(back ? detail::which_are_there(tensors) : detail::to_numbers(sent)));
   for (size_t i = 0; i < sent.size(); ++i) {
     if (!tensors[i].defined()) continue;
-    const bool back = message.kind == Kind::B;
     const auto &here = back ? sent[i].after : sent[i].before, &there = back ? sent[i].before : sent[i].after;
     add(peer.out->send(detail::local_of(tensors[i], sent[i], *here), here, there));
   }
@@ -165,9 +170,9 @@ inline std::pair<TensorVector, std::vector<Sent>> PeerMessages::take(const Messa
     const auto* sent = knows_(next);
     if (sent != nullptr) {
       ask(peer, next, *sent);
+    } else if (next.kind == Kind::B) {
+      ask(peer, next, told_(next, peer.in->receive_numbers()));
     } else {
-      require(next.kind == Kind::F, "pipeline", "gradients come for microbatch {} of stage {} before its forward", next.microbatch,
-              next.from);
       ask(peer, next, detail::read_sent(peer.in->receive_numbers(), meshes_[from], meshes_[rank_]));
     }
   }

@@ -6,6 +6,8 @@
 #include <dtensor/mesh/device_mesh.hpp>
 #include <dtensor/mesh/world.hpp>
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
@@ -29,9 +31,14 @@ class PipelineRanks {
   int size() const { return static_cast<int>(meshes_.size()); }  // ranks of the schedule
   int own() const { return own_; }                               // the one that this rank is
   const std::vector<DeviceMesh>& meshes() const { return meshes_; }
+  const DeviceMesh& all() const { return all_; }  // every rank of these
 
   // These communicate; every rank calls them. From the schedule's rank `from` to all.
   at::Tensor broadcast(const at::Tensor& tensor, int from) const { return group_->broadcast(tensor, speakers_[from]).get(); }
+  // The same of numbers, and no rank gets them before all ranks have called it.
+  at::Tensor from(int rank, const at::Tensor& numbers) const {
+    return all_reduce(own_ == rank ? numbers : at::zeros_like(numbers), ReduceOp::sum);
+  }
   // Of one value from each of the schedule's ranks; what is not negative.
   at::Tensor all_reduce(const at::Tensor& values, ReduceOp op) const {
     return group_->all_reduce(speaks_ ? values : at::zeros_like(values), op).get();
@@ -100,6 +107,27 @@ inline at::Tensor PipelineRanks::largest(const at::Tensor& values) const {
   std::iota(dims.begin(), dims.end(), 0);
   return all_.communicator(dims).all_reduce(values, ReduceOp::max).get();
 }
+
+namespace detail {
+
+// From the schedule's rank `from`, which alone gives it; undefined if it is so there.
+inline at::Tensor broadcast_any(const PipelineRanks& ranks, const at::Tensor& tensor, int from) {
+  constexpr int64_t kMostDims = 61;
+  auto form = at::zeros({3 + kMostDims}, at::kLong);
+  if (ranks.own() == from && tensor.defined()) {
+    require(tensor.dim() <= kMostDims, "pipeline", "got a tensor of {} dims; expected {} at most", tensor.dim(), kMostDims);
+    form[0] = 1, form[1] = static_cast<int64_t>(tensor.scalar_type()), form[2] = tensor.dim();
+    for (int64_t d = 0; d < tensor.dim(); ++d) form[3 + d] = tensor.size(d);
+  }
+  form = ranks.broadcast(form, from);
+  const auto* numbers = form.data_ptr<int64_t>();
+  if (numbers[0] == 0) return {};
+  const auto options = at::TensorOptions(c10::Device(ranks.meshes()[0].device_type())).dtype(static_cast<c10::ScalarType>(numbers[1]));
+  const auto own = ranks.own() == from ? tensor.contiguous() : at::empty({numbers + 3, static_cast<size_t>(numbers[2])}, options);
+  return ranks.broadcast(own, from);
+}
+
+}  // namespace detail
 
 }  // namespace dtensor::pipelining
 

@@ -1,9 +1,9 @@
 // Runs a schedule: each rank does the actions of its list, one after the other.
 #pragma once
 
-#include <dtensor/parallel/pipeline/check.hpp>
 #include <dtensor/parallel/pipeline/draws.hpp>
 #include <dtensor/parallel/pipeline/exchange.hpp>
+#include <dtensor/parallel/pipeline/given.hpp>
 #include <dtensor/parallel/pipeline/lower.hpp>
 #include <dtensor/parallel/pipeline/stage.hpp>
 #include <dtensor/parallel/pipeline/under_way.hpp>
@@ -40,7 +40,8 @@ class Runner {
   // parameters; those along other mesh dimensions are reduced once, after a stage's last backward, and with `sync` false not at all.
   // Returns the losses of the microbatches on ranks that have the last stage, elsewhere nothing.
   //
-  // When a stage throws, the error names stage, microbatch and action, and all ranks throw.
+  // When a stage throws, the error names stage, microbatch and action, and all ranks throw. Several ranks are out of step then: whatever
+  // they call together throws from then on, and so does the next step of any pipeline.
   //
   // What else decides how much stages draw and give belongs in `mode`: whether the model is training, for one.
   TensorVector step(const std::vector<TensorVector>& inputs, const LossOf& loss, bool sync = true, const std::string& mode = "");
@@ -61,6 +62,9 @@ class Runner {
   TensorVector take_gradients(const Stage& stage, int microbatch);
   void hand_gradients_on(Stage& stage, int microbatch, TensorVector gradients);
   void share_tied();
+  Delivery take(const Message& message);
+  void give(const Message& message, Delivery delivery);
+  TensorVector run_all(const Schedule& actions);
   const std::vector<Sent>* sent(const Message& message) const;
   bool last(const Stage& stage) const { return stage.index + 1 == schedule_.stages(); }
 
@@ -78,53 +82,10 @@ class Runner {
   std::vector<Signature> signatures_;
   TensorVector losses_;
   bool sync_ = true;
+  bool between_stages_ = false;  // something is given or taken, or that failed
 };
 
 // -- How -----------------------------------------------------------------------------------------------------------------
-
-namespace detail {
-
-// What the sizes of everything between stages hang on.
-inline std::string signature_of(const TensorVector& inputs) {
-  std::string text = c10::GradMode::is_enabled() ? "g" : "n";
-  for (const auto& x : inputs) {
-    const auto* layout = find_layout(x);
-    text += layout ? fmt::format(" {}{}", c10::toString(layout->dtype()), str(layout->placements())) : c10::toString(x.scalar_type());
-    for (const auto size : x.sizes()) text += fmt::format(",{}", size);
-  }
-  return text;
-}
-
-inline at::Tensor on_mesh(const at::Tensor& tensor, const DeviceMesh& mesh) {
-  return is_dtensor(tensor) ? tensor : distribute_tensor(tensor, mesh, Placements(mesh.ndim(), replicate())).tensor();
-}
-
-// That a schedule may run on so many ranks, with so many functions.
-inline Schedule checked(Schedule schedule, int ranks, size_t forwards, const std::vector<Skip>& skips) {
-  if (!skips.empty()) {
-    schedule.edges.clear();
-    for (const auto& way : ways_of(schedule, skips)) schedule.edges.push_back({way.from, way.to});
-  }
-  check(schedule);
-  for (const auto& path : schedule.paths) {
-    require(path.front() == 0 && path.back() == schedule.stages() - 1, "pipeline",
-            "got the path [{}]; expected one from stage 0 to stage {}", fmt::join(path, ", "), schedule.stages() - 1);
-  }
-  require(static_cast<int>(schedule.ranks.size()) == ranks, "pipeline", "the schedule is for {} ranks, and the pipeline has {}",
-          schedule.ranks.size(), ranks);
-  require(static_cast<int>(forwards) == schedule.stages(), "pipeline", "got {} stages; expected the schedule's {}", forwards,
-          schedule.stages());
-  return schedule;
-}
-
-inline void check_loss(const at::Tensor& loss) {
-  require(loss.defined() && loss.numel() == 1, "pipeline", "the loss has sizes [{}]; expected one element; hint: sum() or mean() it",
-          loss.defined() ? fmt::format("{}", fmt::join(loss.sizes(), ", ")) : "");
-  require(loss.requires_grad() || !c10::GradMode::is_enabled(), "pipeline",
-          "the loss needs no gradient; hint: it must come from the last stage's outputs and parameters; evaluate() needs no gradients");
-}
-
-}  // namespace detail
 
 inline Runner::Runner(PipelineRanks ranks, Schedule schedule, const std::vector<StageForward>& forwards, const std::vector<Skip>& skips,
                       const Gathering& gathering)
@@ -145,6 +106,19 @@ inline Runner::Runner(PipelineRanks ranks, Schedule schedule, const std::vector<
   }
 }
 
+inline Delivery Runner::take(const Message& message) {
+  between_stages_ = true;
+  auto delivery = exchange_.take(message);
+  between_stages_ = false;
+  return delivery;
+}
+
+inline void Runner::give(const Message& message, Delivery delivery) {
+  between_stages_ = true;
+  exchange_.give(message, std::move(delivery));
+  between_stages_ = false;
+}
+
 // How the gradients of a stage's outputs come: as these went.
 inline const std::vector<Sent>* Runner::sent(const Message& message) const {
   const auto& stage = stages_.at(message.from);
@@ -163,9 +137,9 @@ inline void Runner::share_tied() {
         if (way.tied.empty() || has(sends ? way.to : way.from)) continue;
         const Message message{Kind::F, way.from, way.to, kBeforeAll};
         if (sends) {
-          exchange_.give(message, {way.tied, detail::sent_to(mesh_of(way.to), way.tied)});
+          give(message, {way.tied, detail::sent_to(mesh_of(way.to), way.tied)});
         } else {
-          const auto values = exchange_.take(message).tensors;
+          const auto values = take(message).tensors;
           for (size_t i = 0; i < values.size(); ++i) way.tied[i].detach().copy_(values[i]);
         }
       }
@@ -191,7 +165,7 @@ inline TensorVector Runner::take_inputs(Stage& stage, int microbatch) {
     const auto& way = *along;
     auto& received = kept.received.emplace_back();
     if (!way.carries_nothing()) {
-      auto [tensors, how] = exchange_.take({Kind::F, way.from, way.to, microbatch});
+      auto [tensors, how] = take({Kind::F, way.from, way.to, microbatch});
       received = std::move(how);
       for (size_t i = 0; i < tensors.size(); ++i) values.push_back(tensors[i].detach().requires_grad_(received[i].tracked));
       kept.inputs.insert(kept.inputs.end(), values.end() - tensors.size(), values.end());
@@ -231,7 +205,7 @@ inline void Runner::hand_outputs_on(Stage& stage, int microbatch, TensorVector o
   for (size_t w = 0; w < values.size(); ++w) {
     const auto& way = *kept.out[w];
     for (auto& value : values[w]) value = value.detach();
-    if (!way.carries_nothing()) exchange_.give({Kind::F, way.from, way.to, microbatch}, {std::move(values[w]), kept.sent[w]});
+    if (!way.carries_nothing()) give({Kind::F, way.from, way.to, microbatch}, {std::move(values[w]), kept.sent[w]});
     const auto tied = detail::sent_to(mesh_of(way.to), way.tied);
     kept.sent[w].insert(kept.sent[w].end(), tied.begin(), tied.end());
   }
@@ -259,7 +233,7 @@ inline TensorVector Runner::take_gradients(const Stage& stage, int microbatch) {
   if (last(stage)) return TensorVector(kept.outputs ? 1 : 0);
   TensorVector gradients;
   for (size_t w = kept.out.size(); w-- > 0;) {
-    const auto came = exchange_.take({Kind::B, stage.index, kept.out[w]->to, microbatch}).tensors;
+    const auto came = take({Kind::B, stage.index, kept.out[w]->to, microbatch}).tensors;
     for (size_t i = 0; i < came.size(); ++i) {
       if (kept.sent[w][i].tracked) gradients.push_back(came[i]);
     }
@@ -271,12 +245,15 @@ inline void Runner::hand_gradients_on(Stage& stage, int microbatch, TensorVector
   const auto& kept = stage.kept.at(microbatch);
   size_t next = 0;
   for (size_t w = 0; w < kept.into.size(); ++w) {
+    const Message message{Kind::B, kept.into[w]->from, stage.index, microbatch};
+    const auto* before = exchange_.gradients_before(message);
     TensorVector own;
-    for (const auto& received : kept.received[w]) {
-      if (received.tracked && !gradients[next].defined()) gradients[next] = at::zeros_like(kept.inputs[next]);
-      own.push_back(std::move(gradients[next++]));
+    for (size_t i = 0; i < kept.received[w].size(); ++i, ++next) {
+      // A gradient that there is not stays so, as on one device. Where the other stage waits for one, zeros add nothing.
+      if (before && (*before)[i] && !gradients[next].defined()) gradients[next] = at::zeros_like(kept.inputs[next]);
+      own.push_back(std::move(gradients[next]));
     }
-    exchange_.give({Kind::B, kept.into[w]->from, stage.index, microbatch}, {std::move(own), kept.received[w]});
+    give(message, {std::move(own), kept.received[w]});
   }
 }
 
@@ -291,8 +268,9 @@ inline void Runner::backward(Stage& stage, int microbatch, Kind kind) {
     stage.kept.erase(microbatch);
     return;
   }
-  const auto gradients = take_gradients(stage, microbatch);
+  auto gradients = take_gradients(stage, microbatch);
   TensorVector of_inputs(kept.inputs.size());
+  if (kept.outputs && !last(stage) && kept.outputs->leave_out_missing(gradients) == 0) kept.outputs.reset();
   if (kept.outputs) {
     const bool tied = std::ranges::any_of(kept.into, [](const Way* way) { return !way->tied.empty(); });
     if (kind == Kind::I || tied) {  // the gradient of a tied parameter belongs to its owner: it is one of an input
@@ -324,14 +302,17 @@ inline void Runner::run(const Action& action) {
     const Scope scope(text(action));
     const BatchRows rows(rows_of_batch(*inputs_, action.microbatch));
     if (!is_compute(action.kind)) return stage.keep_whole(action.kind == Kind::UNSHARD);
-    if (action.kind == Kind::F) draws_.go_to(position_on_path(action), action.microbatch);
-    action.kind == Kind::F ? forward(stage, action.microbatch) : backward(stage, action.microbatch, action.kind);
-  } catch (const c10::Error& error) {
-    fail("pipeline", "stage {} failed at {} (microbatch {}) in step {}: {}", action.stage, text(action), action.microbatch, steps_,
-         error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    fail("pipeline", "stage {} failed at {} (microbatch {}) in step {}: {}", action.stage, text(action), action.microbatch, steps_,
-         error.what());
+    if (action.kind != Kind::F) return backward(stage, action.microbatch, action.kind);
+    draws_.go_to(position_on_path(action), action.microbatch);
+    forward(stage, action.microbatch);
+    draws_.check(position_on_path(action), action.microbatch);
+  } catch (...) {
+    const auto why = dtensor::detail::text_of(std::current_exception());
+    if (between_stages_) {
+      fail("pipeline", "step {} ends at {} (microbatch {}) of stage {}, which cannot get or give what others have or need: {}", steps_,
+           text(action), action.microbatch, action.stage, why);
+    }
+    fail("pipeline", "stage {} failed at {} (microbatch {}) in step {}: {}", action.stage, text(action), action.microbatch, steps_, why);
   }
 }
 
@@ -351,7 +332,9 @@ inline size_t Runner::run_unknown(const Schedule& actions) {
 inline TensorVector Runner::step(const std::vector<TensorVector>& inputs, const LossOf& loss, bool sync, const std::string& mode) {
   require(static_cast<int>(inputs.size()) == schedule_.microbatches, "pipeline", "got {} microbatches; expected the schedule's {}",
           inputs.size(), schedule_.microbatches);
+  if (ranks_.size() > 1) FailedStep::refuse_later();
   const StepUnderWay under_way;
+  between_stages_ = false;
   inputs_ = &inputs;
   loss_ = &loss;
   sync_ = sync;
@@ -370,6 +353,15 @@ inline TensorVector Runner::step(const std::vector<TensorVector>& inputs, const 
   draws_.begin(signatures_, rng::generator_for(World::current(), c10::Device(ranks_.meshes()[ranks_.own()].device_type())));
   const auto training = compute_only(schedule_);
   const auto actions = with_first(c10::GradMode::is_enabled() ? training : forward_only(training), draws_.unknown());
+  try {
+    return run_all(actions);
+  } catch (...) {
+    if (ranks_.size() > 1) FailedStep::tell();
+    throw;
+  }
+}
+
+inline TensorVector Runner::run_all(const Schedule& actions) {
   exchange_.begin(actions, signatures_, [this](const Message& message) { return sent(message); });
   share_tied();
   const auto done = run_unknown(actions);

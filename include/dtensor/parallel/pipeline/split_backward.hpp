@@ -72,6 +72,9 @@ class GraphOutputs {
   InputBackward backward_inputs(const std::vector<at::Tensor>& gradients, const std::vector<at::Tensor>& inputs) &&;
   void backward(const std::vector<at::Tensor>& gradients) &&;
 
+  // Leaves out the outputs whose gradient is undefined, and these: nothing came from there. How many are left.
+  size_t leave_out_missing(std::vector<at::Tensor>& gradients);
+
  private:
   struct State;
   std::unique_ptr<State> state_;

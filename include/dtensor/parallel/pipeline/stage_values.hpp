@@ -96,6 +96,13 @@ inline std::vector<Sent> read_sent(const Numbers& numbers, const DeviceMesh& fro
   return list;
 }
 
+// 1 for each tensor that is there, 0 for others.
+inline Numbers which_are_there(const TensorVector& tensors) {
+  Numbers flags;
+  for (const auto& tensor : tensors) flags.push_back(tensor.defined());
+  return flags;
+}
+
 inline Numbers inverse(const Numbers& order) {
   Numbers result(order.size());
   for (size_t i = 0; i < order.size(); ++i) result[order[i]] = static_cast<int64_t>(i);
