@@ -7,7 +7,10 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -48,6 +51,16 @@ void keep_lines_of_footer(Formatter& formatter) {
   if constexpr (requires { formatter.enable_footer_formatting(false); }) formatter.enable_footer_formatting(false);
 }
 
+// CLI11's own check names the largest double in full.
+CLI::Validator is_time() {
+  const auto check = [](std::string& text) -> std::string {
+    double time = -1;
+    const bool is_number = CLI::detail::lexical_cast(text, time);
+    return is_number && std::isfinite(time) && time >= 0 ? "" : fmt::format("got '{}'; expected a time, 0 or more", text);
+  };
+  return CLI::Validator(check, "TIME");
+}
+
 void add_options(CLI::App& app, Options& options) {
   app.add_option("NAME", options.name, "The schedule, by a name below");
   app.add_option("--ranks", options.sizes.ranks, "Ranks of the pipeline")->check(CLI::Range(1, 1 << 20));
@@ -57,9 +70,9 @@ void add_options(CLI::App& app, Options& options) {
       ->check(CLI::Range(1, 1 << 10));
   app.add_option("--costs", options.costs, "Time of F, I, W and a message: F,I,W,send (default 1,1,1,0)")
       ->delimiter(',')
-      ->expected(3, 4)
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--overlapped", options.overlapped, "Time of an overlapped pair (default: F + I + W)")->check(CLI::NonNegativeNumber);
+      ->expected(1, 100)
+      ->check(is_time());
+  app.add_option("--overlapped", options.overlapped, "Time of an overlapped pair (default: F + I + W)")->check(is_time());
   app.add_option("--memory", options.memory, "Activations that a rank may hold at once; automatic finds the best of these")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--check", options.check_file,
@@ -80,9 +93,16 @@ void add_options(CLI::App& app, Options& options) {
 
 std::string problem_of(const Options& options) {
   if (options.name.empty() && options.check_file.empty()) return "which schedule? give a NAME, or --check FILE.csv";
+  if (!options.name.empty() && !options.check_file.empty()) return "--check takes the schedule from a file; leave out the NAME";
+  if (!options.costs.empty() && (options.costs.size() < 3 || options.costs.size() > 4))
+    return fmt::format("--costs: got {} costs; expected three or four, F,I,W or F,I,W,send", options.costs.size());
   if (!options.check_file.empty()) return "";
   if (options.sizes.ranks == 0) return "--ranks is required";
   if (options.sizes.microbatches == 0) return "--microbatches is required";
+  const int64_t chunks = std::max(options.sizes.chunks, 1), most = 1 << 22;
+  if (int64_t{options.sizes.ranks} * options.sizes.microbatches * chunks > most)
+    return fmt::format("{} ranks, {} microbatches and {} chunks are more than {} forwards; expected fewer", options.sizes.ranks,
+                       options.sizes.microbatches, chunks, most);
   return "";
 }
 
@@ -102,9 +122,9 @@ Schedule read(const Options& options) {
   dtensor::require(ranks == 0 || ranks == found, "pipeline",
                    "'{}' has {} rows; expected {}, one for each of --ranks; hint: --ranks may be left out", options.check_file, found,
                    ranks);
-  dtensor::require(chunks == 0 || ranks == 0 || ranks * chunks == schedule.stages(), "pipeline",
+  dtensor::require(chunks == 0 || int64_t{found} * chunks == schedule.stages(), "pipeline",
                    "'{}' has {} stages; expected {} ranks times {} chunks; hint: --chunks may be left out", options.check_file,
-                   schedule.stages(), ranks, chunks);
+                   schedule.stages(), found, chunks);
   if (microbatches > 0) schedule.microbatches = microbatches;
   return schedule;
 }

@@ -67,6 +67,14 @@ refused 1 'gpipe holds 8 activations on rank 0' gpipe --ranks 4 --microbatches 8
 refused 2 '--ranks is required' gpipe --microbatches 3
 refused 2 '--microbatches is required' gpipe --ranks 3
 refused 2 'which schedule?'
+refused 2 'leave out the NAME' 1f1b --check "$TMPDIR/good.csv"
+refused 1 'has 2 stages; expected 2 ranks times 3 chunks' --check "$TMPDIR/good.csv" --chunks 3
+: >"$TMPDIR/empty.csv"
+refused 1 'is empty; expected a row of actions for each rank' --check "$TMPDIR/empty.csv"
+refused 2 'are more than 4194304 forwards' 1f1b --ranks 100000 --microbatches 100000
+refused 2 'got 2 costs; expected three or four' 1f1b --ranks 2 --microbatches 3 --costs 1,2
+refused any "got 'x'; expected a time, 0 or more" 1f1b --ranks 2 --microbatches 3 --costs 1,x,2
+refused any "got 'nan'; expected a time" 1f1b --ranks 2 --microbatches 3 --costs nan,1,1
 for option in --ranks=0 --microbatches=-1 --costs=1,2 --costs=1,-2,3 --costs=a,b,c --pigeon; do
   refused any "${option%%=*}" gpipe --ranks 2 --microbatches 2 "$option"
 done

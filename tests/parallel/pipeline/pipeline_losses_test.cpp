@@ -209,5 +209,6 @@ TEST_CASE("pipeline losses: what is refused", "[pipeline][errors]") {
   };
   refused([](const at::Tensor& y, const at::Tensor&) { return y.sum(); }, "the last piece gives 2 tensors, and the loss takes one");
   refused([](const Tensors& y, const at::Tensor&) { return y[0]; }, "expected one element; hint: sum() or mean() it");
+  refused([](const Tensors&, const at::Tensor&) { return at::Tensor(); }, "the loss is an undefined tensor");
   refused([](const Tensors& y, const at::Tensor&) { return y[0].detach().sum(); }, "the loss needs no gradient");
 }

@@ -86,7 +86,10 @@ inline Schedule load_csv(const std::string& file) {
   if (!in.eof() || in.bad())
     detail::refuse(
         {"cannot read '", file, "': ", std::strerror(errno), "; expected a CSV file of a schedule; hint: see docs/pipeline_schedules.md"});
-  return from_csv(text, file);
+  auto schedule = from_csv(text, file);
+  if (schedule.ranks.empty())
+    detail::refuse({"'", file, "' is empty; expected a row of actions for each rank; hint: see docs/pipeline_schedules.md"});
+  return schedule;
 }
 
 inline void save_csv(const Schedule& schedule, const std::string& file) {

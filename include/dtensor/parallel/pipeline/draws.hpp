@@ -102,6 +102,7 @@ inline void StageDraws::go_to(size_t position, int microbatch) {
 inline void StageDraws::check(size_t position, int microbatch) {
   const auto& counts = draws_.at(signatures_[microbatch]);
   if (position >= counts.size()) return;
+  const NoSpmd plain;
   auto place = rng::copy_of(begin_);
   rng::skip_draws(place, begin_of(microbatch, position + 1));
   if (generator_.get_state().equal(place.get_state())) return;

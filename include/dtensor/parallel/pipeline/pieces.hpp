@@ -3,6 +3,8 @@
 
 #include <dtensor/parallel/pipeline/cut.hpp>
 
+#include <dtensor/base/error.hpp>
+
 #include <chrono>
 #include <limits>
 #include <map>
@@ -30,10 +32,22 @@ std::vector<std::pair<std::string, at::Tensor>> buffers_of(const torch::nn::Modu
 
 namespace detail {
 
-// What a piece gives. Its time goes into `fastest`.
+// What a piece gives.
+inline TensorVector run_named(const Piece& piece, const TensorVector& values) try {
+  return piece.forward(values);
+} catch (const Error& error) {
+  const std::string text = error.what_without_backtrace();
+  if (text.find("are not there yet") == text.npos) throw;
+  fail("pipeline",
+       "the piece '{}' uses a tensor without values: {}; hint: call pipe.materialize() before the first step, and name the modules of all "
+       "parameters that a piece uses: a rank has those that the pieces of its stages name",
+       piece.modules, text);
+}
+
+// The same. Its time goes into `fastest`.
 inline TensorVector run_timed(const Piece& piece, const TensorVector& values, double& fastest) {
   const auto start = std::chrono::steady_clock::now();
-  auto results = piece.forward(values);
+  auto results = run_named(piece, values);
   fastest = std::min(fastest, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
   return results;
 }
@@ -74,7 +88,9 @@ inline StagesOfPieces stages_of(const std::vector<Piece>& pieces, const std::vec
       const auto& piece = pieces[p];
       for (const auto& name : piece.skips.takes) {
         const auto found = giver.find(name);
-        require(found != giver.end(), "pipeline", "the piece '{}' takes '{}', which no piece before it gives", piece.modules, name);
+        require(found != giver.end(), "pipeline",
+                "the piece '{}' takes '{}', which no piece before it gives; hint: 'gives' of an earlier piece names it", piece.modules,
+                name);
         const int from = found->second;
         auto& names = taken[s][s - from];
         if (from == s || std::ranges::find(names, name) != names.end()) continue;
@@ -83,7 +99,7 @@ inline StagesOfPieces stages_of(const std::vector<Piece>& pieces, const std::vec
         result.skips.push_back({from, s});
       }
       for (const auto& name : piece.skips.gives) {
-        require(giver.emplace(name, s).second, "pipeline", "two pieces give '{}'; expected one", name);
+        require(giver.emplace(name, s).second, "pipeline", "two pieces give '{}'; expected one; hint: give the second another name", name);
       }
       of_stage[s].push_back(piece);
     }
