@@ -26,7 +26,7 @@ const PackedSequence kPacked({5, 9, 1, 8});
 int document(int64_t position) { return position < 5 ? 0 : position < 14 ? 1 : position < 15 ? 2 : 3; }
 int64_t begin_of(int64_t position) { return std::vector<int64_t>{0, 5, 14, 15}[document(position)]; }
 
-bool same(int64_t q, int64_t k) { return document(q) == document(k); }
+bool in_one(int64_t q, int64_t k) { return document(q) == document(k); }
 
 std::vector<Defined> all() {
   const auto in_window = [](int64_t q, int64_t k, int64_t before, int64_t after) { return k >= q - before && k <= q + after; };
@@ -40,17 +40,17 @@ std::vector<Defined> all() {
       {AttentionMask::global_sliding_window(2, 3, 1),
        [=](int64_t q, int64_t k) { return q < 2 || k < 2 || in_window(q, k, 3, 1); }},
       {AttentionMask::documents(), same},
-      {AttentionMask::causal_documents(), [](int64_t q, int64_t k) { return same(q, k) && k <= q; }},
+      {AttentionMask::causal_documents(), [](int64_t q, int64_t k) { return in_one(q, k) && k <= q; }},
       {AttentionMask::prefix_lm(6), [](int64_t q, int64_t k) { return k <= q || k < 6; }},
       {AttentionMask::prefix_lm_documents(prefixes),
-       [=](int64_t q, int64_t k) { return same(q, k) && (k <= q || k - begin_of(k) < prefixes[document(k)]); }},
+       [=](int64_t q, int64_t k) { return in_one(q, k) && (k <= q || k - begin_of(k) < prefixes[document(k)]); }},
       {AttentionMask::shared_question(),
-       [](int64_t q, int64_t k) { return (same(q, k) && k <= q) || (document(q) != 0 && document(k) == 0); }},
-      {AttentionMask::causal_blocks(), [](int64_t q, int64_t k) { return k <= q && (same(q, k) || document(q) == 3); }},
+       [](int64_t q, int64_t k) { return (in_one(q, k) && k <= q) || (document(q) != 0 && document(k) == 0); }},
+      {AttentionMask::causal_blocks(), [](int64_t q, int64_t k) { return k <= q && (in_one(q, k) || document(q) == 3); }},
       {AttentionMask::block_causal_documents(4),
-       [](int64_t q, int64_t k) { return same(q, k) && (k - begin_of(k)) / 4 <= (q - begin_of(q)) / 4; }},
+       [](int64_t q, int64_t k) { return in_one(q, k) && (k - begin_of(k)) / 4 <= (q - begin_of(q)) / 4; }},
       {AttentionMask::from([](int64_t q, int64_t k, int64_t a, int64_t b) { return (q + k) % 3 != 0 || a == b; }),
-       [](int64_t q, int64_t k) { return (q + k) % 3 != 0 || same(q, k); }},
+       [](int64_t q, int64_t k) { return (q + k) % 3 != 0 || in_one(q, k); }},
   };
 }
 
@@ -70,7 +70,7 @@ std::vector<Defined> all_without_limits() {
         {AttentionMask::global_sliding_window(2, most, 0), [](int64_t q, int64_t k) { return q < 2 || k < 2 || k <= q; }},
         {AttentionMask::prefix_lm(most), all},
         {AttentionMask::prefix_lm_documents({most, 0, most, most}),
-         [](int64_t q, int64_t k) { return same(q, k) && (k <= q || document(q) != 1); }},
+         [](int64_t q, int64_t k) { return in_one(q, k) && (k <= q || document(q) != 1); }},
         {AttentionMask::block_causal_documents(most), same},
     };
     masks.insert(masks.end(), of_most.begin(), of_most.end());

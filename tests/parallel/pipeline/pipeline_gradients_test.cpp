@@ -35,7 +35,7 @@ std::vector<Piece> pieces_of(Parts& model, const std::string& kind) {
   return {piece("layers.0", give(0)), piece("layers.1", give(1)), piece("layers.2", third), piece("layers.3", fourth)};
 }
 
-at::Tensor loss_of(const at::Tensor& y, const at::Tensor& target) { return (y - target).square().mean(); }
+at::Tensor square_loss(const at::Tensor& y, const at::Tensor& target) { return (y - target).square().mean(); }
 
 // Gradients, undefined where there are none, after two steps.
 Tensors on_one_device(const std::string& kind, const at::Tensor& batch) {
@@ -46,7 +46,7 @@ Tensors on_one_device(const std::string& kind, const at::Tensor& batch) {
     for (const auto& rows : batch.tensor_split(4)) {
       Tensors x{rows};
       for (const auto& piece : pieces) x = piece.forward(x);
-      loss_of(x[0], rows).backward();
+      square_loss(x[0], rows).backward();
     }
   }
   Tensors gradients;
@@ -60,7 +60,7 @@ void check_gradients(int ranks, const std::string& kind, const std::string& sche
   torch::manual_seed(2);
   Parts model;
   auto pipe = pipeline(model, mesh, pieces_of(model, kind), {.schedule = schedule, .microbatches = 4});
-  for (int step = 0; step < 2; ++step) pipe.step(batch, batch, loss_of);
+  for (int step = 0; step < 2; ++step) pipe.step(batch, batch, square_loss);
   const auto names = model.named_parameters().keys();
   for (const auto& [name, parameter] : pipe.named_parameters()) {
     const auto& wanted = expected[std::ranges::find(names, name) - names.begin()];
@@ -99,7 +99,7 @@ TEST_CASE("pipeline gradients: one that comes for some microbatches only", "[pip
       };
       auto pipe = pipeline(model, mesh, pieces, {.microbatches = 4});
       const auto batch = fractions({8, 6});
-      pipe.step(batch, batch, loss_of);
+      pipe.step(batch, batch, square_loss);
     });
   };
   CHECK_NOTHROW(run(true));
@@ -123,10 +123,10 @@ TEST_CASE("pipeline gradients: a stage that draws as many numbers as its values 
         };
         auto pipe = pipeline(model, mesh, pieces, {.schedule = schedule, .microbatches = 4});
         auto batch = fractions({8, 6}).clone();
-        pipe.step(batch, batch, loss_of);
+        pipe.step(batch, batch, square_loss);
         batch.narrow(0, 4, 2).fill_(1e6);
         try {
-          pipe.step(batch, batch, loss_of);
+          pipe.step(batch, batch, square_loss);
         } catch (const Error& error) {
           const std::string text = error.what();
           require(text.find(" for an earlier microbatch of equal inputs") != text.npos, "test", "it threw {}", text);
