@@ -39,7 +39,7 @@ std::vector<Defined> all() {
       {AttentionMask::causal_sliding_window(3), [=](int64_t q, int64_t k) { return in_window(q, k, 3, 0); }},
       {AttentionMask::global_sliding_window(2, 3, 1),
        [=](int64_t q, int64_t k) { return q < 2 || k < 2 || in_window(q, k, 3, 1); }},
-      {AttentionMask::documents(), same},
+      {AttentionMask::documents(), in_one},
       {AttentionMask::causal_documents(), [](int64_t q, int64_t k) { return in_one(q, k) && k <= q; }},
       {AttentionMask::prefix_lm(6), [](int64_t q, int64_t k) { return k <= q || k < 6; }},
       {AttentionMask::prefix_lm_documents(prefixes),
@@ -71,7 +71,7 @@ std::vector<Defined> all_without_limits() {
         {AttentionMask::prefix_lm(most), all},
         {AttentionMask::prefix_lm_documents({most, 0, most, most}),
          [](int64_t q, int64_t k) { return in_one(q, k) && (k <= q || document(q) != 1); }},
-        {AttentionMask::block_causal_documents(most), same},
+        {AttentionMask::block_causal_documents(most), in_one},
     };
     masks.insert(masks.end(), of_most.begin(), of_most.end());
   }
