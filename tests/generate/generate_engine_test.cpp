@@ -284,6 +284,30 @@ TEST_CASE("generate: bad requests are refused and others go on", "[generate]") {
   CHECK(engine.idle());
 }
 
+TEST_CASE("generate: frozen modules keep their mode", "[generate]") {
+  SmallText model;
+  model.train();
+  auto children = model.children();
+  REQUIRE(children.size() > 1);
+  children[0]->eval();
+  std::vector<bool> before;
+  for (const auto& module : model.modules(false)) before.push_back(module->is_training());
+  Engine engine(model);
+  engine.generate(some_prompts(2), kDrawn);
+  std::vector<bool> after;
+  for (const auto& module : model.modules(false)) after.push_back(module->is_training());
+  CHECK(before == after);
+  CHECK(model.is_training());
+}
+
+TEST_CASE("generate: any number of new tokens is checked against the cache", "[generate]") {
+  SmallText model;
+  Engine engine(model, with_room(48));
+  for (const auto tokens : {int64_t{1} << 40, std::numeric_limits<int64_t>::max()}) {
+    CHECK_THROWS_WITH(engine.submit({{1, 2, 3}, {.max_tokens = tokens}}), says("bytes of cache on this rank"));
+  }
+}
+
 TEST_CASE("generate: models whose attention takes no part are computed anew", "[generate]") {
   struct Own : torch::nn::Module {
     Own() { words = register_module("words", torch::nn::Embedding(kVocabulary, 16)); }

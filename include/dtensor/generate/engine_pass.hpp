@@ -11,6 +11,8 @@
 
 #include <deque>
 #include <exception>
+#include <utility>
+#include <vector>
 
 #pragma GCC visibility push(default)
 
@@ -60,6 +62,25 @@ inline std::optional<DeviceMesh> mesh_of(const torch::nn::Module* module) {
   return {};
 }
 
+// While it lives, a module is in evaluation mode. Each of its modules then has the mode again that it had.
+class Evaluating {
+ public:
+  explicit Evaluating(torch::nn::Module& module) {
+    modes_.emplace_back(&module, module.is_training());
+    for (const auto& each : module.modules(/*include_self=*/false)) modes_.emplace_back(each.get(), each->is_training());  // parents first
+    if (std::ranges::none_of(modes_, [](const auto& mode) { return mode.second; })) modes_.clear();
+    else module.eval();
+  }
+  ~Evaluating() {
+    for (const auto& [module, training] : modes_) module->train(training);
+  }
+  Evaluating(const Evaluating&) = delete;
+  Evaluating& operator=(const Evaluating&) = delete;
+
+ private:
+  std::vector<std::pair<torch::nn::Module*, bool>> modes_;
+};
+
 inline Forward in_evaluation(Forward forward, torch::nn::Module* module, bool batch_invariant) {
   if (batch_invariant) {
     forward = [forward = std::move(forward)](const at::Tensor& ids) {
@@ -69,14 +90,7 @@ inline Forward in_evaluation(Forward forward, torch::nn::Module* module, bool ba
   }
   if (!module) return forward;
   return [forward = std::move(forward), module](const at::Tensor& ids) {
-    struct Mode {
-      torch::nn::Module* module;
-      ~Mode() {
-        if (module) module->train();
-      }
-    };
-    const Mode mode{module->is_training() ? module : nullptr};
-    if (mode.module) module->eval();
+    const Evaluating mode(*module);
     return forward(ids);
   };
 }

@@ -48,11 +48,12 @@ inline void Engine::check_request(const Request& request) const {
   }
   require(length < longest(), "generate", "got a prompt of {} tokens; the longest sequence, with output, has {}", length, longest());
   const auto rows = length + std::min(request.settings.max_tokens, longest() - length) - 1;
-  const auto needed = (rows + kBlockRows - 1) / kBlockRows;
+  const auto needed = rows / kBlockRows + (rows % kBlockRows > 0);
   require(needed <= blocks_->count(), "generate",
-          "a prompt of {} tokens and {} new ones need {} bytes of cache on this rank, which has {}; hint: a larger cache_bytes, or fewer "
-          "max_tokens",
-          length, request.settings.max_tokens, needed * runner_.bytes_of_block(), options_.cache_bytes);
+          "a prompt of {} tokens and {} new ones need {:.0f} bytes of cache on this rank, which has {}; hint: a larger cache_bytes, or "
+          "fewer max_tokens",
+          length, request.settings.max_tokens, static_cast<double>(needed) * static_cast<double>(runner_.bytes_of_block()),
+          options_.cache_bytes);
 }
 
 inline Future Engine::submit(Request request) {
