@@ -214,6 +214,12 @@ void check_in_place_sizes(const c10::OperatorHandle& op, const OpInfo& info, con
        fmt::join(sizes[0], ", "), describe(call));
 }
 
+// Whether the call writes to a tensor whose elements share places. A part of it, moved back, would undo what was written at places that
+// elements share which the operator did not write.
+bool writes_overlapping(const OpInfo& info, const rules::Call& call) {
+  return info.in_place && !call.operands.empty() && call.operands[0].argument == 0 && overlaps(*call.operands[0].layout);
+}
+
 struct Ahead {
   bool rehearsed = false;
   bool sure = false;  // call.outputs have the dtypes of one device, too
@@ -304,15 +310,15 @@ std::shared_ptr<Decision> decide(const c10::OperatorHandle& op, const OpInfo& in
   check_supported(info);
   rules::Call call(*info.schema, arguments, common_mesh(info, arguments));
   call.in_place = info.in_place;
-  const bool writes_first = info.in_place && !call.operands.empty() && call.operands[0].argument == 0;
-  if (writes_first) call.operands[0].overlaps = overlaps(*call.operands[0].layout);
   check_plain_operands(info, call, trace != nullptr);
 
   const auto* rule = info.rule;
   const auto ahead = look_ahead(op, info, call, rule);
   if (rule) check_in_place_sizes(op, info, call, *rule);
-  // A part of it, moved back whole, would undo what was written at places that its other elements share.
-  if (writes_first && call.operands[0].overlaps && call.operands[0].layout->is_replicated()) rule = nullptr;
+  if (writes_overlapping(info, call)) {  // it stays where it is
+    call.operands[0].pinned = true;
+    if (call.operands[0].layout->is_replicated()) rule = nullptr;
+  }
   if (!trace && !info.rule && !call.operands.empty() && info.name != "aten::_local_scalar_dense") {
     warn_once(info, call.mesh, "has no sharding rule and runs on replicated operands");
   }

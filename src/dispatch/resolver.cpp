@@ -152,12 +152,10 @@ bool cuts_flat(const Candidate& candidate, int64_t mesh_dim, const std::vector<L
   return false;
 }
 
-// Whether a candidate moves an operand that is to stay where it is, if it can.
 bool moves_pinned(const Call& call, const Candidate& candidate, int64_t mesh_dim, const std::vector<LayoutPtr>& now) {
   for (size_t i = 0; i < now.size(); ++i) {
     const auto& p = now[i]->placements()[mesh_dim];
-    const bool stays = (call.operands[i].pinned && p.is_shard()) || call.operands[i].overlaps;
-    if (stays && candidate.in[i] != p) return true;
+    if (call.operands[i].pinned && p.is_shard() && candidate.in[i] != p) return true;
   }
   return false;
 }
@@ -178,7 +176,7 @@ const Candidate* cheapest(const Call& call, const OpInfo& info, const Candidates
   Price lowest;
   auto* options = trace ? &(*trace)[mesh_dim] : nullptr;
   if (options) options->assign(candidates.size(), {});
-  const bool pinned = std::ranges::any_of(call.operands, [](const auto& operand) { return operand.pinned || operand.overlaps; });
+  const bool pinned = std::ranges::any_of(call.operands, [](const auto& operand) { return operand.pinned; });
   const bool may_stay = pinned && std::ranges::any_of(candidates, [&](const Candidate& candidate) {
     return !moves_pinned(call, candidate, mesh_dim, now) && fits(call, candidate, mesh_dim) && !cuts_flat(candidate, mesh_dim, now);
   });

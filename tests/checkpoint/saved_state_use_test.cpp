@@ -47,6 +47,13 @@ struct Piped {
   std::optional<torch::optim::AdamW> optimizer;
 };
 
+torch::nn::Sequential unit_of_two_layers(const dt::DeviceMesh& mesh, const dt::FullyShardOptions& options) {
+  torch::manual_seed(3);
+  torch::nn::Sequential model(torch::nn::Linear(6, 6), torch::nn::Linear(6, 2));
+  dt::fully_shard(*model, mesh["dp"], options);
+  return model;
+}
+
 }  // namespace
 
 TEST_CASE("checkpoint: a pipeline goes on from what is loaded between two steps", "[checkpoint][pipeline]") {
@@ -122,11 +129,9 @@ TEST_CASE("checkpoint: a load is refused while gradients of units are not reduce
     REQUIRE_NOTHROW(on_ranks(2, [&](dt::World&) {
       const auto mesh = dt::init_device_mesh(at::kCPU, {2}, {"dp"});
       const dt::Spmd spmd(mesh);
-      torch::manual_seed(3);
-      torch::nn::Sequential model(torch::nn::Linear(6, 6), torch::nn::Linear(6, 2));
       dt::FullyShardOptions options;
       options.reduce_at_read = at_read;
-      dt::fully_shard(*model, mesh["dp"], options);
+      auto model = unit_of_two_layers(mesh, options);
       torch::optim::SGD optimizer(model->parameters(), 0.1);
       const auto backward = [&] { model->forward(torch::ones({4, 6})).sum().backward(); };
       dt::save({{"model", model}}, folder.path, 1);
@@ -153,11 +158,9 @@ TEST_CASE("checkpoint: units that are whole are gathered again after a load", "[
   REQUIRE_NOTHROW(on_ranks(2, [&](dt::World&) {
     const auto mesh = dt::init_device_mesh(at::kCPU, {2}, {"dp"});
     const dt::Spmd spmd(mesh);
-    torch::manual_seed(3);
-    torch::nn::Sequential model(torch::nn::Linear(6, 6), torch::nn::Linear(6, 2));
     dt::FullyShardOptions options;
     options.reshard_after_forward = false;
-    dt::fully_shard(*model, mesh["dp"], options);
+    auto model = unit_of_two_layers(mesh, options);
     const auto x = torch::ones({3, 6});
     const auto expected = dt::full_tensor(model->forward(x).detach()).clone();
     dt::save({{"model", model}}, folder.path, 1);

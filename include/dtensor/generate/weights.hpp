@@ -37,6 +37,16 @@ inline void copy_weights(torch::nn::Module& to, const torch::nn::Module& from) {
 
 namespace detail {
 
+// Throws for a name of `to` that `from` lacks, and for other sizes.
+inline void check_weights(const NamedWeights& to, const NamedWeights& from, const char* who) {
+  for (const auto& [name, target] : to) {
+    const auto source = from.find(name);
+    require(source != from.end(), who, "there are no weights for {}; got {} tensors of other names", name, from.size());
+    require(source->second.sizes() == target.sizes(), who, "the weights of {} have sizes {}; expected {}", name,
+            dtensor::detail::str_of(source->second.sizes()), dtensor::detail::str_of(target.sizes()));
+  }
+}
+
 // `from` on the mesh and in the layout of `like`.
 inline at::Tensor laid_out_like(const at::Tensor& from, const at::Tensor& like) {
   const auto* layout = find_layout(like);
@@ -56,12 +66,7 @@ inline NamedWeights named_weights(const torch::nn::Module& module) {
 
 inline void copy_weights(torch::nn::Module& to, const NamedWeights& from) {
   const auto targets = named_weights(to);
-  for (const auto& [name, target] : targets) {
-    const auto source = from.find(name);
-    require(source != from.end(), "generate", "there are no weights for {}; got {} tensors of other names", name, from.size());
-    require(source->second.sizes() == target.sizes(), "generate", "the weights of {} have sizes {}; expected {}", name,
-            dtensor::detail::str_of(source->second.sizes()), dtensor::detail::str_of(target.sizes()));
-  }
+  detail::check_weights(targets, from, "generate");
   const NoSpmd plain;
   const at::NoGradGuard no_grad;
   for (const auto& [name, target] : targets) {

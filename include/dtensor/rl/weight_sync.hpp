@@ -105,17 +105,14 @@ struct WeightSync::Tensor {
 
 inline WeightSync::WeightSync(generate::NamedWeights from, torch::nn::Module& to, const WeightSyncOptions& options)
     : from_(std::move(from)), to_(generate::named_weights(to)), options_(options) {
+  generate::detail::check_weights(to_, from_, detail::kSync);
   std::set<int> ranks;
   const auto add = [&](const at::Tensor& x) {
     if (const auto* layout = find_layout(x)) ranks.insert(layout->mesh().ranks().begin(), layout->mesh().ranks().end());
   };
   for (const auto& [name, target] : to_) {
-    const auto source = from_.find(name);
-    require(source != from_.end(), detail::kSync, "there are no weights for {}; got {} tensors of other names", name, from_.size());
-    require(source->second.sizes() == target.sizes(), detail::kSync, "the weights of {} have sizes {}; expected {}", name,
-            dtensor::detail::str_of(source->second.sizes()), dtensor::detail::str_of(target.sizes()));
     add(target);
-    add(source->second);
+    add(from_.at(name));
   }
   const auto count = static_cast<int64_t>(ranks.size());
   if (count > 0)

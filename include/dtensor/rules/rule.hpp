@@ -29,7 +29,6 @@ struct Operand {
   bool plain = false; // not a DTensor
   bool pinned = false; // see dtensor::pin
   bool yields = false; // written; if it is whole, the call may shard it for good
-  bool overlaps = false; // written, and elements share places: one that is not written must not overwrite one that is
 
   c10::IntArrayRef sizes() const { return layout->sizes(); }
   int64_t ndim() const { return layout->ndim(); }

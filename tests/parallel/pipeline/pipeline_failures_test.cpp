@@ -1,8 +1,10 @@
 // A step that fails on one rank, where the program catches the error: all ranks hear of it at once, and none goes on with half a step.
 #include "tests/support/pipelined_model.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <mutex>
+#include <thread>
 
 using namespace dtensor;
 using namespace dtensor::test;
@@ -42,7 +44,14 @@ std::vector<Piece> faulty(Model& model, const Fault& fault, const bool& armed) {
   return pieces;
 }
 
-void check_told(const DeviceMesh& mesh, const std::string& schedule, const Fault& fault) {
+// Waits until all ranks, which are threads, came here, outside of their transport: a failure reaches a rank that has not yet left a
+// collective, also one that the failed rank has left.
+void wait_for_all(std::atomic<int>& here, int64_t ranks) {
+  const auto start = std::chrono::steady_clock::now();
+  for (++here; here < ranks && std::chrono::steady_clock::now() - start < std::chrono::seconds(20);) std::this_thread::yield();
+}
+
+void check_told(const DeviceMesh& mesh, const std::string& schedule, const Fault& fault, std::atomic<int>& here) {
   const Spmd spmd(stage_mesh(mesh));
   torch::manual_seed(1);
   Model model(6);
@@ -56,13 +65,14 @@ void check_told(const DeviceMesh& mesh, const std::string& schedule, const Fault
   };
   const auto step = [&, x = x, y = y] { pipe.step(x, y, loss); };
   step();
+  wait_for_all(here, mesh.size());
   armed = true;
   const auto start = std::chrono::steady_clock::now();
   const auto first = thrown_by(step);
   const bool named = first.find("failed at") != first.npos && first.find("in step 1: " + fault.says) != first.npos;
   require(named, "test", "the step threw {}", first);
   const bool waits = fault.where == "forward" && mesh.coordinate(0) == 0 && schedule == "1f1b";
-  require(!waits || first.find("[pipeline] step 1 ends at 0B") == 0, "test", "a rank that waited threw {}", first);
+  require(!waits || first.find("[pipeline] step 1 ends at 0") == 0, "test", "a rank that waited threw {}", first);
   armed = false;
   const auto later = thrown_by(step);
   require(later.find("a step failed before") != later.npos && later.find(fault.says) != later.npos, "test", "the next threw {}", later);
@@ -84,7 +94,8 @@ TEST_CASE("pipeline failures: a step that fails on one rank is caught on all", "
     for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb1p", "zbv"}) {
       for (const auto& fault : faults) {
         CAPTURE(transport, schedule, fault.where);
-        const auto run = [&](World&) { check_told(init_device_mesh(c10::kCPU, {2}, {"pp"}), schedule, fault); };
+        std::atomic<int> here = 0;
+        const auto run = [&](World&) { check_told(init_device_mesh(c10::kCPU, {2}, {"pp"}), schedule, fault, here); };
         CHECK_NOTHROW(on_ranks(2, run, transport));
       }
     }
@@ -93,9 +104,10 @@ TEST_CASE("pipeline failures: a step that fails on one rank is caught on all", "
 
 TEST_CASE("pipeline failures: the rank that failed is named on all of three and beside another dimension", "[pipeline][errors]") {
   const Fault fault{"forward", 7, "out of cheese"};
-  CHECK_NOTHROW(on_ranks(3, [&](World&) { check_told(init_device_mesh(c10::kCPU, {3}, {"pp"}), "1f1b", fault); }));
-  CHECK_NOTHROW(on_ranks(
-      4, [&](World&) { check_told(init_device_mesh(c10::kCPU, {2, 2}, {"pp", "dp"}), "1f1b", fault); }, "gloo"));
+  std::atomic<int> three = 0, four = 0;
+  CHECK_NOTHROW(on_ranks(3, [&](World&) { check_told(init_device_mesh(c10::kCPU, {3}, {"pp"}), "1f1b", fault, three); }));
+  const auto beside = [&](World&) { check_told(init_device_mesh(c10::kCPU, {2, 2}, {"pp", "dp"}), "1f1b", fault, four); };
+  CHECK_NOTHROW(on_ranks(4, beside, "gloo"));
 }
 
 TEST_CASE("pipeline failures: ranks that were told different things refuse to train", "[pipeline][errors]") {

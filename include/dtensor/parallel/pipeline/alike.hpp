@@ -3,15 +3,13 @@
 
 #include <dtensor/parallel/pipeline/csv.hpp>
 #include <dtensor/parallel/pipeline/ranks.hpp>
+#include <dtensor/tensor/replicated.hpp>
 
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/tensor.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #pragma GCC visibility push(default)
@@ -27,21 +25,10 @@ struct Fact {
 std::vector<Fact> facts_of(const Schedule& schedule, const std::vector<int>& cut, const std::vector<std::string>& patterns);
 
 // Every rank of the pipeline calls it, with facts of the same kinds. Throws on every rank if some differ, and says on which ranks.
-// Communicates 16 bytes for each fact, and 8 for each and every rank if some differ.
+// Communicates a hash, and one for each fact if some differ.
 void require_alike(const PipelineRanks& ranks, const std::vector<Fact>& facts);
 
 // -- How -----------------------------------------------------------------------------------------------------------------
-
-namespace detail {
-
-// The same on every machine, and not negative.
-inline int64_t hash_of(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char letter : text) hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
-  return static_cast<int64_t>(hash >> 1);
-}
-
-}  // namespace detail
 
 inline std::vector<Fact> facts_of(const Schedule& schedule, const std::vector<int>& cut, const std::vector<std::string>& patterns) {
   std::vector<Fact> facts;
@@ -54,32 +41,18 @@ inline std::vector<Fact> facts_of(const Schedule& schedule, const std::vector<in
 }
 
 inline void require_alike(const PipelineRanks& ranks, const std::vector<Fact>& facts) {
-  const auto count = static_cast<int64_t>(facts.size()), size = static_cast<int64_t>(ranks.all().size());
-  auto own = at::zeros({2 * count}, at::kLong);
-  auto* hashes = own.data_ptr<int64_t>();
-  for (int64_t i = 0; i < count; ++i) hashes[i] = detail::hash_of(facts[i].text), hashes[count + i] = -hashes[i];
-  const auto most = ranks.largest(own);
-  const auto* bounds = most.data_ptr<int64_t>();
-  const auto differs = [&](int64_t i) { return bounds[i] != -bounds[count + i]; };
-  bool alike = true;
-  for (int64_t i = 0; i < count; ++i) alike = alike && !differs(i);
-  if (alike) return;
-  const auto& all = ranks.all().ranks();
-  const auto position = std::ranges::find(all, ranks.all().world().rank()) - all.begin();
-  auto table = at::zeros({size * count}, at::kLong);
-  std::copy_n(hashes, count, table.data_ptr<int64_t>() + position * count);
-  table = ranks.largest(table);
-  const auto* of = table.data_ptr<int64_t>();
-  std::string what;
-  for (int64_t i = 0; i < count; ++i) {
-    if (!differs(i)) continue;
-    std::vector<int> others;
-    for (int64_t r = 0; r < size; ++r) {
-      if (of[r * count + i] != of[i]) others.push_back(all[r]);
-    }
-    const bool many = others.size() > 1;
-    what += fmt::format("; {} of rank{} {} {} not that of rank {}, here it is {}", facts[i].what, many ? "s" : "", fmt::join(others, ", "),
-                        "is", all[0], facts[i].shown);
+  const auto differing = [&](std::string_view text) {
+    return ranks_that_differ(at::tensor(std::vector<int64_t>(text.begin(), text.end()), at::kLong), ranks.all());
+  };
+  std::string all, what;
+  for (const auto& fact : facts) all += fact.text + "\n";
+  if (differing(all).empty()) return;
+  for (const auto& fact : facts) {
+    const auto others = differing(fact.text);
+    if (others.empty()) continue;
+    const bool many = others.find(',') != std::string::npos;
+    what += fmt::format("; {} of rank{} {} is not that of rank {}, here it is {}", fact.what, many ? "s" : "", others,
+                        ranks.all().ranks()[0], fact.shown);
   }
   fail("pipeline", "the ranks do not have the same pipeline{}; hint: every rank gives dt::pipeline equal pieces and options", what);
 }
