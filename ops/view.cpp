@@ -193,12 +193,13 @@ const Register parted_copy("aten::split_copy.Tensor aten::split_with_sizes_copy"
 
 Maps view_as_complex(const Call& call) { return {without_dims(ndim_of(call), {ndim_of(call) - 1})}; }
 
-// Both numbers of a pair lie beside each other on one device, but not in every part of another order.
+// Both numbers of a pair lie beside each other on one device, but not in every part of another order. A part without elements has the
+// strides of the whole, of which libtorch 2.14 takes an odd one for a dim of length one, not of none.
 Lowering pairs_together(const Call&, const Resolution& resolution) {
   return [whole = detail::in_row_major_order(*resolution.in[0])](LocalCall& call) {
     const auto self = call.arg(0).toTensor();
-    if (!detail::shard_in_row_major_order(self, whole) || self.storage_offset() % 2 != 0)
-      call.arg(0) = self.clone(at::MemoryFormat::Contiguous);
+    const bool fits = self.numel() > 0 && detail::shard_in_row_major_order(self, whole) && self.storage_offset() % 2 == 0;
+    if (!fits) call.arg(0) = self.clone(at::MemoryFormat::Contiguous);
     call.call();
   };
 }

@@ -4,6 +4,8 @@
 #include "tests/support/view_support.hpp"
 #include "tests/support/words_of.hpp"
 
+#include <dtensor/base/compat.hpp>
+
 namespace dt = dtensor;
 using dt::shard;
 using namespace dt::test::views;
@@ -292,4 +294,25 @@ TEST_CASE("views: a plain gradient goes through a part of a conjugated tensor", 
       dt::require(dt::full_tensor(got).equal(expected), "test", "the gradient of {} differs", str(placement));
     }
   }));
+}
+
+// libtorch 2.14 takes an odd stride of a dim of length one; 1.13 refuses it on one device, too.
+TEST_CASE("views: numbers are read in pairs where a rank has none and strides are odd", "[ops]") {
+  const auto read = [](const at::Tensor& x) { return at::imag(at::view_as_complex(x.unfold(1, 2, 2))); };
+  const auto x = torch::rand({1, 3});
+  at::Tensor expected;
+  try {
+    expected = read(x);
+  } catch (const c10::Error&) {
+    REQUIRE_FALSE(DTENSOR_TORCH_AT_LEAST(2, 14));
+    return;
+  }
+  for (const auto* transport : {"threads", "gloo"}) {
+    REQUIRE_NOTHROW(on_each_rank(2, [&] {
+      for (const int64_t dim : {0, 1}) {
+        const auto got = read(dt::distribute_tensor(x, mesh_of({2}), {shard(dim)}));
+        dt::require(dt::full_tensor(got).equal(expected), "test", "other numbers where dim {} is cut", dim);
+      }
+    }, transport));
+  }
 }
