@@ -45,11 +45,12 @@ void require_in(const std::string& part, const std::string& text) {
 }  // namespace
 
 TEST_CASE("generate alike: ranks that ask for other things all throw and name the field", "[generate]") {
-  const std::vector<std::pair<std::string, Request>> others{{"another prompt", {.prompt = {1, 3}, .settings = kAlike}},
-                                                            {"another seed", {.prompt = {1, 2}, .settings = {.max_tokens = 8, .seed = 6}}},
-                                                            {"another top_k", {.prompt = {1, 2}, .settings = {.top_k = 4, .max_tokens = 8}}},
-                                                            {"another stop", {.prompt = {1, 2}, .settings = {.max_tokens = 8, .stop = {"a"}}}},
-                                                            {"another priority", {.prompt = {1, 2}, .settings = kAlike, .priority = 1}}};
+  const std::vector<std::pair<std::string, Request>> others{
+      {"another prompt", {.prompt = {1, 3}, .settings = kAlike}},
+      {"another seed", {.prompt = {1, 2}, .settings = {.max_tokens = 8, .seed = 6}}},
+      {"another top_k", {.prompt = {1, 2}, .settings = {.top_k = 4, .max_tokens = 8}}},
+      {"another stop", {.prompt = {1, 2}, .settings = {.max_tokens = 8, .stop = {"a"}}}},
+      {"another priority", {.prompt = {1, 2}, .settings = kAlike, .priority = 1}}};
   for (const auto& [dp, tp] : {std::pair{1, 2}, {2, 1}}) {
     on_each(dp, tp, [&](SmallText& model, World& world) {
       Engine engine(model);

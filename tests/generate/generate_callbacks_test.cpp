@@ -25,7 +25,10 @@ TEST_CASE("generate callbacks: what would run a pass inside of a pass is refused
   int64_t pieces = 0;
   const auto on_piece = [&](const Piece&) {
     const std::vector<std::function<void()>> calls{[&] { engine.generate({{1}}, kCalled); }, [&] { engine.step(); }, [&] { other.get(); },
-                                                   [&] { engine.load_weights(1); }, [&] { generate::beam_search(engine, {1, 2}); }};
+                                                   [&] { engine.load_weights(1); },
+                                                   [&] {
+                                                     generate::beam_search(engine, {1, 2});
+                                                   }};
     try {
       calls[pieces++ % calls.size()]();
     } catch (const Error& error) {

@@ -128,7 +128,8 @@ inline std::vector<std::pair<int64_t, std::string>> agree_on(const std::vector<T
     for (int64_t rank = 1; rank < ranks.size() && failures[part].first < 0; ++rank) {
       require(at(rank, part)[1] == at(0, part)[1], "generate",
               "ranks drew other tokens, or ended other requests: rank {} of {} and rank 0; hint: a callback for allowed tokens must do the "
-              "same on every rank, and so must one that cancels or aborts", rank, ranks.str());
+              "same on every rank, and so must one that cancels or aborts",
+              rank, ranks.str());
     }
   }
   if (!any) return failures;

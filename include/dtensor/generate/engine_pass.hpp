@@ -175,7 +175,7 @@ struct Pass {
   std::vector<Place> places;
   std::vector<std::span<const int64_t>> before;
   std::deque<std::vector<uint64_t>> masks;
-  at::Tensor scores, logprobs;  // [scored rows, vocabulary]
+  at::Tensor scores, logprobs;             // [scored rows, vocabulary]
   std::vector<std::exception_ptr> errors;  // of parts, where the model was run for each by itself
 };
 

@@ -268,8 +268,7 @@ inline at::Tensor Runner::run_padded(const StepRows& rows) const {
   return scores.index_select(0, detail::plain_tensor(rows.scored));
 }
 
-inline at::Tensor Runner::recompute(const StepRows& rows, const std::vector<std::span<const int64_t>>& before,
-                                    const Failed& failed) const {
+inline at::Tensor Runner::recompute(const StepRows& rows, const std::vector<std::span<const int64_t>>& before, const Failed& failed) const {
   const NoSpmd plain;
   std::vector<at::Tensor> scores;
   size_t next = 0;
