@@ -82,6 +82,10 @@ void load_weights(zoo::Model& model, const Chosen& chosen, const std::string& na
   }
 }
 
+bool has_dim(const std::optional<dt::DeviceMesh>& mesh, const std::string& name) {
+  return mesh && std::ranges::find(mesh->names(), name) != mesh->names().end();
+}
+
 std::shared_ptr<zoo::Model> make_model(const TextOptions& o, const Chosen& chosen, const std::optional<dt::DeviceMesh>& mesh) {
   torch::manual_seed(o.seed);
   std::optional<dt::DeferredInit> deferred;
@@ -90,7 +94,7 @@ std::shared_ptr<zoo::Model> make_model(const TextOptions& o, const Chosen& chose
   model->to(o.dtype == "float64" ? torch::kFloat64 : o.dtype == "bfloat16" ? torch::kBFloat16 : torch::kFloat32);
   deferred.reset();
   if (mesh) {
-    dt::parallelize_module(*model, *mesh, dt::automatic_plan(*model));
+    dt::parallelize_module(*model, *mesh, has_dim(mesh, "tp") ? dt::automatic_plan(*model) : dt::Plan{});
     dt::materialize(*model);
   }
   load_weights(*model, chosen, o.model);
@@ -225,8 +229,7 @@ void run(const TextOptions& o, dt::World& world) {
     if (!input) return chat(engine, options, mesh, is_first);
     options.prompts.push_back(*input);
   }
-  const bool has_groups = mesh && std::ranges::find(mesh->names(), "dp") != mesh->names().end();
-  if (has_groups && !o.stream) return write_texts(engine, options, is_first);
+  if (has_dim(mesh, "dp") && !o.stream) return write_texts(engine, options, is_first);
   for (const auto& prompt : options.prompts) write_text(engine, options, tokens_of(prompt), is_first);
 }
 
