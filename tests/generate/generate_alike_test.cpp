@@ -101,20 +101,23 @@ TEST_CASE("generate alike: a callback that throws in one group ends its request 
 }
 
 TEST_CASE("generate alike: a rank that fails in between ends all futures of all ranks with its error", "[generate]") {
-  for (const auto& [dp, tp] : {std::pair{1, 2}, {2, 1}}) {
-    on_each(dp, tp, [&](SmallText& model, World& world) {
-      int64_t passes = 0;
-      Engine engine(
-          [&](const at::Tensor& ids) {
-            if (world.rank() == 1 && ++passes == 9) throw std::runtime_error("the memory is lost");
-            return model.forward(ids);
-          },
-          &model, {});
-      auto first = engine.submit({.prompt = {1, 2, 3}, .settings = kAlike});
-      auto second = engine.submit({.prompt = {4}, .settings = kAlike});
-      for (auto* future : {&first, &second}) require_in("the memory is lost", thrown_by([&] { future->get(); }));
-      require(engine.idle(), "test", "requests are left");
-    });
+  for (const bool pages : {true, false}) {
+    for (const auto& [dp, tp] : {std::pair{1, 2}, {2, 1}, {2, 2}}) {
+      CAPTURE(pages);
+      on_each(dp, tp, [&](SmallText& model, World& world) {
+        int64_t passes = 0;
+        const auto forward = [&](const at::Tensor& ids) {
+          if (world.rank() == 1 && ++passes == 9) throw std::runtime_error("the memory is lost");
+          return pages ? model.forward(ids) : model.forward(torch::cat({ids, ids}, 1)).narrow(1, 0, ids.size(1));
+        };
+        Engine engine(forward, &model, {});
+        require(engine.runner().pages() == pages, "test", "other pages");
+        auto first = engine.submit({.prompt = {1, 2, 3}, .settings = kAlike});
+        auto second = engine.submit({.prompt = {4}, .settings = kAlike});
+        for (auto* future : {&first, &second}) require_in("the memory is lost", thrown_by([&] { future->get(); }));
+        require(engine.idle(), "test", "requests are left");
+      });
+    }
   }
 }
 

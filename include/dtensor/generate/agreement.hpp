@@ -3,6 +3,7 @@
 
 #include <dtensor/base/error_text.hpp>
 #include <dtensor/collectives.hpp>
+#include <dtensor/dispatch/failure.hpp>
 #include <dtensor/generate/request.hpp>
 #include <dtensor/tensor/spmd.hpp>
 
@@ -10,6 +11,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/hash.h>
 
+#include <algorithm>
 #include <cstring>
 
 #pragma GCC visibility push(default)
@@ -145,6 +147,39 @@ inline std::vector<std::pair<int64_t, std::string>> agree_on(const std::vector<T
     failures[part].second.assign(begin, strnlen(begin, kMostText));
   }
   return failures;
+}
+
+// In a catch block, on one or all of `ranks`, which make the same steps of a model on `mesh`: `step` failed here. Others may wait for this
+// rank in a pass, on whichever dimensions of the mesh, or be through with it: now they hear of it, and throw. Where it failed on all ranks,
+// they go on. `left_out`: a dimension of the mesh over which these steps do not communicate, or -1.
+inline void tell_failure(const DeviceMesh& ranks, const DeviceMesh& mesh, int64_t left_out, int64_t step) noexcept try {
+  dispatch::note_failure(ranks, "generate", fmt::format("step {}", step));
+  const auto told = numbers_of({step});
+  std::vector<comm::Async> calls;
+  const auto call = [&](comm::Communicator& group) {
+    try {
+      if (group.size() > 1) calls.push_back(group.all_gather(told, Lengths(group.size(), 1)));
+    } catch (...) {  // as what follows, since others have failed
+    }
+  };
+  if (left_out >= 0) call(dtensor::detail::group_of(ranks));
+  for (int64_t choice = 1; choice < int64_t{1} << mesh.ndim(); ++choice) {
+    Lengths dims;
+    for (int64_t d = 0; d < mesh.ndim(); ++d) {
+      if (choice >> d & 1) dims.push_back(d);
+    }
+    if (std::ranges::find(dims, left_out) == dims.end()) call(mesh.communicator(dims));
+  }
+  for (auto& each : calls) {
+    if (each.work) each.work->done();  // a call that nobody waits for goes on in the background: all of them at once
+  }
+  for (auto& each : calls) {
+    try {
+      std::move(each).get();
+    } catch (...) {
+    }
+  }
+} catch (...) {
 }
 
 }  // namespace dtensor::generate::detail

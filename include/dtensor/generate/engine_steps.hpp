@@ -4,8 +4,6 @@
 #include <dtensor/generate/engine.hpp>
 #include <dtensor/generate/engine_pass.hpp>
 
-#include <dtensor/dispatch/failure.hpp>
-
 #pragma GCC visibility push(default)
 
 namespace dtensor::generate {
@@ -20,6 +18,7 @@ inline Engine::Engine(Forward forward, torch::nn::Module* module, const EngineOp
           "got max_requests {}, tokens_per_step {}, chunk {} and max_length {}; expected at least 1, 1, 0 and 0", options.max_requests,
           options.tokens_per_step, options.chunk, options.max_length);
   require(options.drafts >= 0 && options.drafts <= 64, "generate", "got {} drafts at a time; expected 0 to 64", options.drafts);
+  require(options.drafts_per_step >= 0, "generate", "got {} drafts for a step; expected 0 or more", options.drafts_per_step);
   const auto bytes = runner_.bytes_of_block();
   // Where nothing is kept, blocks are numbers only.
   const auto count = runner_.pages() ? std::min(int64_t{1} << 24, options.cache_bytes / bytes) : int64_t{1} << 16;
@@ -123,21 +122,17 @@ inline void Engine::step() {
   forget_ended();
 }
 
-// In a catch block. Others may wait for this rank in the pass, or be through with it: now they hear that it failed here. Where it failed on
-// all ranks, they go on.
-inline void Engine::tell_failure() const noexcept try {
+inline void Engine::tell_failure() const noexcept {
   const auto* ranks = together();
-  if (!ranks) return;
-  dispatch::note_failure(*ranks, "generate", fmt::format("step {}", steps_));
-  all_gather(detail::numbers_of({steps_}), *ranks);
-} catch (...) {
+  if (ranks) detail::tell_failure(*ranks, *runner_.mesh(), apart_ ? runner_.mesh()->dim(options_.split_over) : -1, steps_);
 }
 
 // Guesses for the outputs that have all but their last token computed.
 inline void Engine::propose() {
   std::vector<DraftContext> contexts;
   std::vector<detail::Growing*> of;
-  const auto each = std::max<int64_t>(1, options_.drafts_per_step / std::max<int64_t>(1, scheduler_->running()));
+  const auto under_way = std::clamp<int64_t>(scheduler_->running() + scheduler_->waiting(), 1, options_.max_requests);
+  const auto each = std::max<int64_t>(1, options_.drafts_per_step / under_way);
   for (const auto& group : groups_) {
     const auto& settings = group->request.settings;
     for (const auto& output : group->outputs) {
@@ -182,7 +177,7 @@ inline void Engine::run(const Scheduler::Plan& plan) {
   pass.errors.resize(plan.parts.size());
   pass.scores = runner_.run(pass.rows, pass.before, [&](size_t span) {  // without pages a part is a span
     pass.errors[span] = std::current_exception();
-    if (const auto* ranks = together()) dispatch::note_failure(*ranks, "generate", fmt::format("step {}, part {}", steps_, span));
+    tell_failure();
   });
   pass.logprobs = at::log_softmax(pass.scores, -1);
   ++counts_.passes;

@@ -208,8 +208,8 @@ inline std::string Runner::compare(const at::Tensor& expected) {
   const auto largest = difference(expected, at::zeros_like(expected));
   if (!std::isfinite(largest)) return {};  // weights that say nothing
   const bool is_short = shapes_[0].dtype == at::kBFloat16;
-  const auto rounding = difference(measured_, expected);
-  if (!(rounding <= (is_short ? 0.1 : 1e-3) * (largest + 1e-6))) {
+  const auto rounding = difference(measured_, expected), bound = (is_short ? 0.1 : 1e-3) * (largest + 1e-6);
+  if (!(rounding <= bound)) {
     return fmt::format("its scores by attention over pages differ by {} from its own", rounding);
   }
   at::Tensor scores;
@@ -220,7 +220,7 @@ inline std::string Runner::compare(const at::Tensor& expected) {
   }
   const auto of_pieces = difference(scores, measured_);
   const auto unit = is_short ? 0x1p-8 : shapes_[0].dtype == at::kDouble && scores_dtype_ == at::kDouble ? 0x1p-52 : 0x1p-23;
-  const auto most = std::max(16 * rounding, (is_short ? 8 : 64) * unit * (largest + 1e-6));
+  const auto most = std::min(bound, std::max(16 * rounding, (is_short ? 8 : 64) * unit * (largest + 1e-6)));
   if (of_pieces <= most) return {};
   return fmt::format("its scores of a sequence in two pieces differ by {} from those in one; rounding explains {}", of_pieces, most);
 }
