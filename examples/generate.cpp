@@ -3,7 +3,8 @@
 //   generate --model llama3-debug --checkpoint run --prompt "namespace " --tokens 200 --temperature 0.8
 //   generate --model Llama-3.2-1B --ranks 2 --mesh tp=2 --prompt "Once upon a time" --n 4 --stream
 //
-// Only the text goes to standard output. Tokens are bytes. On a terminal, without --prompt, it goes on with what you type.
+// Only the text goes to standard output. Tokens are bytes. Without --prompt it goes on with what you type, on a terminal, and else with
+// what standard input of the first rank has.
 #include "training.hpp"
 #include "zoo/huggingface.hpp"
 #include "zoo/zoo.hpp"
@@ -61,16 +62,28 @@ Chosen choose(const TextOptions& o) {
 }
 
 // Weights of a run of examples/train, of one of its steps, or of another library's files.
-void load_weights(zoo::Model& model, const Chosen& chosen) {
+void load_weights(zoo::Model& model, const Chosen& chosen, const std::string& name) {
   if (chosen.weights.empty()) return;
   const auto last = dt::last_step(chosen.weights);
   const auto index = dt::checkpoints::read_any(last ? dt::step_folder(chosen.weights, *last) : chosen.weights);
   const auto names = model.named_parameters().keys();
-  if (std::ranges::all_of(names, [&](const auto& name) { return index.find("model." + name); })) {
-    dt::load({{"model", model}}, index, {.partial = true, .convert = true});
-  } else {
-    zoo::load(model, chosen.config, index);
+  const bool is_of_train = std::ranges::all_of(names, [&](const auto& each) { return index.find("model." + each); });
+  try {
+    if (is_of_train) {
+      dt::load({{"model", model}}, index, {.partial = true, .convert = true});
+    } else {
+      zoo::load(model, chosen.config, index);
+    }
+  } catch (const dt::Error& error) {
+    std::string why = error.what_without_backtrace();
+    if (why.size() > 400) why = why.substr(0, 400) + " ...";
+    dt::fail("generate", "the weights in {} are not those of {}; hint: --model names the model that was trained; {}", chosen.weights, name,
+             why);
   }
+}
+
+bool has_dim(const std::optional<dt::DeviceMesh>& mesh, const std::string& name) {
+  return mesh && std::ranges::find(mesh->names(), name) != mesh->names().end();
 }
 
 std::shared_ptr<zoo::Model> make_model(const TextOptions& o, const Chosen& chosen, const std::optional<dt::DeviceMesh>& mesh) {
@@ -81,10 +94,10 @@ std::shared_ptr<zoo::Model> make_model(const TextOptions& o, const Chosen& chose
   model->to(o.dtype == "float64" ? torch::kFloat64 : o.dtype == "bfloat16" ? torch::kBFloat16 : torch::kFloat32);
   deferred.reset();
   if (mesh) {
-    dt::parallelize_module(*model, *mesh, dt::automatic_plan(*model));
+    dt::parallelize_module(*model, *mesh, has_dim(mesh, "tp") ? dt::automatic_plan(*model) : dt::Plan{});
     dt::materialize(*model);
   }
-  load_weights(*model, chosen);
+  load_weights(*model, chosen, o.model);
   return model;
 }
 
@@ -111,6 +124,17 @@ class Printer {
   size_t next_ = 0;
 };
 
+// The outputs of all prompts, which groups of ranks along dp share out.
+void write_texts(gen::Engine& engine, const TextOptions& o, bool prints) {
+  std::vector<gen::Tokens> prompts;
+  for (const auto& prompt : o.prompts) prompts.push_back(tokens_of(prompt));
+  for (const auto& completion : engine.generate(prompts, o.settings)) {
+    for (const auto& output : completion.outputs) {
+      if (prints) std::cout << output.text << '\n' << std::flush;
+    }
+  }
+}
+
 // One prompt's outputs, on standard output of the first rank. Returns the first one's tokens.
 gen::Tokens write_text(gen::Engine& engine, const TextOptions& o, const gen::Tokens& prompt, bool prints) {
   Printer printer(o.settings.n, prints);
@@ -124,14 +148,10 @@ gen::Tokens write_text(gen::Engine& engine, const TextOptions& o, const gen::Tok
   return completion.outputs[0].tokens;
 }
 
-// A line that the first rank reads, on every rank; nothing at the end of the input.
-std::optional<std::string> read_line(const std::optional<dt::DeviceMesh>& mesh, bool is_first) {
-  std::string line;
-  int64_t length = -1;
-  if (is_first) {
-    dt::detail::say("> ");
-    if (std::getline(std::cin, line)) length = static_cast<int64_t>(line.size());
-  }
+// What the first rank has, on every rank.
+std::optional<std::string> told_to_all(const std::optional<dt::DeviceMesh>& mesh, bool is_first, const std::optional<std::string>& own) {
+  auto line = own.value_or("");
+  int64_t length = own ? static_cast<int64_t>(line.size()) : -1;
   if (mesh && mesh->size() > 1) {
     const dt::NoSpmd plain;
     length = dt::broadcast(torch::tensor({length}), *mesh).item<int64_t>();
@@ -141,6 +161,23 @@ std::optional<std::string> read_line(const std::optional<dt::DeviceMesh>& mesh, 
     line.assign(static_cast<const char*>(bytes.data_ptr()), std::max<int64_t>(length, 0));
   }
   return length < 0 ? std::nullopt : std::optional(line);
+}
+
+// A line that the first rank reads, on every rank; nothing at the end of the input.
+std::optional<std::string> read_line(const std::optional<dt::DeviceMesh>& mesh, bool is_first) {
+  std::string line;
+  if (is_first) dt::detail::say("> ");
+  const bool has_line = is_first && std::getline(std::cin, line);
+  return told_to_all(mesh, is_first, has_line ? std::optional(line) : std::nullopt);
+}
+
+// All that the first rank's standard input has, on every rank; nothing where that is a terminal.
+std::optional<std::string> read_input(const std::optional<dt::DeviceMesh>& mesh, bool is_first) {
+  std::optional<std::string> text;
+  if (is_first && isatty(STDIN_FILENO) == 0) text.emplace(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
+  text = told_to_all(mesh, is_first, text);
+  dt::require(!text || !text->empty(), "generate", "there is no --prompt, and nothing on standard input of the first rank");
+  return text;
 }
 
 // What is typed is added to the text, and the model goes on.
@@ -174,7 +211,7 @@ void run(const TextOptions& o, dt::World& world) {
   std::optional<dt::DeviceMesh> mesh;
   if (!o.meshes.empty() || world.size() > 1) {
     const auto sizes = o.meshes.empty() ? std::vector<int64_t>{world.size()} : o.meshes[0].sizes;
-    mesh = dt::init_device_mesh(torch::kCPU, sizes, {"tp"});
+    mesh = dt::init_device_mesh(torch::kCPU, sizes, o.meshes.empty() ? std::vector<std::string>{"tp"} : o.meshes[0].names);
   }
   std::optional<dt::Spmd> spmd;
   if (mesh) spmd.emplace(*mesh);
@@ -187,15 +224,22 @@ void run(const TextOptions& o, dt::World& world) {
     };
   }
   const bool is_first = world.rank() == 0;
-  if (o.prompts.empty()) return chat(engine, options, mesh, is_first);
-  for (const auto& prompt : o.prompts) write_text(engine, options, tokens_of(prompt), is_first);
+  if (options.prompts.empty()) {
+    const auto input = read_input(mesh, is_first);
+    if (!input) return chat(engine, options, mesh, is_first);
+    options.prompts.push_back(*input);
+  }
+  if (has_dim(mesh, "dp") && !o.stream) return write_texts(engine, options, is_first);
+  for (const auto& prompt : options.prompts) write_text(engine, options, tokens_of(prompt), is_first);
 }
 
 TextOptions parse_options(CLI::App& app, int argc, char** argv) {
   TextOptions o;
   auto& s = o.settings;
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  add_mesh_options(app, o, {"tp"});
+  add_mesh_options(app, o, {"dp", "tp"});
+  app.remove_option(app.get_option("--meshes"));
+  app.get_option("--mesh")->description("the mesh: tp cuts the model, dp shares prompts out, e.g. dp=2,tp=2 (default: tp=RANKS)");
   app.add_option("--model", o.model, "a name of the zoo, or a folder with config.json and safetensors");
   app.add_option("--checkpoint", o.checkpoint,
                  "weights: a folder of train --save, one of its steps, or another library's files (default: drawn)");
@@ -219,7 +263,6 @@ TextOptions parse_options(CLI::App& app, int argc, char** argv) {
   for (auto* option : app.get_options()) option->capture_default_str();
   app.parse(argc, argv);
   s.seed = o.seed;
-  if (o.prompts.empty() && isatty(STDIN_FILENO) == 0) o.prompts.push_back({std::istreambuf_iterator<char>(std::cin), {}});
   return o;
 }
 

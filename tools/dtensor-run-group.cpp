@@ -116,7 +116,8 @@ void Group::become(int local, int output, int exec_error) {
   setsid();
   const sigset_t handled = handled_signals();
   sigprocmask(SIG_UNBLOCK, &handled, nullptr);
-  const int nothing = open("/dev/null", O_RDONLY);
+  const bool reads = rank_of(local) == 0 && isatty(STDIN_FILENO) == 0;  // a file or a pipe
+  const int nothing = reads ? -1 : open("/dev/null", O_RDONLY);
   if (nothing >= 0) dup2(nothing, STDIN_FILENO);
   if (nothing > STDERR_FILENO) close(nothing);
   if (output >= 0) {

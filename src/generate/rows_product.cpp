@@ -10,7 +10,9 @@
 #include <ATen/ops/cos.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
@@ -72,6 +74,9 @@ at::Tensor call_rows_product(const at::Tensor& x, const at::Tensor& w) {
   return op.call(x, w);
 }
 
+// Above autograd, for extensions of libtorch, which itself does not use it.
+constexpr auto kKey = c10::DispatchKey::DeferredInit;
+
 class RowsProduct : public torch::autograd::Function<RowsProduct> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& w) {
@@ -82,6 +87,7 @@ class RowsProduct : public torch::autograd::Function<RowsProduct> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
     const auto saved = context->get_saved_variables();
+    const c10::impl::ExcludeDispatchKeyGuard below(kKey);  // gradients are no rows of a batch
     return {gradients[0].mm(saved[1]), gradients[0].t().mm(saved[0])};
   }
 };
@@ -90,21 +96,47 @@ at::Tensor rows_product_autograd(const at::Tensor& x, const at::Tensor& w) { ret
 
 // -- What libtorch's operators become inside of BatchInvariant ---------------------------------------------------------------
 
-// Above autograd, for extensions of libtorch, which itself does not use it.
-constexpr auto kKey = c10::DispatchKey::DeferredInit;
-
 bool computes(const at::Tensor& x) {
   return x.device().is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble || x.scalar_type() == at::kBFloat16);
 }
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const c10::optional<at::Tensor>& bias) {
-  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  if (!computes(x) || x.dim() < 2 || w.dim() != 2) return at::linear(x, w, bias);
+// Whether x [..., k] times w^T is a product of rows.
+bool multiplies_rows(const at::Tensor& x, const at::Tensor& w) {
+  return computes(x) && x.dim() >= 2 && w.dim() == 2 && x.scalar_type() == w.scalar_type();
+}
+
+at::Tensor rows_of(const at::Tensor& x, const at::Tensor& w) {
   auto sizes = x.sizes().vec();
   const auto y = rows_product(x.dim() == 2 ? x : x.flatten(0, -2), w);
   sizes.back() = w.size(0);
-  const auto shaped = y.reshape(sizes);
-  return bias && bias->defined() ? shaped.add(*bias) : shaped;
+  return y.reshape(sizes);
+}
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const c10::optional<at::Tensor>& bias) {
+  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
+  if (!multiplies_rows(x, w)) return at::linear(x, w, bias);
+  const auto y = rows_of(x, w);
+  return bias && bias->defined() ? y.add(*bias) : y;
+}
+
+// torch::nn::Linear of C++ calls these with a weight's transpose. Where the sizes do not fit, libtorch says so.
+at::Tensor matmul(const at::Tensor& x, const at::Tensor& y) {
+  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
+  const bool takes = multiplies_rows(x, y) && x.size(-1) == y.size(0);
+  return takes ? rows_of(x, y.t()) : at::matmul(x, y);
+}
+
+at::Tensor mm(const at::Tensor& x, const at::Tensor& y) {
+  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
+  const bool takes = multiplies_rows(x, y) && x.dim() == 2 && x.size(1) == y.size(0);
+  return takes ? rows_product(x, y.t()) : at::mm(x, y);
+}
+
+at::Tensor addmm(const at::Tensor& bias, const at::Tensor& x, const at::Tensor& y, const at::Scalar& beta, const at::Scalar& alpha) {
+  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
+  const bool takes = multiplies_rows(x, y) && x.dim() == 2 && x.size(1) == y.size(0) && bias.scalar_type() == x.scalar_type() &&
+                     beta.equal(1) && alpha.equal(1);
+  return takes ? rows_product(x, y.t()).add(bias) : at::addmm(bias, x, y, beta, alpha);
 }
 
 // libtorch computes the last elements of a tensor by other instructions. So each row is made to end where a vector ends.
@@ -133,6 +165,9 @@ TORCH_LIBRARY_IMPL(dtensor, Autograd, library) { library.impl("rows_product", ro
 TORCH_LIBRARY_IMPL(_, DeferredInit, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
   library.impl("linear", linear);
+  library.impl("matmul", matmul);
+  library.impl("mm", mm);
+  library.impl("addmm", addmm);
   library.impl("silu", whole_vectors_of<at::silu>);
   library.impl("sigmoid", whole_vectors_of<at::sigmoid>);
   library.impl("tanh", whole_vectors_of<at::tanh>);

@@ -31,6 +31,21 @@ text >"$out/drawn"
 printf 'namespace ' | "$generate" --dtype float64 --tokens 30 --seed 7 --temperature 0.8 >"$out/piped"
 cmp "$out/drawn" "$out/piped"
 
+# So it is for ranks, of which the first reads, in one process and in several.
+printf 'namespace ' | "$generate" --dtype float64 --tokens 30 --seed 7 --temperature 0.8 --mesh tp=2 >"$out/piped"
+cmp "$out/drawn" "$out/piped"
+printf 'namespace ' | "$DTENSOR_BUILD/tools/dtensor-run" -n 2 "$generate" --dtype float64 --tokens 30 --seed 7 --temperature 0.8 >"$out/piped"
+cmp "$out/drawn" "$out/piped"
+
+# Groups of ranks share prompts out, or stream them alike.
+text --prompt "int main" --prompt "for" --n 2 >"$out/one"
+for mesh in dp=2 dp=2,tp=2; do
+  text --prompt "int main" --prompt "for" --n 2 --mesh $mesh >"$out/groups"
+  cmp "$out/one" "$out/groups"
+  text --prompt "int main" --prompt "for" --n 2 --mesh $mesh --stream >"$out/groups"
+  cmp "$out/one" "$out/groups"
+done
+
 # refuses TEXT OPTION...
 refuses() {
   local expected=$1
@@ -41,6 +56,9 @@ refuses() {
 }
 refuses "there is no model 'nosuch'" --model nosuch --prompt a
 refuses "takes images" --model vit-debug --prompt a
+refuses "are not those of gpt2-debug; hint: --model" --model gpt2-debug --checkpoint "$out/run" --prompt a
+refuses "nothing on standard input of the first rank" --mesh tp=2 </dev/null
+refuses "unknown dimension 'pp'" --mesh pp=2 --prompt a
 refuses "empty prompt" --prompt ""
 refuses "got top_p of 0" --prompt a --top-p 0
 refuses "bytes of cache" --prompt a --tokens 5000 --cache 0.1

@@ -87,10 +87,38 @@ TEST_CASE("generate beam search: the beams of whole sequences", "[generate]") {
 TEST_CASE("generate beam search: bad options are refused", "[generate]") {
   SmallText model;
   Engine engine(model);
-  refuses("got 0 beams", [&] { generate::beam_search(engine, {1}, {.width = 0}); });
-  refuses("got 2 beams and 3 results", [&] { generate::beam_search(engine, {1}, {.width = 2, .n = 3}); });
+  refuses("got a width of 0 beams; expected 1 to", [&] { generate::beam_search(engine, {1}, {.width = 0}); });
+  refuses("got 3 results of 2 beams; expected 1 to 2", [&] { generate::beam_search(engine, {1}, {.width = 2, .n = 3}); });
   refuses("empty prompt", [&] { generate::beam_search(engine, {}, {}); });
+  for (const auto penalty : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+    refuses("length penalty", [&] { generate::beam_search(engine, {1}, {.length_penalty = penalty}); });
+  }
   Engine small(model, {.cache_bytes = 4 * engine.runner().bytes_of_block()});
   refuses("have no room", [&] { generate::beam_search(small, {1, 2, 3}, {.width = 8, .max_tokens = 20}); });
   CHECK(small.blocks_unused() == small.blocks());
+}
+
+TEST_CASE("generate beam search: scores that are no numbers are refused", "[generate]") {
+  SmallText model;
+  Engine engine(model);
+  {
+    const torch::NoGradGuard no_grad;
+    model.words->weight[7].fill_(std::nan(""));
+  }
+  refuses("scores after 3 tokens have NaN", [&] { generate::beam_search(engine, {1, 7, 3}, {.width = 2, .max_tokens = 4}); });
+  CHECK(engine.blocks_unused() == engine.blocks());
+}
+
+TEST_CASE("generate beam search: ranks that ask for other beams all throw", "[generate]") {
+  for (const auto& [name, options] : {std::pair{"another width", std::pair{BeamOptions{.width = 2}, BeamOptions{.width = 3}}},
+                                      std::pair{"another length penalty", std::pair{BeamOptions{}, BeamOptions{.length_penalty = 0.5}}}}) {
+    REQUIRE_NOTHROW(on_ranks(2, [&, name = name, options = options](World& world) {
+      const auto mesh = init_device_mesh(c10::kCPU, {2}, {"tp"});
+      const Spmd spmd(mesh);
+      SmallText model;
+      parallelize_module(model, mesh, automatic_plan(model));
+      Engine engine(model);
+      refuses(name, [&] { generate::beam_search(engine, {1, 2}, world.rank() == 0 ? options.first : options.second); });
+    }));
+  }
 }

@@ -165,3 +165,21 @@ TEST_CASE("generate drafts: bad guesses are refused", "[generate]") {
   }
   refuses("n-grams", [] { generate::NgramDrafter none(0, 0); });
 }
+
+TEST_CASE("generate drafts: where many outputs are under way each gets fewer guesses", "[generate]") {
+  struct Counting final : generate::Drafter {
+    std::vector<std::vector<Draft>> propose(const std::vector<generate::DraftContext>& outputs) override {
+      for (const auto& output : outputs) most.push_back(output.most);
+      return std::vector<std::vector<Draft>>(outputs.size());
+    }
+    std::vector<int64_t> most;
+  };
+  SmallText model;
+  for (const auto& [prompts, expected] : {std::pair<int64_t, int64_t>{1, 8}, {6, 2}, {30, 1}}) {
+    const auto counting = std::make_shared<Counting>();
+    Engine engine(model, {.drafter = counting, .drafts_per_step = 12});
+    engine.generate(some_prompts(prompts), {.max_tokens = 20});
+    REQUIRE_FALSE(counting->most.empty());
+    CHECK(std::ranges::max(counting->most) == expected);
+  }
+}

@@ -332,3 +332,20 @@ TEST_CASE("generate: models whose attention takes no part are computed anew", "[
     }
   }
 }
+
+TEST_CASE("generate: without pages a request that is too long for the model fails alone", "[generate]") {
+  SmallText inner;
+  const auto forward = [&](const at::Tensor& ids) {
+    require(ids.size(1) <= 12, "model", "{} tokens are too many", ids.size(1));
+    return inner.forward(torch::cat({ids, ids}, 1)).narrow(1, 0, ids.size(1));  // not what pages are for
+  };
+  Engine engine(forward, &inner, {});
+  REQUIRE_FALSE(engine.runner().pages());
+  auto fits = engine.submit({.prompt = {1, 2, 3}, .settings = {.max_tokens = 8}});
+  auto grows = engine.submit({.prompt = {4, 5, 6}, .settings = {.max_tokens = 20}});
+  auto is_long = engine.submit({.prompt = Tokens(13, 1), .settings = {.max_tokens = 2}});
+  CHECK_THROWS_WITH(is_long.get(), says("13 tokens are too many"));
+  CHECK_THROWS_WITH(grows.get(), says("13 tokens are too many"));
+  require_same(fits.get().outputs[0], decode_slowly(inner, {1, 2, 3}, {.max_tokens = 8}), "beside one that is too long");
+  CHECK(engine.blocks_unused() == engine.blocks());
+}

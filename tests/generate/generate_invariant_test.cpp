@@ -53,6 +53,27 @@ TEST_CASE("generate invariant: products equal the formula and do not depend on t
   CHECK_THROWS(generate::rows_product(torch::zeros({2, 3}), torch::zeros({2, 4})));
 }
 
+TEST_CASE("generate invariant: a row of a product has the same bits alone by whichever operator", "[generate]") {
+  torch::manual_seed(2);
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    const auto x = torch::randn({2, 17, 100}, dtype), w = torch::randn({30, 100}, dtype), bias = torch::randn({30}, dtype);
+    const std::vector<std::function<at::Tensor(const at::Tensor&)>> ways{
+        [&](const at::Tensor& a) { return torch::nn::functional::linear(a, w, bias); },
+        [&](const at::Tensor& a) { return torch::nn::functional::linear(a.flatten(0, 1), w, bias); },  // addmm
+        [&](const at::Tensor& a) { return at::linear(a, w, bias); }, [&](const at::Tensor& a) { return at::matmul(a, w.t()).add(bias); },
+        [&](const at::Tensor& a) { return at::mm(a.flatten(0, 1), w.t().contiguous()).add(bias); }};
+    const BatchInvariant region;
+    const auto expected = ways[0](x).flatten(0, 1);
+    for (const auto& way : ways) {
+      CHECK(way(x).flatten(0, -2).equal(expected));
+      for (int64_t row = 0; row < 34; ++row) CHECK(way(x[row / 17][row % 17].view({1, 1, 100})).flatten(0, -2)[0].equal(expected[row]));
+    }
+    CHECK(at::addmm(bias, x[0], w.t(), 2, 3).allclose(bias * 2 + x[0].mm(w.t()) * 3, 1e-4, 1e-4));
+    CHECK_THROWS(at::mm(x[0], w));
+    CHECK_THROWS(at::matmul(x, w));
+  }
+}
+
 TEST_CASE("generate invariant: gradients are those of the plain model", "[generate]") {
   SmallText model;
   const auto ids = torch::tensor(some_prompts(1, 3)[0], at::kLong).unsqueeze(0);

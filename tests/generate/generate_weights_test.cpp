@@ -122,3 +122,63 @@ TEST_CASE("generate weights: those that do not fit are refused and nothing is wr
   Engine of_function([&](const at::Tensor& ids) { return model.forward(ids); }, nullptr, {});
   refuses("the engine has a function and no module", [&] { of_function.load_weights(training, 1); });
 }
+
+namespace {
+
+// Takes its learned positions from the number of rows, which are others when an engine decodes.
+struct OwnPlaces : SmallText {
+  using SmallText::SmallText;
+  void scale_places(double scale) {
+    const torch::NoGradGuard no_grad;
+    torch::manual_seed(1);
+    places->weight.normal_(0, scale);
+  }
+  at::Tensor forward(const at::Tensor& ids) {
+    auto x = words(ids) + places->weight.narrow(0, 0, ids.size(1));
+    const auto table = nn::rotary_table(ids.size(1), 4, {}, x);
+    for (size_t i = 0; i < attention.size(); ++i) {
+      x = x + attention[i](at::layer_norm(x, {16}), table);
+      x = x + hidden[i](at::layer_norm(x, {16}));
+    }
+    return head(norm(nn::scored_rows(x)));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("generate weights: positions that hardly count are noticed and rounding is not", "[generate]") {
+  for (const auto& [dtype, scale] : {std::pair{at::kDouble, 1e-9}, {at::kFloat, 1e-3}, {at::kBFloat16, 1.0}}) {
+    for (const uint64_t seed : {3, 4, 5, 6}) {
+      CAPTURE(c10::toString(dtype), seed);
+      OwnPlaces own(seed, dtype);
+      own.scale_places(scale);
+      CHECK_FALSE(Engine(own).runner().pages());
+      SmallText right(seed, dtype);
+      Engine with_pages(right), invariant(right, {.batch_invariant = true});
+      CHECK(with_pages.runner().why_not() == "");
+      CHECK(invariant.runner().why_not() == "");
+      for (int version = 1; version < 3; ++version) with_pages.load_weights(version);
+      CHECK(with_pages.runner().pages());
+    }
+  }
+}
+
+TEST_CASE("generate weights: positions that begin to count with new weights are noticed then", "[generate]") {
+  const auto prompts = some_prompts(3, 9);
+  for (const bool recompute : {true, false}) {
+    OwnPlaces model;
+    model.scale_places(0);
+    Engine engine(model);
+    REQUIRE(engine.runner().pages());
+    engine.generate(prompts, kTold);
+    auto under_way = engine.submit({.prompt = prompts[0], .settings = kTold});
+    for (int i = 0; i < 3; ++i) engine.step();
+    model.scale_places(1);
+    engine.load_weights(2, recompute);
+    CHECK_FALSE(engine.runner().pages());
+    CHECK(under_way.get().outputs[0].tokens.size() == 6);
+    const auto got = engine.generate(prompts, kTold);
+    for (size_t i = 0; i < prompts.size(); ++i) require_same(got[i].outputs[0], decode_slowly(model, prompts[i], kTold), "own places");
+    CHECK(engine.blocks_unused() == engine.blocks());
+  }
+}

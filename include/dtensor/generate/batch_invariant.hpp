@@ -7,10 +7,10 @@
 //   dtensor::generate::BatchInvariant region;
 //   auto logprobs = model->forward(ids).log_softmax(-1);        // bit-equal to completion.outputs[0].logprobs, on as many ranks
 //
-// While a region lives, on this thread: linear layers add up in one order, whatever the number of rows; attention goes page by page, as the
-// engine's does; silu, gelu, sigmoid, tanh, sine and cosine are computed in whole vectors. Gradients flow. What libtorch computes row by
-// row (norms, softmax) stays. On the CPU, of float32, bfloat16 and float64. Linear layers that a mesh cuts along their inputs add up ranks'
-// sums, so the bits are those of as many ranks.
+// While a region lives, on this thread: products with a matrix (linear, matmul, mm, addmm) add up in one order, whatever the number of
+// rows; attention goes page by page, as the engine's does; silu, gelu, sigmoid, tanh, sine and cosine are computed in whole vectors.
+// Gradients flow. What libtorch computes row by row (norms, softmax) stays. On the CPU, of float32, bfloat16 and float64. Linear layers
+// that a mesh cuts along their inputs add up ranks' sums, so the bits are those of as many ranks.
 #pragma once
 
 #include <dtensor/generate/paged_attention.hpp>

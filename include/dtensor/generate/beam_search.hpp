@@ -37,16 +37,39 @@ namespace detail {
 class BeamSearch {
  public:
   BeamSearch(Engine& engine, const Tokens& prompt, const BeamOptions& options) : engine_(engine), options_(options), prompt_(prompt) {
+    engine_.refuse_in_step("beam_search()");
     Settings settings;
     settings.max_tokens = options.max_tokens;
     settings.stop_tokens = options.stop_tokens;
     engine_.check_request({prompt, settings});
-    require(options.width >= 1 && options.n >= 1 && options.n <= options.width, "beam_search",
-            "got {} beams and {} results; expected 1 to {}", options.width, options.n, options.width);
+    require(options.width >= 1 && options.width <= kMostBeams, "beam_search", "got a width of {} beams; expected 1 to {}", options.width,
+            kMostBeams);
+    require(options.n >= 1 && options.n <= options.width, "beam_search", "got {} results of {} beams; expected 1 to {}", options.n,
+            options.width, options.width);
+    require(std::isfinite(options.length_penalty), "beam_search", "got a length penalty of {}; expected a finite number",
+            options.length_penalty);
+    asked_.add(prompt, settings, 0);
+    asked_.add("width", c10::get_hash(options.width));
+    asked_.add("number of results", c10::get_hash(options.n));
+    asked_.add("length penalty", c10::get_hash(options.length_penalty));
   }
 
   std::vector<Beam> run() {
     const NoSpmd plain;
+    ++engine_.steps_;
+    try {
+      if (const auto* ranks = engine_.together()) check_asked(asked_, *ranks);
+      return search();
+    } catch (...) {
+      engine_.tell_failure();
+      throw;
+    }
+  }
+
+ private:
+  static constexpr int64_t kMostBeams = int64_t{1} << 20;
+
+  std::vector<Beam> search() {
     begin();
     const auto room = engine_.longest() - static_cast<int64_t>(prompt_.size());
     const auto most = std::min(options_.max_tokens, room);
@@ -60,7 +83,6 @@ class BeamSearch {
     return std::move(ended_);
   }
 
- private:
   struct Growing {
     PageTable table;
     Tokens tokens;
@@ -118,7 +140,9 @@ class BeamSearch {
       beam.table.filled(beam.tokens, beam.computed - 1);
     }
     engine_.runner_.copy(copies);
-    return at::log_softmax(engine_.runner_.run(rows, before), -1);
+    const auto logprobs = at::log_softmax(engine_.runner_.run(rows, before), -1);
+    require(!logprobs.isnan().any().item<bool>(), "beam_search", "the scores after {} tokens have NaN", beams_[0].computed);
+    return logprobs;
   }
 
   // The best continuations of all beams, twice as many as beams, since some may end.
@@ -173,6 +197,7 @@ class BeamSearch {
   Engine& engine_;
   const BeamOptions& options_;
   const Tokens& prompt_;
+  Asked asked_;
   std::vector<Growing> beams_;
   std::vector<Beam> ended_;
 };

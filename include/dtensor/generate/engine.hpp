@@ -11,9 +11,13 @@
 //
 // Requests come and go between passes. The tokens of a request depend on its prompt, settings and seed, and not on others: a token is drawn
 // by a number that is a function of seed, output and position. On a mesh every rank calls alike, in the same order, and gets the same.
+// Ranks that ask for other things, draw other tokens or fail alone are noticed: then every rank throws.
+//
+// A callback may submit, cancel and abort: what it ends takes its place when the pass is over. It cannot run passes or change weights.
 #pragma once
 
 #include <dtensor/collectives.hpp>
+#include <dtensor/generate/agreement.hpp>
 #include <dtensor/generate/batch_invariant.hpp>
 #include <dtensor/generate/drafts.hpp>
 #include <dtensor/generate/groups.hpp>
@@ -42,7 +46,8 @@ struct EngineOptions {
   bool batch_invariant = false;                   // passes inside of BatchInvariant: no bit depends on what shares a pass
   std::function<std::string(int64_t)> text_of{};  // of a token; empty: a byte
   std::shared_ptr<Drafter> drafter{};             // guesses tokens; see drafts.hpp
-  int64_t drafts = 8;                             // guesses at a time
+  int64_t drafts = 8;                             // guesses at a time, for an output
+  int64_t drafts_per_step = 64;                   // guesses of a pass: where many outputs are under way, each gets fewer
   // The mesh dimension along which groups of ranks share the prompts of generate(); empty: none.
   std::string split_over = "dp";
 };
@@ -107,14 +112,15 @@ class Engine {
   std::vector<Completion> generate(const std::vector<Tokens>& prompts, const Settings& settings = {});
 
   // One pass; nothing when there is nothing to do. Throws what ends all requests: an error of the model, or of a rank. Requests that fail
-  // by themselves (NaN scores, a callback that throws) keep their errors.
+  // by themselves (NaN scores, a callback that throws) keep their errors. Where ranks were asked for other things, every rank throws.
   void step();
   bool idle() const { return groups_.empty(); }
   // Ends all requests; they give what there is.
   void abort();
 
   // The model's parameters have changed, and are `version` from now on. Cached prefixes are forgotten. Outputs under way are computed anew
-  // from the new weights, or (recompute = false) go on with the keys and values of the old ones.
+  // from the new weights, or (recompute = false) go on with the keys and values of the old ones. Tries again whether attention can take
+  // keys and values from pages. On a mesh every rank calls it.
   void load_weights(int64_t version, bool recompute = true);
   // Copies the weights of the same names first, see copy_weights(): from a module on any mesh and in any layout.
   void load_weights(const torch::nn::Module& from, int64_t version, bool recompute = true);
@@ -145,7 +151,11 @@ class Engine {
   void finish(detail::Growing& output, Finish finish);
   void end(detail::Group& group, Finish finish, std::exception_ptr error = {});
   void end_all(Finish finish, std::exception_ptr error = {});
+  void forget_ended();
+  void refuse_in_step(const char* what) const;
+  const DeviceMesh* together() const;
   void agree(const detail::Pass& pass);
+  void tell_failure() const noexcept;
 
   const EngineOptions options_;
   torch::nn::Module* const module_;
@@ -155,7 +165,9 @@ class Engine {
   std::unique_ptr<Blocks> blocks_;
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<std::shared_ptr<detail::Group>> groups_;
-  int64_t arrivals_ = 0, version_ = 0;
+  int64_t arrivals_ = 0, version_ = 0, steps_ = 0;
+  bool in_step_ = false, apart_ = false;
+  detail::Asked asked_;  // since the last step
   EngineCounts counts_;
 };
 

@@ -8,6 +8,7 @@
 namespace dtensor::generate {
 
 inline std::vector<Completion> Engine::generate(const std::vector<Tokens>& prompts, const Settings& settings) {
+  refuse_in_step("generate()");
   return others_ && idle() ? generate_in_groups(prompts, settings) : generate_here(prompts, settings);
 }
 
@@ -26,28 +27,31 @@ inline std::vector<Completion> Engine::generate_here(const std::vector<Tokens>& 
 
 // All groups have the same cache and the same count of arrivals afterwards, so that what is submitted next goes alike on all ranks.
 inline std::vector<Completion> Engine::generate_in_groups(const std::vector<Tokens>& prompts, const Settings& settings) {
-  for (const auto& prompt : prompts) check_request({prompt, settings});
+  detail::Asked asked;
+  for (const auto& prompt : prompts) check_request({prompt, settings}), asked.add(prompt, settings, 0);
   const auto count = static_cast<int64_t>(prompts.size()), groups = others_->size(), group = others_->coordinate(0);
   std::vector<detail::Answer> answers;
   std::vector<Future> futures;
   std::exception_ptr error;
+  const auto arrived = arrivals_;
   try {
-    const detail::Apart apart;
+    const detail::Apart apart(apart_);
     for (auto i = count * group / groups; i < count * (group + 1) / groups; ++i) futures.push_back(submit({prompts[i], settings}));
     for (auto& future : futures) {
       answers.emplace_back();
       answers.back().completion = future.get();
     }
-  } catch (const std::exception& caught) {
+  } catch (...) {
     error = std::current_exception();
     for (auto& future : futures) future.cancel();
     if (answers.empty()) answers.emplace_back();
     answers.back().failed = group + 1;
-    answers.back().error = caught.what();
+    answers.back().error = dtensor::detail::text_of(error);
   }
-  answers = detail::exchange_answers(std::move(answers), detail::hash_of(prompts, settings), *others_);
+  answers = detail::exchange_answers(std::move(answers), asked, *others_);
   blocks_->forget();
-  arrivals_ += count - static_cast<int64_t>(futures.size());
+  arrivals_ = arrived + count;
+  asked_ = {};
   if (const auto* failure = detail::first_failure(answers)) {
     if (failure->failed == group + 1) std::rethrow_exception(error);
     fail("generate", "a prompt failed on other ranks: {}", failure->error);

@@ -40,8 +40,6 @@ struct Group {
   Completion completion;
   std::exception_ptr error;
   bool ended = false;
-
-  bool has_callbacks() const { return request.on_piece || request.settings.allowed; }
 };
 
 inline Growing::Growing(Blocks& blocks, Group& of, int64_t number) : Sequence(blocks), group(of) {
@@ -112,6 +110,18 @@ inline std::vector<uint64_t> ancestors_of(const std::vector<Draft>& drafts, int6
   return sees;
 }
 
+// While it lives, an engine is in a step.
+class InStep {
+ public:
+  explicit InStep(bool& in_step) : in_step_(in_step) { in_step_ = true; }
+  ~InStep() { in_step_ = false; }
+  InStep(const InStep&) = delete;
+  InStep& operator=(const InStep&) = delete;
+
+ private:
+  bool& in_step_;
+};
+
 // What a plan becomes.
 struct Pass {
   struct Place {            // of a part
@@ -165,7 +175,8 @@ struct Pass {
   std::vector<Place> places;
   std::vector<std::span<const int64_t>> before;
   std::deque<std::vector<uint64_t>> masks;
-  at::Tensor scores, logprobs;  // [scored rows, vocabulary]
+  at::Tensor scores, logprobs;             // [scored rows, vocabulary]
+  std::vector<std::exception_ptr> errors;  // of parts, where the model was run for each by itself
 };
 
 }  // namespace detail

@@ -18,6 +18,7 @@ inline Engine::Engine(Forward forward, torch::nn::Module* module, const EngineOp
           "got max_requests {}, tokens_per_step {}, chunk {} and max_length {}; expected at least 1, 1, 0 and 0", options.max_requests,
           options.tokens_per_step, options.chunk, options.max_length);
   require(options.drafts >= 0 && options.drafts <= 64, "generate", "got {} drafts at a time; expected 0 to 64", options.drafts);
+  require(options.drafts_per_step >= 0, "generate", "got {} drafts for a step; expected 0 or more", options.drafts_per_step);
   const auto bytes = runner_.bytes_of_block();
   // Where nothing is kept, blocks are numbers only.
   const auto count = runner_.pages() ? std::min(int64_t{1} << 24, options.cache_bytes / bytes) : int64_t{1} << 16;
@@ -61,6 +62,7 @@ inline Future Engine::submit(Request request) {
   const auto group = std::make_shared<detail::Group>();
   group->request = std::move(request);
   group->arrival = arrivals_++;
+  asked_.add(group->request.prompt, group->request.settings, group->request.priority);
   group->outputs.push_back(std::make_unique<detail::Growing>(*blocks_, *group, 0));
   scheduler_->add(*group->outputs[0]);
   groups_.push_back(group);
@@ -78,28 +80,59 @@ inline Completion Future::get() {
 inline void Future::cancel() {
   if (group_->ended) return;
   engine_->end(*group_, Finish::cancelled);
-  std::erase_if(engine_->groups_, [](const auto& group) { return group->ended; });
+  engine_->forget_ended();
+}
+
+// What a step has begun with is there until it ends: callbacks may end it in between.
+inline void Engine::forget_ended() {
+  if (in_step_) return;
+  std::erase_if(groups_, [](const auto& group) { return group->ended; });
+}
+
+inline void Engine::refuse_in_step(const char* what) const {
+  require(!in_step_, "generate",
+          "{} was called from a callback, inside of a step; hint: a callback may submit, cancel and abort; do the rest after the step",
+          what);
+}
+
+// The ranks that make the same steps, if there are several.
+inline const DeviceMesh* Engine::together() const {
+  const auto& ranks = apart_ ? group_ : runner_.mesh();
+  return ranks && ranks->size() > 1 ? &*ranks : nullptr;
 }
 
 inline void Engine::step() {
+  refuse_in_step("step() or get()");
   if (idle()) return;
   const NoSpmd plain;
+  ++steps_;
   try {
+    const detail::InStep in_step(in_step_);
+    const auto asked = std::exchange(asked_, {});
+    if (const auto* ranks = together(); ranks && !asked.empty()) detail::check_asked(asked, *ranks);
     if (options_.drafter) propose();
     const auto plan = scheduler_->plan();
     require(!plan.parts.empty(), "generate", "nothing can be computed with {} of {} blocks unused", blocks_->unused(), blocks_->count());
     run(plan);
   } catch (...) {
     end_all(Finish::aborted, std::current_exception());
+    tell_failure();
     throw;
   }
-  std::erase_if(groups_, [](const auto& group) { return group->ended; });
+  forget_ended();
+}
+
+inline void Engine::tell_failure() const noexcept {
+  const auto* ranks = together();
+  if (ranks) detail::tell_failure(*ranks, *runner_.mesh(), apart_ ? runner_.mesh()->dim(options_.split_over) : -1, steps_);
 }
 
 // Guesses for the outputs that have all but their last token computed.
 inline void Engine::propose() {
   std::vector<DraftContext> contexts;
   std::vector<detail::Growing*> of;
+  const auto under_way = std::clamp<int64_t>(scheduler_->running() + scheduler_->waiting(), 1, options_.max_requests);
+  const auto each = std::max<int64_t>(1, options_.drafts_per_step / under_way);
   for (const auto& group : groups_) {
     const auto& settings = group->request.settings;
     for (const auto& output : group->outputs) {
@@ -108,7 +141,7 @@ inline void Engine::propose() {
       const auto count = static_cast<int64_t>(output->tokens.size());
       if (output->ended || count != output->computed + 1) continue;
       const auto left = std::min(settings.max_tokens - static_cast<int64_t>(output->output.tokens.size()), longest() - count) - 1;
-      const auto most = std::min(left, options_.drafts);
+      const auto most = std::min({left, options_.drafts, each});
       if (most < 1) continue;
       contexts.push_back({output->tokens, output->prompt, settings, output->index, most});
       of.push_back(output.get());
@@ -141,12 +174,16 @@ inline void Engine::run(const Scheduler::Plan& plan) {
   counts_.most_blocks = std::max(counts_.most_blocks, blocks_->count() - blocks_->unused());
   runner_.copy(plan.copies);
   if (pass.rows.scored.empty()) pass.rows.scored.push_back(0);
-  pass.scores = runner_.run(pass.rows, pass.before);
+  pass.errors.resize(plan.parts.size());
+  pass.scores = runner_.run(pass.rows, pass.before, [&](size_t span) {  // without pages a part is a span
+    pass.errors[span] = std::current_exception();
+    tell_failure();
+  });
   pass.logprobs = at::log_softmax(pass.scores, -1);
   ++counts_.passes;
   counts_.rows += pass.rows.rows();
   for (size_t part = 0; part < plan.parts.size(); ++part) advance(pass, part);
-  if (group_ && group_->size() > 1) agree(pass);
+  if (together()) agree(pass);
 }
 
 // The tokens that a part gives: one, and one more for each guess that was right.
@@ -155,6 +192,7 @@ inline void Engine::advance(detail::Pass& pass, size_t index) {
   const auto& place = pass.places[index];
   auto& output = static_cast<detail::Growing&>(*part.sequence);
   if (output.ended) return;
+  if (pass.errors[index]) return end(output.group, Finish::aborted, pass.errors[index]);
   const auto count = static_cast<int64_t>(output.tokens.size());
   auto& of_prompt = output.group.completion.prompt_logprobs;
   for (int64_t i = 0; i < place.of_prompt; ++i) {
@@ -168,6 +206,7 @@ inline void Engine::advance(detail::Pass& pass, size_t index) {
   const auto first_row = place.scored + place.of_prompt;
   try {
     if (output.index == 0 && output.output.tokens.empty()) fork(pass, output, first_row);
+    if (output.ended) return;
     std::vector<int64_t> path;
     for (int64_t node = -1;;) {
       const auto token = draw(pass, output, first_row + 1 + node);
@@ -192,7 +231,7 @@ inline void Engine::advance(detail::Pass& pass, size_t index) {
 // The other outputs of a request begin with the pages of the first, when its prompt is computed.
 inline void Engine::fork(detail::Pass& pass, detail::Growing& first, int64_t row) {
   auto& group = first.group;
-  for (int64_t i = 1; i < group.request.settings.n; ++i) {
+  for (int64_t i = 1; i < group.request.settings.n && !group.ended; ++i) {
     auto& other = *group.outputs.emplace_back(std::make_unique<detail::Growing>(*blocks_, group, i));
     other.table = first.table.fork(first.computed);
     other.computed = first.computed;
@@ -208,7 +247,7 @@ inline int64_t Engine::draw(detail::Pass& pass, detail::Growing& output, int64_t
   std::optional<Distribution> from;
   if (settings.logprobs_of_sampled) from = detail::distribution_of(pass.scores, row, output.tokens, output.prompt, settings);
   const auto token = from ? from->draw(uniform) : detail::token_of(pass.scores, row, output.tokens, output.prompt, settings, uniform);
-  append(pass, output, row, token, from);
+  if (!output.ended) append(pass, output, row, token, from);
   return token;
 }
 
@@ -243,7 +282,7 @@ inline void Engine::append(detail::Pass& pass, detail::Growing& to, int64_t row,
   if (request.on_piece) {
     request.on_piece({to.index, token, to.text.show(settings.stop, end != Finish::unfinished), output.logprobs.back(), end});
   }
-  if (end != Finish::unfinished) finish(to, end);
+  if (end != Finish::unfinished && !to.ended) finish(to, end);
 }
 
 inline void Engine::finish(detail::Growing& output, Finish why) {
@@ -274,43 +313,39 @@ inline void Engine::end(detail::Group& group, Finish why, std::exception_ptr err
 }
 
 inline void Engine::end_all(Finish why, std::exception_ptr error) {
-  for (const auto& group : groups_) end(*group, why, error);
-  groups_.clear();
+  for (size_t i = 0; i < groups_.size(); ++i) end(*groups_[i], why, error);
+  forget_ended();
 }
 
 inline void Engine::abort() { end_all(Finish::aborted); }
 
 // Callbacks are a rank's own. What failed on one rank fails on all, and tokens that differ end all requests.
 inline void Engine::agree(const detail::Pass& pass) {
-  Tokens told;
+  std::vector<detail::Told> told;
   for (const auto& part : pass.plan.parts) {
     const auto& output = static_cast<const detail::Growing&>(*part.sequence);
-    if (!output.group.has_callbacks()) continue;
-    const auto last = output.tokens.back() + (static_cast<int64_t>(output.tokens.size()) << 32);
-    told.insert(told.end(), {output.group.error ? 1 : 0, output.group.error ? 0 : last, output.group.error ? 0 : -last});
+    auto& of_part = told.emplace_back();
+    of_part.failed = output.group.error != nullptr;
+    if (of_part.failed) of_part.error = dtensor::detail::text_of(output.group.error);
+    of_part.last = static_cast<int64_t>(c10::get_hash(output.tokens.size(), output.tokens.back(), output.ended));
   }
-  if (told.empty()) return;
-  const auto most = all_reduce(detail::plain_tensor(told), *group_, ReduceOp::max);
-  const auto* of_any = most.data_ptr<int64_t>();
-  size_t i = 0;
-  for (const auto& part : pass.plan.parts) {
-    auto& output = static_cast<detail::Growing&>(*part.sequence);
-    if (!output.group.has_callbacks()) continue;
-    const bool failed = of_any[i] != 0;
-    require(failed || of_any[i + 1] == -of_any[i + 2], "generate",
-            "ranks drew other tokens; hint: a callback for allowed tokens must do the same on every rank");
-    i += 3;
-    if (!failed || output.group.error) continue;
+  const auto failures = detail::agree_on(told, *together());
+  for (size_t i = 0; i < failures.size(); ++i) {
+    const auto& [rank, why] = failures[i];
+    auto& group = static_cast<detail::Growing&>(*pass.plan.parts[i].sequence).group;
+    if (rank < 0 || group.error) continue;
     try {
-      fail("generate", "a callback of this request failed on another rank");
+      fail("generate", "this request failed on rank {} of {}: {}", rank, together()->str(), why);
     } catch (...) {
-      output.group.ended = false;  // it may have ended here
-      end(output.group, Finish::aborted, std::current_exception());
+      group.ended = false;  // it may have ended here
+      end(group, Finish::aborted, std::current_exception());
     }
   }
 }
 
 inline void Engine::load_weights(int64_t version, bool recompute) {
+  refuse_in_step("load_weights()");
+  runner_.check_pages();
   version_ = version;
   blocks_->forget();
   recompute ? scheduler_->restart() : scheduler_->keep();

@@ -2,14 +2,13 @@
 #pragma once
 
 #include <dtensor/collectives.hpp>
+#include <dtensor/generate/agreement.hpp>
 #include <dtensor/generate/request.hpp>
 #include <dtensor/mesh/layout.hpp>
 #include <dtensor/tensor/spmd.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
-#include <c10/util/hash.h>
 #include <torch/nn/module.h>
 
 #include <cstring>
@@ -36,16 +35,23 @@ inline std::optional<DeviceMesh> others_over(const torch::nn::Module* module, co
   return (*mesh)[name];
 }
 
-// While it lives, ranks do not compare plain tensors: groups have other ones.
+// While it lives, `apart` is set, and ranks do not compare plain tensors: groups have other ones.
 class Apart {
  public:
-  Apart() { set_replication_check(false); }
-  ~Apart() { set_replication_check(before_); }
+  explicit Apart(bool& apart) : apart_(apart) {
+    apart_ = true;
+    set_replication_check(false);
+  }
+  ~Apart() {
+    apart_ = false;
+    set_replication_check(before_);
+  }
   Apart(const Apart&) = delete;
   Apart& operator=(const Apart&) = delete;
 
  private:
   const bool before_ = replication_check();
+  bool& apart_;
 };
 
 // What became of a prompt.
@@ -121,27 +127,21 @@ class Packed {
   bool reads_ = false;
 };
 
-inline int64_t hash_of(const std::vector<Tokens>& prompts, const Settings& settings) {
-  size_t hash = prompts.size();
-  for (const auto& prompt : prompts) hash = c10::get_hash(hash, prompt);
-  return static_cast<int64_t>(c10::get_hash(hash, settings.seed, settings.n, settings.max_tokens, settings.temperature));
-}
-
 // The answers of all groups, in the order of ranks. Every rank gives those of its share. Two all_gathers among `others`: of the numbers of
-// bytes, 16 bytes, and of the bytes: for each token its number, log-probability and version, 24 bytes, its text, and top log-probabilities,
-// 16 bytes each. Throws where the hash of what was asked for is another one.
-inline std::vector<Answer> exchange_answers(std::vector<Answer> own, int64_t hash, const DeviceMesh& others) {
+// bytes and of what was asked for, and of the bytes: for each token its number, log-probability and version, 24 bytes, its text, and top
+// log-probabilities, 16 bytes each. Throws on every rank where one was asked for something else.
+inline std::vector<Answer> exchange_answers(std::vector<Answer> own, const Asked& asked, const DeviceMesh& others) {
   const NoSpmd plain;
   Packed packed;
   packed.add(own);
   const auto bytes = packed.tensor();
-  const auto told = all_gather(at::tensor({bytes.numel(), hash}, at::kLong), others);
+  auto numbers = asked.numbers();
+  const auto stride = static_cast<int64_t>(numbers.size()) + 1;
+  numbers.push_back(bytes.numel());
+  const auto told = all_gather(numbers_of(numbers), others);
+  asked.check(told.data_ptr<int64_t>(), stride, others);
   AlongDim along;
-  for (int64_t i = 0; i < told.numel(); i += 2) {
-    along.lengths.push_back(told.data_ptr<int64_t>()[i]);
-    require(told.data_ptr<int64_t>()[i + 1] == told.data_ptr<int64_t>()[1], "generate",
-            "rank {} of {} asked for other prompts or settings; expected all prompts on every rank", i / 2, others.str());
-  }
+  for (int64_t rank = 0; rank < others.size(); ++rank) along.lengths.push_back(told.data_ptr<int64_t>()[(rank + 1) * stride - 1]);
   const auto all = all_gather(bytes, others, along);
   std::vector<Answer> answers;
   int64_t begin = 0;
