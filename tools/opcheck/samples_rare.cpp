@@ -17,7 +17,7 @@ _embedding_bag_per_sample_weights_backward: grad=[3,4] weight=[7,4] indices=[6]<
 segment_reduce: data=[6,3] reduce=sum lengths=[2]/6 axis=0 | data=[6,3] reduce=max lengths=[3]/6 axis=0 | data=[6] reduce=mean lengths=[4]/6 axis=0 initial=0.5
 _segment_reduce_backward: grad=[2,3] output=[2,3] data=[6,3] reduce=sum lengths=[2]/6 | grad=[2,3] output=[2,3] data=[6,3] reduce=mean lengths=[2]/6
 repeat_interleave: self=[5,3] repeats=[5]<3 dim=0 | self=[5,3] repeats=[3]<4 dim=1 | self=[5,3] repeats=[1]<4 dim=0 | self=[6] repeats=[6]<3 | self=[5] repeats=[]<4 | repeats=[5]<3j
-_ctc_loss ctc_loss: log_probs=[7,3,5] targets=[3,2]<4 input_lengths=[7,7,7] target_lengths=[2,2,1] blank=4 | log_probs=[7,3,5] targets=[3,2]<4 input_lengths=[3]oi target_lengths=[3]oi blank=4 | log_probs=[7,3,5] targets=[5]<4 input_lengths=[7,6,5] target_lengths=[2,2,1] blank=4
+_ctc_loss ctc_loss: log_probs=[7,3,5] targets=[3,2]<4 input_lengths=[7,7,7] target_lengths=[2,2,1] blank=4 | log_probs=[7,3,5] targets=[3,2]<4 input_lengths=[3]oi target_lengths=[3]oi blank=4 | log_probs=[1,3,5] targets=[3,1]<4 input_lengths=[3]oi target_lengths=[3]oi blank=4 | log_probs=[7,3,5] targets=[5]<4 input_lengths=[7,6,5] target_lengths=[2,2,1] blank=4
 _ctc_loss_backward: grad=[3] log_probs=[7,3,5] targets=[3,2]<4 input_lengths=[7,7,7] target_lengths=[2,2,2] neg_log_likelihood=[3]+ log_alpha=[3,7,5] blank=4 | grad=[3] log_probs=[7,3,5] targets=[3,2]<4 input_lengths=[3]oi target_lengths=[3]oi neg_log_likelihood=[3]+ log_alpha=[3,7,3] blank=4
 _pack_padded_sequence: input=[5,3,4] lengths=[3]<5r batch_first=false | input=[3,5,4] lengths=[3]<5r batch_first=true
 _pack_padded_sequence_backward: grad=[4,6] input_size=[5,1,6] batch_sizes=[4]oi batch_first=false

@@ -28,7 +28,7 @@ einsum: equation=bik,bkj->bij tensors={[4,5,6];[4,6,3]}
 cross linalg_cross: self=[5,3] other=[5,3] dim=1 | self=[3,6] other=[3,6] dim=0
 cdist _euclidean_dist: x1=[6,4] x2=[5,4] p=2. | x1=[3,6,4] x2=[3,5,4] p=1. | x1=[6,4] x2=[5,4] | x1=[3,6,4] x2=[3,5,4]
 _cdist_forward: x1=[6,4] x2=[5,4] p=2. compute_mode=none | x1=[3,6,4] x2=[3,5,4] p=1. compute_mode=none
-_cdist_backward: grad=[6,5] x1=[6,4] x2=[5,4] p=2. cdist=[6,5]+ | grad=[3,6,5] x1=[3,6,4] x2=[3,5,4] p=1. cdist=[3,6,5]+
+_cdist_backward: grad=[6,5] x1=[6,4] x2=[5,4] p=2. cdist=[6,5]+ | grad=[3,6,5] x1=[3,6,4] x2=[3,5,4] p=1. cdist=[3,6,5]+ | grad_output=[6,5] x1=[6,4] x2=[5,4] p=2. cdist=[6,5]+ | grad_output=[3,6,5] x1=[3,6,4] x2=[3,5,4] p=1. cdist=[3,6,5]+
 _weight_norm_interface: v=[6,4] g=[6,1] dim=0 | v=[6,4] g=[1,4] dim=1
 _weight_norm_interface_backward: grad_w=[6,4] saved_v=[6,4] saved_g=[6,1] saved_norms=[6,1]+ dim=0
 _pdist_forward pdist: self=[6,4] p=2.
@@ -97,6 +97,7 @@ native_group_norm_backward: grad_out=[5,4,6] input=[5,4,6] mean=[5,2] rstd=[5,2]
 native_batch_norm _native_batch_norm_legit _batch_norm_impl_index: input=[6,3,4] weight=[3] bias=[3] running_mean=[3] running_var=[3]+ training=true momentum=0.1 eps=0.001 | input=[6,3,4] weight=[3] bias=[3] running_mean=[3] running_var=[3]+ training=false momentum=0.1 eps=0.001 | input=[6,4,3,5] weight=- bias=- running_mean=- running_var=- training=true momentum=0.1 eps=0.001 | input=[6,3,4] weight=[3] bias=[3] training=true momentum=0.1 eps=0.001 | input=[6,5] weight=[5] bias=- running_mean=[5] running_var=[5]+ training=true momentum=0.1 eps=0.001
 _native_batch_norm_legit_functional _batch_norm_with_update _batch_norm_with_update_functional _batch_norm_no_update _native_batch_norm_legit_no_training: input=[6,3,4] weight=[3] bias=[3] running_mean=[3] running_var=[3]+ training=true momentum=0.1 eps=0.001 | input=[6,3,4] weight=[3] bias=[3] running_mean=[3] running_var=[3]+ momentum=0.1 eps=0.001 | input=[6,5] weight=[5] bias=- running_mean=[5] running_var=[5]+ momentum=0.1 eps=0.001
 native_batch_norm_backward: grad_out=[6,3,4] input=[6,3,4] weight=[3] running_mean=[3] running_var=[3]+ save_mean=[3] save_invstd=[3]+ train=true eps=0.001 output_mask=[true,true,true] | grad_out=[6,3,4] input=[6,3,4] weight=[3] running_mean=[3] running_var=[3]+ save_mean=[3] save_invstd=[3]+ train=false eps=0.001 output_mask=[true,true,true]
+batch_norm_backward: grad_out=[6,3,4] input=[6,3,4] weight=[3] running_mean=[3] running_var=[3]+ save_mean=[3] save_var=[3]+ update=true eps=0.001 output_mask=[true,true,true] reserve=[0]
 batch_norm instance_norm: input=[6,3,4] weight=[3] bias=[3] running_mean=[3] running_var=[3]+ training=true momentum=0.1 eps=0.001 cudnn_enabled=false | input=[6,3,4] weight=[3] bias=[3] running_mean=[3] running_var=[3]+ use_input_stats=true momentum=0.1 eps=0.001 cudnn_enabled=false
 batch_norm_update_stats: input=[6,3,4] running_mean=[3] running_var=[3]+ momentum=0.1
 # -- views
@@ -202,7 +203,7 @@ fill: self=[5,3] value=1.5 | self=[5,3] value=[]
 zero: self=[5,3]
 full_like: self=[5,3] fill_value=2.5
 zeros_like ones_like empty_like rand_like randn_like: self=[5,3] | self=[5,3] dtype=double
-randint_like: self=[5,3] high=10 | self=[5,3] low=2 high=10
+randint_like: self=[5,3] high=10 | self=[5,3] low=2 high=10 | self=[5,3] high=[]/10
 new_zeros new_ones new_empty: self=[5,3] size=[4,2]
 new_full: self=[5,3] size=[4,2] fill_value=1.5
 new_empty_strided: self=[5,3] size=[4,2] stride=[2,1]
@@ -357,9 +358,9 @@ _foreach_copy: self={[5,3];[4]} src={[5,3];[4]}
 _foreach_max _foreach_zero _foreach_clone: self={[5,3];[4]}
 _foreach_acos _foreach_asin _foreach_atan _foreach_abs _foreach_ceil _foreach_cos _foreach_cosh _foreach_erf _foreach_erfc _foreach_exp _foreach_expm1 _foreach_floor _foreach_frac _foreach_neg _foreach_reciprocal _foreach_round _foreach_sigmoid _foreach_sign _foreach_sin _foreach_sinh _foreach_tan _foreach_tanh _foreach_trunc: self={[5,3];[4]}
 _foreach_lgamma _foreach_log _foreach_log10 _foreach_log1p _foreach_log2 _foreach_sqrt _foreach_rsqrt: self={[5,3]+;[4]+}
-_fused_adam _fused_adamw: self={[5,3];[4]} grads={[5,3];[4]} exp_avgs={[5,3];[4]} exp_avg_sqs={[5,3]+;[4]+} max_exp_avg_sqs={} state_steps={[]of;[]of} lr=0.1 beta1=0.9 beta2=0.99 weight_decay=0.01 eps=0.001 amsgrad=false maximize=false
-_fused_sgd: self={[5,3];[4]} grads={[5,3];[4]} momentum_buffer_list={[5,3];[4]} weight_decay=0.01 momentum=0.9 lr=0.1 dampening=0. nesterov=false maximize=false is_first_step=false
-_fused_adagrad: self={[5,3];[4]} grads={[5,3];[4]} state_sums={[5,3]+;[4]+} state_steps={[]of;[]of} lr=0.1 lr_decay=0.01 weight_decay=0.01 eps=0.001 maximize=false
+_fused_adam _fused_adamw: self={[5,3];[4]} grads={[5,3];[4]} exp_avgs={[5,3];[4]} exp_avg_sqs={[5,3]+;[4]+} max_exp_avg_sqs={} state_steps={[]of;[]of} lr=0.1 beta1=0.9 beta2=0.99 weight_decay=0.01 eps=0.001 amsgrad=false maximize=false | self={[5,3];[4]} grads={[5,3];[4]} exp_avgs={[5,3];[4]} exp_avg_sqs={[5,3]+;[4]+} max_exp_avg_sqs={} state_steps={[]of;[]of} lr=[]of beta1=0.9 beta2=0.99 weight_decay=0.01 eps=0.001 amsgrad=false maximize=false
+_fused_sgd: self={[5,3];[4]} grads={[5,3];[4]} momentum_buffer_list={[5,3];[4]} weight_decay=0.01 momentum=0.9 lr=0.1 dampening=0. nesterov=false maximize=false is_first_step=false | self={[5,3];[4]} grads={[5,3];[4]} momentum_buffer_list={[5,3];[4]} weight_decay=0.01 momentum=0.9 lr=[]of dampening=0. nesterov=false maximize=false is_first_step=false
+_fused_adagrad: self={[5,3];[4]} grads={[5,3];[4]} state_sums={[5,3]+;[4]+} state_steps={[]of;[]of} lr=0.1 lr_decay=0.01 weight_decay=0.01 eps=0.001 maximize=false | self={[5,3];[4]} grads={[5,3];[4]} state_sums={[5,3]+;[4]+} state_steps={[]of;[]of} lr=[]of lr_decay=0.01 weight_decay=0.01 eps=0.001 maximize=false
 # -- recurrent cells
 _thnn_fused_lstm_cell _thnn_fused_gru_cell: *=-
 _thnn_differentiable_lstm_cell_backward: *=-
