@@ -121,10 +121,11 @@ class Packed {
   bool reads_ = false;
 };
 
-inline int64_t hash_of(const std::vector<Tokens>& prompts, const Settings& settings) {
-  size_t hash = prompts.size();
-  for (const auto& prompt : prompts) hash = c10::get_hash(hash, prompt);
-  return static_cast<int64_t>(c10::get_hash(hash, settings.seed, settings.n, settings.max_tokens, settings.temperature));
+inline int64_t hash_of(const std::vector<Request>& requests) {
+  size_t hash = requests.size();
+  for (const auto& [prompt, settings, priority, on_piece] : requests)
+    hash = c10::get_hash(hash, prompt, settings.seed, settings.n, settings.max_tokens, settings.temperature);
+  return static_cast<int64_t>(hash);
 }
 
 // The answers of all groups, in the order of ranks. Every rank gives those of its share. Two all_gathers among `others`: of the numbers of
