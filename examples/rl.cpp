@@ -6,11 +6,13 @@
 //
 // Options of the trainer have the names of rl::Options, with '-' for '_'; --config reads them from a JSON file.
 #include "mesh_option.hpp"
+#include "rl/plot.hpp"
 #include "rl/tasks.hpp"
 #include "train_options.hpp"
 #include "zoo/llama3.hpp"
 
 #include <ATen/Parallel.h>
+#include <torch/nn/init.h>
 #include <dtensor/base/say.hpp>
 #include <dtensor/dtensor.hpp>
 
@@ -26,6 +28,7 @@ struct ProgramOptions : RunOptions {
   std::string task = "sort4", config;
   int64_t generation_tp = 0;  // 0: one rank decodes alone
   int64_t dim = 64, layers = 2, heads = 4;
+  double init = 1;
   bool quiet = false;
   nlohmann::json given = nlohmann::json::object();  // options of the trainer
 };
@@ -36,6 +39,10 @@ std::shared_ptr<zoo::Llama3Impl> make_model(const ProgramOptions& o, uint64_t se
   options.hidden = o.dim * 11 / 4;
   options.rotary = {10000};
   auto model = std::make_shared<zoo::Llama3Impl>(options);
+  for (auto& item : model->named_parameters()) {  // in place of 0.02, with which a narrow model hardly begins
+    auto& p = item.value();
+    if (p.dim() == 2 && item.key() != "output.weight") torch::nn::init::normal_(p, 0, o.init / std::sqrt(static_cast<double>(p.size(1))));
+  }
   model->to(o.dtype == "float64" ? torch::kFloat64 : torch::kFloat32);
   return model;
 }
@@ -71,12 +78,16 @@ void run(const ProgramOptions& o, const rl::Options& options, const dt::World& w
   int64_t parameters = 0;
   for (const auto& p : trainer.actor().model().parameters()) parameters += p.numel();
   if (says) fmt::print("{} by {}: {} parameters, {} ranks, seed {}\n", o.task, options.algorithm, parameters, world.size(), options.seed);
+  if (!options.resume) trainer.imitate();
   const auto before = trainer.evaluate();
+  std::vector<rl::Metrics> curves;
   const bool ended = trainer.run([&](const rl::Metrics& metrics) {
+    curves.push_back(metrics);
     if (!says || o.quiet) return;
     fmt::print("{}\n", rl::line_of(metrics));
     std::fflush(stdout);
   });
+  if (says && !o.svg.empty()) write_metrics_plot(o.svg, curves);
   if (!ended) return;
   const auto after = trainer.evaluate();
   if (says) fmt::print("reward: greedy exact {:.4f} over {} held-out prompts (before {:.4f})\n", after, options.eval_prompts, before);
@@ -88,14 +99,14 @@ std::string dashed(std::string name) {
 }
 
 template <class T>
-void add_field(CLI::App& app, ProgramOptions& o, const char* name, const T&, const char* help) {
+void add_field(CLI::App& app, ProgramOptions& o, const char* name, const T& field, const char* help) {
   const auto take = [&o, name = std::string(name)](const T& value) { o.given[name] = value; };
   if constexpr (std::is_same_v<T, bool>) {
     const auto flag = "--" + dashed(name) + ",!--no-" + dashed(name);
     app.add_flag_function(
         flag, [take](int64_t times) { take(times > 0); }, help);
   } else {
-    app.add_option_function<T>("--" + dashed(name), take, help);
+    app.add_option_function<T>("--" + dashed(name), take, help)->default_str(fmt::format("{}", field));
   }
 }
 
@@ -110,6 +121,7 @@ rl::Options parse_options(CLI::App& app, ProgramOptions& o, int argc, char** arg
   app.add_option("--dim", o.dim, "width of the model")->check(positive);
   app.add_option("--layers", o.layers, "of the model")->check(positive);
   app.add_option("--heads", o.heads, "of the model")->check(positive);
+  app.add_option("--init", o.init, "of the first weights: their standard deviation times the root of the inputs")->check(positive);
   app.add_option("--dtype", o.dtype, "of the parameters")->check(CLI::IsMember({"float32", "float64"}));
   app.add_option("--svg", o.svg, "a file for a picture of the curves")->check(can_be_written);
   app.add_flag("--quiet", o.quiet, "only the first line and the last");
@@ -117,9 +129,12 @@ rl::Options parse_options(CLI::App& app, ProgramOptions& o, int argc, char** arg
   rl::for_each_option(defaults, [&](const char* name, auto& field, const char* help) { add_field(app, o, name, field, help); });
   add_launch_options(app);
   app.parse(argc, argv);
+  auto chosen = o.config.empty() ? nlohmann::json::object() : nlohmann::json::parse(std::ifstream(o.config));
+  chosen.update(o.given);
   auto given = tasks::recipes().at(o.task).options;
-  if (!o.config.empty()) given.update(nlohmann::json::parse(std::ifstream(o.config)));
-  given.update(o.given);
+  const auto named = rl::algorithms().find(chosen.value("algorithm", ""));  // its own values go before the task's
+  if (named != rl::algorithms().end()) given.update(named->second);
+  given.update(chosen);
   return rl::read_options(given);
 }
 

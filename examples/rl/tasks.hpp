@@ -1,6 +1,7 @@
 // Small tasks that a model of 0.1 million parameters learns from rewards, within minutes of one core.
 #pragma once
 
+#include <dtensor/rl/rewards/verifiers.hpp>
 #include <dtensor/rl/trainer.hpp>
 
 namespace tasks {
@@ -64,7 +65,47 @@ inline Problem sort4(uint64_t seed, int64_t number) {
   for (int64_t i = 0; i < 4; ++i) digits += static_cast<char>('0' + draw(seed, number, i, 10));
   auto sorted = digits;
   std::ranges::sort(sorted);
-  return {digits + "=", sorted, sorted};
+  return {digits + "=", sorted, {{"answer", sorted}, {"digits", digits}}};
+}
+
+// An answer that is right because it is the prompt has sorted nothing: it is flawed.
+inline rl::Verdict sort4_verdict(const std::string& text, const nlohmann::json& truth) {
+  auto verdict = character_verdict(text, truth.at("answer"));
+  verdict.flawed = verdict.right && text == truth.at("digits").get<std::string>();
+  return verdict;
+}
+
+// "357:05=" -> "3+7-5": an expression of the three numbers, in any order, of this value.
+inline Problem countdown3(uint64_t seed, int64_t number) {
+  std::vector<int64_t> numbers, signs;
+  for (int64_t i = 0; i < 3; ++i) numbers.push_back(1 + draw(seed, number, i, 9));
+  for (int64_t i = 3; i < 5; ++i) signs.push_back(draw(seed, number, i, 2) == 0 ? 1 : -1);
+  if (numbers[0] + signs[0] * numbers[1] + signs[1] * numbers[2] < 0) signs = {1, 1};
+  const auto target = numbers[0] + signs[0] * numbers[1] + signs[1] * numbers[2];
+  const auto sign = [&](int i) { return signs[i] > 0 ? '+' : '-'; };
+  auto shown = numbers;
+  std::ranges::sort(shown);
+  return {fmt::format("{}{}{}:{:02}=", shown[0], shown[1], shown[2], target),
+          fmt::format("{}{}{}{}{}", numbers[0], sign(0), numbers[1], sign(1), numbers[2]),
+          {{"numbers", shown}, {"target", target}}};
+}
+
+// 1 for the value, 0.1 for an expression of the numbers.
+inline rl::Verdict countdown3_verdict(const std::string& text, const nlohmann::json& truth) {
+  std::vector<int64_t> used;
+  const auto value = rl::evaluate(text, &used);
+  std::ranges::sort(used);
+  const bool of_these = value && used == truth.at("numbers").get<std::vector<int64_t>>();
+  const bool right = of_these && *value == rl::Fraction{truth.at("target").get<int64_t>(), 1};
+  return {.score = right ? 1.0 : of_these ? 0.1 : 0.0, .right = right};
+}
+
+// "37+85=" -> "221": the sum, its last digit first.
+inline Problem arithmetic(uint64_t seed, int64_t number) {
+  const auto a = draw(seed, number, 0, 100), b = draw(seed, number, 1, 100);
+  auto sum = fmt::format("{:03}", a + b);
+  std::ranges::reverse(sum);
+  return {fmt::format("{:02}+{:02}=", a, b), sum, sum};
 }
 
 struct Recipe {
@@ -77,8 +118,41 @@ inline const std::map<std::string, Recipe>& recipes() {
   static const std::map<std::string, Recipe> all{
       {"sort4",
        {sort4,
+        sort4_verdict,
+        {{"prompts", 32},
+         {"samples", 8},
+         {"epochs", 2},
+         {"clip_high", 0.28},
+         {"entropy_bonus", 0.05},
+         {"lr_end", 0.1},
+         {"steps", 500},
+         {"max_tokens", 4}}}},
+      {"countdown3",
+       {countdown3,
+        countdown3_verdict,
+        {{"sft_steps", 150},
+         {"prompts", 32},
+         {"samples", 8},
+         {"epochs", 2},
+         {"lr", 3e-4},
+         {"clip_high", 0.28},
+         {"entropy_bonus", 0.01},
+         {"steps", 400},
+         {"max_tokens", 5}}}},
+      {"arithmetic",
+       {arithmetic,
         [](const std::string& text, const nlohmann::json& truth) { return character_verdict(text, truth); },
-        {{"prompts", 32}, {"samples", 8}, {"epochs", 2}, {"lr", 1e-3}, {"clip_high", 0.28}, {"steps", 400}, {"max_tokens", 4}}}},
+        {{"algorithm", "ppo"},
+         {"sft_steps", 300},
+         {"prompts", 256},
+         {"epochs", 2},
+         {"minibatches", 2},
+         {"lr", 3e-4},
+         {"critic_lr", 1e-3},
+         {"lambda", 0.95},
+         {"entropy_bonus", 0.01},
+         {"steps", 300},
+         {"max_tokens", 3}}}},
   };
   return all;
 }

@@ -27,7 +27,7 @@ struct Options {
   bool shuffle = false, pack = false, balance = true;
   uint64_t seed = 0;
 
-  double lr = 1e-3, critic_lr = 1e-3, weight_decay = 0.01, grad_clip = 1;
+  double lr = 1e-3, critic_lr = 1e-3, weight_decay = 0.01, grad_clip = 1, lr_end = 1;
   int64_t warmup = 0, critic_warmup = 0;
 
   double clip_low = 0.2, clip_high = 0.2, dual_clip = 3, value_clip = 0.5, entropy_bonus = 0, nll_weight = 0;
@@ -97,6 +97,7 @@ void for_each_option(O& o, F f) {
   f("critic_lr", o.critic_lr, "learning rate of the critic");
   f("weight_decay", o.weight_decay, "of AdamW");
   f("grad_clip", o.grad_clip, "largest norm of the gradients");
+  f("lr_end", o.lr_end, "share of the learning rates that is left at the last step; they fall evenly");
   f("warmup", o.warmup, "steps in which the learning rate rises");
   f("critic_warmup", o.critic_warmup, "first steps in which only the critic learns");
   f("clip_low", o.clip_low, "of ratios, below 1");
@@ -206,6 +207,7 @@ inline void check_numbers(const Options& o) {
   for (const auto& [name, value] : counts) least(name, value, 1);
   const std::vector<std::pair<const char*, double>> amounts{{"lr", o.lr},
                                                             {"critic_lr", o.critic_lr},
+                                                            {"lr_end", o.lr_end},
                                                             {"kl_beta", o.kl_beta},
                                                             {"entropy_bonus", o.entropy_bonus},
                                                             {"nll_weight", o.nll_weight},

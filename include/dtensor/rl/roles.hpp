@@ -66,9 +66,10 @@ class Actor : public Learner<Model> {
     add_logp(this->group_, *this->model_, batch, o, name, step);
   }
   // Adds "advantages" and, with a critic, "returns", from "scores", "right", "flawed", and "values" or "ref_logp" where they are used.
-  void advantages(Batch& batch, const Options& o, double kl_beta, int64_t step = -1);
+  // `kl_beta`: nothing: o.kl_beta.
+  void advantages(Batch& batch, const Options& o, int64_t step = -1, std::optional<double> kl_beta = {});
   // Learns. Without a column "old_logp" ratios are to what the first epoch computes, which takes one minibatch. Returns metrics.
-  nlohmann::json update(const Batch& batch, const Options& o, double kl_beta, int64_t step = -1);
+  nlohmann::json update(const Batch& batch, const Options& o, int64_t step = -1, std::optional<double> kl_beta = {});
   // Learns the answers as they stand. Returns the mean of -log p.
   double imitate(const Batch& batch, const Options& o, int64_t step = -1);
 

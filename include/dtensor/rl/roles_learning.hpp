@@ -78,8 +78,13 @@ nlohmann::json Learner<Model>::learn(const Batch& mine, const Options& o, double
   for (int64_t epoch = 0; epoch < o.epochs; ++epoch) {
     const auto seed = request_seed(o.seed, step, -1 - epoch);
     const auto minibatches = minibatch_rows(mine.size(), o.minibatches, o.shuffle, seed);
-    for (const auto& rows : minibatches) {
+    for (auto rows : minibatches) {
       const bool all = o.minibatches == 1 && !o.shuffle;
+      if (o.balance && !all) {  // not before: on other ranks minibatches would have other rows
+        Rows ordered;
+        for (const auto i : balanced_order(detail::lengths_at(lengths, rows), detail::ranks_of(mine.layout()))) ordered.push_back(rows[i]);
+        rows = ordered;
+      }
       const auto minibatch = all ? mine : mine.rows(rows);
       const auto counts = count(minibatch.get("mask"));
       require(counts.tokens > 0, "rl::Learner", "a minibatch of {} answers has no token to learn from", rows.size());
@@ -100,8 +105,11 @@ nlohmann::json Learner<Model>::learn(const Batch& mine, const Options& o, double
 }
 
 namespace detail {
-inline double warm(const Options& o, double lr, int64_t step) {
-  return o.warmup > step + 1 ? lr * static_cast<double>(step + 1) / static_cast<double>(o.warmup) : lr;
+// A learning rate at a step: rising, then falling.
+inline double lr_at(const Options& o, double lr, int64_t step) {
+  const auto share = [](int64_t part, int64_t whole) { return static_cast<double>(part) / static_cast<double>(whole); };
+  const auto fallen = 1 - (1 - o.lr_end) * share(std::clamp<int64_t>(step, 0, o.steps), o.steps);
+  return lr * fallen * (o.warmup > step + 1 ? share(step + 1, o.warmup) : 1);
 }
 }  // namespace detail
 
@@ -122,7 +130,7 @@ std::vector<std::string> Actor<Model>::columns_for(const Batch& batch) const {
 }
 
 template <class Model>
-void Actor<Model>::advantages(Batch& batch, const Options& o, double kl_beta, int64_t step) {
+void Actor<Model>::advantages(Batch& batch, const Options& o, int64_t step, std::optional<double> kl_beta) {
   auto needed = std::vector<std::string>{"scores", "right", "flawed", "groups", "mask", "rollout_logp"};
   const bool penalized = o.has_reference() && o.kl_in == "reward";
   if (o.has_critic()) needed.emplace_back("values");
@@ -139,7 +147,7 @@ void Actor<Model>::advantages(Batch& batch, const Options& o, double kl_beta, in
     Batch results;
     if (penalized) {
       const auto kl = kl_estimate(mine.get("old_logp"), mine.get("ref_logp"), kl_by(o));
-      terms.rewards = rewards_with_kl(terms.rewards, kl, mask, kl_beta);
+      terms.rewards = rewards_with_kl(terms.rewards, kl, mask, kl_beta.value_or(o.kl_beta));
       results.meta()["kl"] = mean_kl(kl, mask, count(mask));
     }
     if (o.has_critic()) terms.values = mine.get("values");
@@ -152,7 +160,7 @@ void Actor<Model>::advantages(Batch& batch, const Options& o, double kl_beta, in
 }
 
 template <class Model>
-nlohmann::json Actor<Model>::update(const Batch& batch, const Options& o, double kl_beta, int64_t step) {
+nlohmann::json Actor<Model>::update(const Batch& batch, const Options& o, int64_t step, std::optional<double> kl_beta) {
   require(batch.has("old_logp") || (o.minibatches == 1 && !o.shuffle), "rl::Actor",
           "the batch has no 'old_logp', and {} minibatches; hint: call log_prob() before", o.minibatches);
   const bool in_loss = o.has_reference() && o.kl_in == "loss";
@@ -175,7 +183,7 @@ nlohmann::json Actor<Model>::update(const Batch& batch, const Options& o, double
     if (o.entropy_bonus > 0) total = total - entropies * o.entropy_bonus;
     if (in_loss) {
       const auto kl = aggregate(kl_estimate(logp, part.tokens("ref_logp"), kl_by(o)), mask, by);
-      total = total + kl * kl_beta;
+      total = total + kl * kl_beta.value_or(o.kl_beta);
       sums.add("kl_loss", kl);
     }
     if (o.nll_weight > 0) {
@@ -191,7 +199,7 @@ nlohmann::json Actor<Model>::update(const Batch& batch, const Options& o, double
   };
   const auto result = this->group_.run({"update", {}, dp_compute(), step}, batch.select(columns_for(batch)), [&](const Batch& mine) {
     Batch told;
-    told.meta() = {{"actor", this->learn(mine, o, detail::warm(o, o.lr, step), step, loss)}};
+    told.meta() = {{"actor", this->learn(mine, o, detail::lr_at(o, o.lr, step), step, loss)}};
     return told;
   });
   return result.meta().at("actor");
@@ -235,7 +243,7 @@ nlohmann::json Critic<Model>::update(const Batch& batch, const Options& o, int64
   const Method method{"update", {}, dp_compute(), step};
   const auto result = this->group_.run(method, batch.select({"ids", "mask", "values", "returns"}), [&](const Batch& mine) {
     Batch told;
-    told.meta() = {{"critic", this->learn(mine, o, detail::warm(o, o.critic_lr, step), step, loss)}};
+    told.meta() = {{"critic", this->learn(mine, o, detail::lr_at(o, o.critic_lr, step), step, loss)}};
     return told;
   });
   return result.meta().at("critic");

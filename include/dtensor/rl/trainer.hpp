@@ -53,7 +53,7 @@ class Trainer {
   Metrics step();
   // The share of held-out prompts whose most probable answer is right.
   double evaluate();
-  // Learns from examples.
+  // Learns from examples, once. run() does it, too, unless it goes on from a checkpoint.
   void imitate();
   // Steps that are done.
   int64_t steps() const { return steps_; }
@@ -78,6 +78,7 @@ class Trainer {
   std::optional<Critic<Values>> critic_;
   int64_t steps_ = 0, next_prompt_ = 0, generations_ = 0;
   double kl_beta_ = 0;
+  bool has_imitated_ = false;
 };
 
 }  // namespace dtensor::rl

@@ -129,13 +129,13 @@ void Trainer<Model, Values>::learn(Batch& batch, Metrics& metrics) {
   if (several || (reference_ && o_.kl_in == "reward")) phase("old_log_prob", [&] { actor_.log_prob(batch, o_, "old_logp", steps_); });
   if (reference_) phase("ref", [&] { reference_->log_prob(batch, o_, steps_); });
   if (critic_) phase("values", [&] { critic_->values(batch, o_, steps_); });
-  phase("adv", [&] { actor_.advantages(batch, o_, kl_beta_, steps_); });
+  phase("adv", [&] { actor_.advantages(batch, o_, steps_, kl_beta_); });
   const auto add = [&](const char* role, const nlohmann::json& numbers) {
     for (const auto& [name, value] : numbers.items()) metrics[std::string(role) + "/" + name] = value;
   };
   if (critic_) add("critic", phase("update_critic", [&] { return critic_->update(batch, o_, steps_); }));
   if (steps_ < o_.critic_warmup) return;
-  add("actor", phase("update_actor", [&] { return actor_.update(batch, o_, kl_beta_, steps_); }));
+  add("actor", phase("update_actor", [&] { return actor_.update(batch, o_, steps_, kl_beta_); }));
   phase("update_weights", [&] { rollouts_.update(steps_ + 1); });
   if (!reference_) return;
   metrics["actor/kl_coef"] = kl_beta_;
@@ -178,7 +178,7 @@ Metrics Trainer<Model, Values>::step() {
   Phases phase(metrics);
   phase("step", [&] {
     batch = collect(metrics);
-    if (o_.balance) {
+    if (o_.balance && o_.minibatches == 1 && !o_.shuffle) {
       const auto lengths = detail::lengths_of(batch);
       const auto order = balanced_order(lengths, detail::ranks_of(rows_over(actor_.mesh())));
       if (order != detail::numbers(0, batch.size())) batch = detail::rows_of(batch, order);
@@ -204,6 +204,7 @@ double Trainer<Model, Values>::evaluate() {
 
 template <class Model, class Values>
 void Trainer<Model, Values>::imitate() {
+  if (std::exchange(has_imitated_, true)) return;
   for (int64_t step = 0; step < o_.sft_steps; ++step) {
     int64_t time = 2;
     std::vector<std::pair<Prompt, generate::Tokens>> examples;

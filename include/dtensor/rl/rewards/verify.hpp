@@ -167,6 +167,9 @@ inline Verified Verifiers::operator()(const std::vector<std::string>& texts, con
   while (shared_->open > 0) {
     if (lost_ > options_.most_lost) {
       shared_->waiting.clear();
+      for (const auto& job : jobs) job->ended = true;
+      for (auto& [number, thread] : threads_) thread.detach();  // they may run on as well
+      threads_.clear();
       fail("rl::Verifiers",
            "{} verifications took more than {:g} s each and still run; expected at most {}; hint: bound the verifier's work", lost_,
            options_.seconds, options_.most_lost);
