@@ -130,7 +130,7 @@ inline const std::map<std::string, Recipe>& recipes() {
       {"countdown3",
        {countdown3,
         countdown3_verdict,
-        {{"sft_steps", 150},
+        {{"sft_steps", 60},
          {"prompts", 32},
          {"samples", 8},
          {"epochs", 2},

@@ -299,36 +299,3 @@ TEST_CASE("rl trainer: every rank names the role and method and step of a worker
         transport));
   }
 }
-
-TEST_CASE("rl trainer: rollouts have a seed of their own in each row", "[rl]") {
-  on_ranks(1, [](World&) {
-    SmallText model;
-    auto task = trainer_task();
-    generate::Engine engine(model, task.engine);
-    std::vector<rl::Prompt> prompts;
-    for (int64_t i = 0; i < 5; ++i) prompts.push_back(task.prompt(i % 3));
-    rl::RolloutOptions options{.settings = task.settings, .samples = 4, .seed = 3, .step = 1};
-    options.settings.max_tokens = 6;
-    options.settings.temperature = 5;  // so that answers differ
-    const auto batch = rl::rollout(engine, prompts, options, at::kDouble);
-    std::set<std::pair<int64_t, int64_t>> seeds;
-    std::set<std::string> texts;
-    const auto own = batch.get("seeds");
-    for (int64_t row = 0; row < batch.size(); ++row) seeds.emplace(own[row][0].item<int64_t>(), own[row][1].item<int64_t>());
-    CHECK(seeds.size() == 20);
-    const auto all = batch.texts("texts");
-    texts.insert(all.begin(), all.end());
-    CHECK_FALSE(std::equal(all.begin(), all.begin() + 4, all.begin() + 12));  // a prompt that comes twice gets other answers
-    CHECK(texts.size() > 8);
-    const auto ids = batch.get("ids"), mask = batch.get("mask");
-    const auto time = ids.size(1);
-    const auto logp = rl::token_statistics(model.forward(ids.narrow(1, 0, time - 1)), ids.narrow(1, 1, time - 1)).logp;
-    CHECK_NOTHROW(rl_near(batch.get("rollout_logp"), rl_rows(logp.masked_fill(mask.logical_not(), 0)), "log-probabilities", 1e-9));
-    const auto lengths = batch.meta().at("lengths").get<std::vector<int64_t>>(),
-               begins = batch.meta().at("prompt_lengths").get<std::vector<int64_t>>();
-    for (int64_t row = 0; row < batch.size(); ++row) CHECK(mask[row].sum().item<int64_t>() == lengths[row] - begins[row]);
-    options.step = 2;
-    CHECK_FALSE(rl::rollout(engine, prompts, options).texts("texts") == batch.texts("texts"));
-    CHECK_NOTHROW(refuses("rl::rollout", [&] { rl::rollout(engine, {}, options); }));
-  });
-}

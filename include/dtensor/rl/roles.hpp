@@ -11,7 +11,7 @@
 #include <dtensor/rl/algorithms.hpp>
 #include <dtensor/rl/hybrid.hpp>
 #include <dtensor/rl/passes.hpp>
-#include <dtensor/rl/rollout.hpp>
+#include <dtensor/rl/turns.hpp>
 #include <dtensor/rl/value_loss.hpp>
 #include <dtensor/rl/sft.hpp>
 #include <dtensor/training/clip.hpp>
@@ -112,7 +112,9 @@ class Rollouts {
            const generate::EngineOptions& options = {});
   // The actor has learned: weights of `version` come. All ranks of both call it.
   void update(int64_t version);
-  Batch generate(const std::vector<Prompt>& prompts, const RolloutOptions& options, int64_t step = -1);
+  // With a tool by rollout_turns().
+  Batch generate(const std::vector<Prompt>& prompts, const RolloutOptions& options, int64_t step = -1, const Tool& tool = {},
+                 const TurnOptions& turns = {});
   WorkerGroup& group() { return group_; }
 
  private:

@@ -271,9 +271,12 @@ void Rollouts<Model>::update(int64_t version) {
 }
 
 template <class Model>
-Batch Rollouts<Model>::generate(const std::vector<Prompt>& prompts, const RolloutOptions& options, int64_t step) {
-  return group_.run({"generate", rollout_columns(), dp_compute(), step}, Batch(),
-                    [&](const Batch&) { return rollout(engine_ ? *engine_ : hybrid_->engine(), prompts, options, dtype_); });
+Batch Rollouts<Model>::generate(const std::vector<Prompt>& prompts, const RolloutOptions& options, int64_t step, const Tool& tool,
+                                const TurnOptions& turns) {
+  return group_.run({"generate", rollout_columns(), dp_compute(), step}, Batch(), [&](const Batch&) {
+    auto& engine = engine_ ? *engine_ : hybrid_->engine();
+    return tool ? rollout_turns(engine, prompts, tool, options, turns, dtype_) : rollout(engine, prompts, options, dtype_);
+  });
 }
 
 }  // namespace dtensor::rl

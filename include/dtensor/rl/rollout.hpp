@@ -89,12 +89,16 @@ struct RolloutRows {
         complete(at::zeros({rows}, at::kBool)) {}
 
   void add(int64_t group, int64_t sample, uint64_t seed, const Prompt& prompt, const generate::Output& output) {
+    add(group, sample, seed, prompt, output, std::vector<bool>(output.tokens.size(), true));
+  }
+  // `own` says which of the output's tokens the model has drawn.
+  void add(int64_t group, int64_t sample, uint64_t seed, const Prompt& prompt, const generate::Output& output,
+           const std::vector<bool>& own) {
     const auto row = static_cast<int64_t>(lengths.size()), begin = static_cast<int64_t>(prompt.tokens.size());
-    const auto end = begin + static_cast<int64_t>(output.tokens.size());
-    auto* const own = ids.data_ptr<int64_t>() + row * ids.size(1);
-    std::ranges::copy(prompt.tokens, own);
-    std::ranges::copy(output.tokens, own + begin);
-    std::fill_n(mask.data_ptr<bool>() + row * mask.size(1) + begin - 1, end - begin, true);
+    auto* const tokens = ids.data_ptr<int64_t>() + row * ids.size(1);
+    std::ranges::copy(prompt.tokens, tokens);
+    std::ranges::copy(output.tokens, tokens + begin);
+    std::ranges::copy(own, mask.data_ptr<bool>() + row * mask.size(1) + begin - 1);
     std::ranges::copy(output.logprobs, logp.data_ptr<double>() + row * logp.size(1) + begin - 1);
     groups.data_ptr<int64_t>()[row] = group;
     seeds.data_ptr<int64_t>()[2 * row] = static_cast<int64_t>(seed);
@@ -102,7 +106,7 @@ struct RolloutRows {
     complete.data_ptr<bool>()[row] = output.finish != generate::Finish::length;
     texts.push_back(output.text);
     truths.push_back(prompt.truth);
-    lengths.push_back(end);
+    lengths.push_back(begin + static_cast<int64_t>(output.tokens.size()));
     prompt_lengths.push_back(begin);
   }
 

@@ -21,6 +21,8 @@ struct Task {
   // Prompts by number, the same on every rank. Those held out are none of the others.
   std::function<Prompt(int64_t number)> prompt{}, held_out{};
   Verifier verifier{};
+  Tool tool{};  // answers the model in conversations of several turns, see turns.hpp
+  TurnOptions turns{};
   // A prompt and the tokens of a right answer, by number: for options.sft_steps.
   std::function<std::pair<Prompt, generate::Tokens>(int64_t number)> example{};
   generate::Settings settings{};     // stop tokens and the like; max_tokens and the temperature are those of the options

@@ -87,7 +87,12 @@ Batch Trainer<Model, Values>::generate(Metrics& metrics) {
   options.settings.temperature = o_.temperature;
   options.settings.logprobs_of_sampled = o_.temperature != 1;
   Phases phase(metrics);
-  auto batch = phase("gen", [&] { return rollouts_.generate(prompts, options, steps_); });
+  auto batch = phase("gen", [&] { return rollouts_.generate(prompts, options, steps_, task_.tool, task_.turns); });
+  if (task_.tool) {
+    auto& failed = metrics["reward/failed_tools"];
+    failed = (failed.is_number() ? failed.get<int64_t>() : 0) + batch.meta().at("failed_tools").template get<int64_t>();
+    batch.meta().erase("failed_tools");
+  }
   phase("reward", [&] { judge_.score(batch, steps_); });
   return batch;
 }
@@ -197,7 +202,7 @@ double Trainer<Model, Values>::evaluate() {
   RolloutOptions options{.settings = task_.settings};
   options.settings.max_tokens = o_.max_tokens;
   options.settings.temperature = 0;
-  auto batch = rollouts_.generate(prompts, options, steps_);
+  auto batch = rollouts_.generate(prompts, options, steps_, task_.tool, task_.turns);
   judge_.score(batch, steps_);
   return whole(batch, "right").to(at::kDouble).mean().template item<double>();
 }
