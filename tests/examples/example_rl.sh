@@ -3,7 +3,8 @@
 set -euo pipefail
 rl=$DTENSOR_BUILD/examples/rl out=$TMPDIR
 [ -x "$rl" ] || { echo "the examples are not built"; exit 77; }
-short() { "$rl" --dtype float64 --dim 32 --prompts 8 --samples 4 --steps 4 --eval-prompts 16 "$@"; }
+small="--dtype float64 --dim 32 --prompts 8 --samples 4 --steps 4 --eval-prompts 16"
+short() { "$rl" $small "$@"; }
 curve() { grep -E '^(step|reward:)' "$1" | sed -E 's/ \| +[0-9]+ ms \| +[0-9]+ tokens.s//'; }
 
 for task in sort4 arithmetic; do
@@ -17,13 +18,13 @@ for task in sort4 arithmetic; do
     diff <(curve "$out/one") <(curve "$out/ranks")
   done
 done
-short --task sort4 >"$out/one"
-"$DTENSOR_BUILD/tools/dtensor-run" -n 2 "$rl" --task sort4 --dtype float64 --dim 32 --prompts 8 --samples 4 --steps 4 --eval-prompts 16 --mesh dp=2 >"$out/processes"
+short --task sort4 --lr-end 1 >"$out/one"
+"$DTENSOR_BUILD/tools/dtensor-run" -n 2 "$rl" $small --task sort4 --lr-end 1 --mesh dp=2 >"$out/processes"
 diff <(curve "$out/one") <(curve "$out/processes")
 
 # A run that goes on.
-short --task sort4 --steps 2 --save "$out/run" >"$out/first"
-short --task sort4 --save "$out/run" --resume >"$out/second"
+short --task sort4 --lr-end 1 --steps 2 --save "$out/run" >"$out/first"
+short --task sort4 --lr-end 1 --save "$out/run" --resume >"$out/second"
 diff <(curve "$out/one" | sed -n '3,4p') <(curve "$out/second" | sed -n '1,2p')
 
 # refuses TEXT OPTION...
