@@ -110,6 +110,8 @@ class Engine {
   // groups. Passes then communicate within groups only, and at the end the ranks that have one place in their groups exchange completions,
   // by two all_gathers. The cache is forgotten after that. Throws what the first prompt that fails throws, on every rank.
   std::vector<Completion> generate(const std::vector<Tokens>& prompts, const Settings& settings = {});
+  // The same for requests that have settings of their own. Callbacks are called in the group that decodes the request.
+  std::vector<Completion> generate(const std::vector<Request>& requests);
 
   // One pass; nothing when there is nothing to do. Throws what ends all requests: an error of the model, or of a rank. Requests that fail
   // by themselves (NaN scores, a callback that throws) keep their errors. Where ranks were asked for other things, every rank throws.
@@ -138,9 +140,9 @@ class Engine {
   friend class detail::BeamSearch;
   int64_t longest() const;
   void check_request(const Request& request) const;
-  std::vector<Completion> generate_here(const std::vector<Tokens>& prompts, const Settings& settings);
-  std::vector<Completion> generate_in_groups(const std::vector<Tokens>& prompts, const Settings& settings);
-  void tell_drafter(const std::vector<Tokens>& prompts, const std::vector<Completion>& completions);
+  std::vector<Completion> generate_here(const std::vector<Request>& requests);
+  std::vector<Completion> generate_in_groups(const std::vector<Request>& requests);
+  void tell_drafter(const std::vector<Request>& requests, const std::vector<Completion>& completions);
   void propose();
   void observe(detail::Growing& output);
   void run(const Scheduler::Plan& plan);

@@ -8,15 +8,21 @@
 namespace dtensor::generate {
 
 inline std::vector<Completion> Engine::generate(const std::vector<Tokens>& prompts, const Settings& settings) {
-  refuse_in_step("generate()");
-  return others_ && idle() ? generate_in_groups(prompts, settings) : generate_here(prompts, settings);
+  std::vector<Request> requests;
+  for (const auto& prompt : prompts) requests.push_back({prompt, settings});
+  return generate(requests);
 }
 
-inline std::vector<Completion> Engine::generate_here(const std::vector<Tokens>& prompts, const Settings& settings) {
+inline std::vector<Completion> Engine::generate(const std::vector<Request>& requests) {
+  refuse_in_step("generate()");
+  return others_ && idle() ? generate_in_groups(requests) : generate_here(requests);
+}
+
+inline std::vector<Completion> Engine::generate_here(const std::vector<Request>& requests) {
   std::vector<Future> futures;
   std::vector<Completion> completions;
   try {
-    for (const auto& prompt : prompts) futures.push_back(submit({prompt, settings}));
+    for (const auto& request : requests) futures.push_back(submit(request));
     for (auto& future : futures) completions.push_back(future.get());
   } catch (...) {
     for (auto& future : futures) future.cancel();
@@ -26,17 +32,17 @@ inline std::vector<Completion> Engine::generate_here(const std::vector<Tokens>& 
 }
 
 // All groups have the same cache and the same count of arrivals afterwards, so that what is submitted next goes alike on all ranks.
-inline std::vector<Completion> Engine::generate_in_groups(const std::vector<Tokens>& prompts, const Settings& settings) {
+inline std::vector<Completion> Engine::generate_in_groups(const std::vector<Request>& requests) {
   detail::Asked asked;
-  for (const auto& prompt : prompts) check_request({prompt, settings}), asked.add(prompt, settings, 0);
-  const auto count = static_cast<int64_t>(prompts.size()), groups = others_->size(), group = others_->coordinate(0);
+  for (const auto& request : requests) check_request(request), asked.add(request.prompt, request.settings, request.priority);
+  const auto count = static_cast<int64_t>(requests.size()), groups = others_->size(), group = others_->coordinate(0);
   std::vector<detail::Answer> answers;
   std::vector<Future> futures;
   std::exception_ptr error;
   const auto arrived = arrivals_;
   try {
     const detail::Apart apart(apart_);
-    for (auto i = count * group / groups; i < count * (group + 1) / groups; ++i) futures.push_back(submit({prompts[i], settings}));
+    for (auto i = count * group / groups; i < count * (group + 1) / groups; ++i) futures.push_back(submit(requests[i]));
     for (auto& future : futures) {
       answers.emplace_back();
       answers.back().completion = future.get();
@@ -58,18 +64,18 @@ inline std::vector<Completion> Engine::generate_in_groups(const std::vector<Toke
   }
   std::vector<Completion> completions;
   for (auto& answer : answers) completions.push_back(std::move(answer.completion));
-  tell_drafter(prompts, completions);
+  tell_drafter(requests, completions);
   return completions;
 }
 
 // Drafters learn from all groups' outputs.
-inline void Engine::tell_drafter(const std::vector<Tokens>& prompts, const std::vector<Completion>& completions) {
+inline void Engine::tell_drafter(const std::vector<Request>& requests, const std::vector<Completion>& completions) {
   if (!options_.drafter) return;
-  const auto count = static_cast<int64_t>(prompts.size()), groups = others_->size(), group = others_->coordinate(0);
+  const auto count = static_cast<int64_t>(requests.size()), groups = others_->size(), group = others_->coordinate(0);
   for (int64_t i = 0; i < count; ++i) {
     const bool is_own = i >= count * group / groups && i < count * (group + 1) / groups;
     for (const auto& output : completions[i].outputs) {
-      auto tokens = prompts[i];
+      auto tokens = requests[i].prompt;
       const auto prompt = static_cast<int64_t>(tokens.size());
       tokens.insert(tokens.end(), output.tokens.begin(), output.tokens.end());
       options_.drafter->observe(tokens, prompt, is_own ? static_cast<int64_t>(tokens.size()) : prompt);

@@ -47,7 +47,8 @@ class Batch {
   Batch on(const RowLayout& layout) const;
   Batch on(const DeviceMesh& mesh) const { return on(rows_over(mesh)); }
 
-  // The rows that this rank has, of a batch in a layout (see on()). Throws on a rank outside of its mesh.
+  // Of a batch in a layout (see on()), which throw otherwise: the layout, and the rows that this rank has (on its mesh).
+  const RowLayout& layout() const;
   Interval own_rows() const;
 
   // What is said of the batch as a whole: an object. Waits for methods that say more.

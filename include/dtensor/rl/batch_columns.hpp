@@ -124,10 +124,15 @@ inline const nlohmann::json& Batch::meta() const {
   return meta_;
 }
 
-inline Interval Batch::own_rows() const {
+inline const RowLayout& Batch::layout() const {
   require(layout_.has_value(), detail::kBatch, "the batch is in no layout, so its rows are not shared out; hint: batch.on(mesh)");
-  const auto layout = Layout::get(layout_->mesh, layout_->placements, {size()}, at::kLong);
-  const auto runs = layout->intervals(0, layout_->mesh.coordinate());
+  return *layout_;
+}
+
+inline Interval Batch::own_rows() const {
+  const auto& [mesh, placements] = this->layout();
+  const auto rows = Layout::get(mesh, placements, {size()}, at::kLong);
+  const auto runs = rows->intervals(0, mesh.coordinate());
   return runs.empty() ? Interval{0, 0} : runs[0];
 }
 

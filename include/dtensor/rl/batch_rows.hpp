@@ -21,6 +21,26 @@ inline Rows numbers(int64_t begin, int64_t end) {
 // Where part i of `parts` begins: the first ones have one more where they do not divide.
 inline int64_t begin_of(int64_t part, int64_t parts, int64_t size) { return size / parts * part + std::min(part, size % parts); }
 
+// How many ranks have rows of their own.
+inline int64_t ranks_of(const RowLayout& layout) {
+  int64_t ranks = 1;
+  for (int64_t d = 0; d < layout.mesh.ndim(); ++d) ranks *= layout.placements[d].is_shard(0) ? layout.mesh.size(d) : 1;
+  return ranks;
+}
+
+// In part i the i-th part of each rank's rows, which are cut as shard(0) cuts them.
+inline std::vector<Rows> cut_rows(int64_t count, int64_t ranks, int64_t parts) {
+  const auto share = (count + ranks - 1) / ranks;
+  std::vector<Rows> chosen(parts);
+  for (int64_t begin = 0; begin < count; begin += share) {
+    const auto own = std::min(share, count - begin);
+    for (int64_t i = 0; i < parts; ++i) {
+      for (auto row = begin_of(i, parts, own); row < begin_of(i + 1, parts, own); ++row) chosen[i].push_back(begin + row);
+    }
+  }
+  return chosen;
+}
+
 // On the mesh of the first that lies on one. Others than plain tensors are joined where that mesh is.
 inline at::Tensor joined(const std::vector<at::Tensor>& list) {
   const auto on_mesh = std::ranges::find_if(list, [](const at::Tensor& x) { return is_dtensor(x); });
@@ -123,21 +143,10 @@ inline std::vector<Batch> Batch::split_by_tokens(const std::vector<int64_t>& len
 inline std::vector<Batch> Batch::microbatches(int64_t parts) const {
   require(layout_.has_value(), detail::kBatch,
           "the batch is in no layout, so its rows are not shared out; hint: batch.on(mesh), or chunk()");
-  int64_t ranks = 1;
-  for (int64_t d = 0; d < layout_->mesh.ndim(); ++d) {
-    if (layout_->placements[d].is_shard(0)) ranks *= layout_->mesh.size(d);
-  }
-  const auto count = size(), share = (count + ranks - 1) / ranks;  // as shard(0) cuts them
+  const auto ranks = detail::ranks_of(*layout_), share = (size() + ranks - 1) / ranks;
   require(parts >= 1 && parts <= std::max<int64_t>(share, 1), detail::kBatch, "got {} microbatches of {} rows on a rank", parts, share);
-  std::vector<Rows> chosen(parts);
-  for (int64_t begin = 0; begin < count; begin += share) {
-    const auto own = std::min(share, count - begin);
-    for (int64_t i = 0; i < parts; ++i) {
-      for (auto row = detail::begin_of(i, parts, own); row < detail::begin_of(i + 1, parts, own); ++row) chosen[i].push_back(begin + row);
-    }
-  }
   std::vector<Batch> result;
-  for (auto& each : chosen) result.push_back(rows(std::move(each)));
+  for (auto& each : detail::cut_rows(size(), ranks, parts)) result.push_back(rows(std::move(each)));
   return result;
 }
 

@@ -1,0 +1,293 @@
+// What a Trainer is told: an algorithm by name, and whatever differs from it.
+//
+//   auto options = rl::read_options({{"algorithm", "dapo"}, {"prompts", 64}, {"lr", 1e-6}});
+#pragma once
+
+#include <dtensor/base/error.hpp>
+
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#pragma GCC visibility push(default)
+
+namespace dtensor::rl {
+
+struct Options {
+  std::string algorithm = "grpo";
+  std::string advantage = "grpo", loss = "ppo", aggregation = "token_mean";
+
+  int64_t sft_steps = 0, sft_batch = 128;
+  double sft_lr = 1e-3;
+  int64_t steps = 100, prompts = 32, samples = 8, epochs = 1, minibatches = 1, microbatch_tokens = 0;
+  bool shuffle = false, pack = false, balance = true;
+  uint64_t seed = 0;
+
+  double lr = 1e-3, critic_lr = 1e-3, weight_decay = 0.01, grad_clip = 1, lr_end = 1;
+  int64_t warmup = 0, critic_warmup = 0;
+
+  double clip_low = 0.2, clip_high = 0.2, dual_clip = 3, value_clip = 0.5, entropy_bonus = 0, nll_weight = 0;
+  double gamma = 1, lambda = 1, critic_lambda = -1, length_alpha = 0;
+  std::string kl = "none", kl_in = "loss", correction = "none";
+  double kl_beta = 0.001, kl_target = 0, kl_horizon = 10000, correction_upper = 2;
+
+  bool dynamic_sampling = false;
+  int64_t resamples = 10, overlong_buffer = 0;
+  double overlong_penalty = 1, flawed_penalty = 0;
+
+  int64_t max_tokens = 128;
+  double temperature = 1, verify_seconds = 10;
+  int64_t verify_threads = 1;
+
+  int64_t eval_every = 0, eval_prompts = 512;
+  std::string save, log;
+  int64_t save_every = 0;
+  bool resume = false;
+
+  // The roles that the algorithm needs.
+  bool has_critic() const { return advantage == "gae"; }
+  bool has_reference() const { return kl != "none"; }
+};
+
+// Each field: its name, itself, and what it is for. JSON objects and command lines are read by this list.
+template <class O, class F>
+void for_each_option(O& o, F f);
+
+// The names of algorithms; each stands for values of options that are not given otherwise.
+const std::map<std::string, nlohmann::json>& algorithms();
+
+// An object with names of options. Throws, naming what there is, for an algorithm and names that there are not, for values of another type,
+// and as check_options() does.
+Options read_options(const nlohmann::json& given);
+nlohmann::json to_json(const Options& options);
+
+// Throws for values that make no sense, alone or together.
+void check_options(const Options& options);
+
+// -- How ------------------------------------------------------------------------------------------------------------------
+
+namespace detail {
+inline constexpr const char* kOptions = "rl::Options";
+}
+
+template <class O, class F>
+void for_each_option(O& o, F f) {
+  f("algorithm", o.algorithm, "whose values all other options have unless they are given");
+  f("advantage", o.advantage, "gae, grpo, drgrpo, grpo_pass_at_k, rloo, opo, reinforce_plus_plus, reinforce_plus_plus_baseline, gpg");
+  f("loss", o.loss, "ppo, gspo, cispo, sapo, gmpo, gpg, dro, dppo, clip_cov, kl_cov");
+  f("aggregation", o.aggregation, "token_mean, token_sum, sequence_mean_token_mean, sequence_mean_token_sum");
+  f("sft_steps", o.sft_steps, "optimizer steps on examples, before the first rollout");
+  f("sft_batch", o.sft_batch, "examples in such a step");
+  f("sft_lr", o.sft_lr, "learning rate of these");
+  f("steps", o.steps, "batches of rollouts");
+  f("prompts", o.prompts, "in a batch");
+  f("samples", o.samples, "answers to a prompt");
+  f("epochs", o.epochs, "times that a batch is learned from");
+  f("minibatches", o.minibatches, "optimizer steps in an epoch");
+  f("microbatch_tokens", o.microbatch_tokens, "tokens that a rank passes through a model at a time; 0: all");
+  f("shuffle", o.shuffle, "minibatches have other rows in each epoch");
+  f("pack", o.pack, "rows without padding");
+  f("balance", o.balance, "ranks get rows of equal work");
+  f("seed", o.seed, "of prompts, rollouts and minibatches");
+  f("lr", o.lr, "learning rate of the actor");
+  f("critic_lr", o.critic_lr, "learning rate of the critic");
+  f("weight_decay", o.weight_decay, "of AdamW");
+  f("grad_clip", o.grad_clip, "largest norm of the gradients");
+  f("lr_end", o.lr_end, "share of the learning rates that is left at the last step; they fall evenly");
+  f("warmup", o.warmup, "steps in which the learning rate rises");
+  f("critic_warmup", o.critic_warmup, "first steps in which only the critic learns");
+  f("clip_low", o.clip_low, "of ratios, below 1");
+  f("clip_high", o.clip_high, "of ratios, above 1");
+  f("dual_clip", o.dual_clip, "of ratios where the advantage is negative; 0: none");
+  f("value_clip", o.value_clip, "of the critic's values; 0: none");
+  f("entropy_bonus", o.entropy_bonus, "weight of the entropy in the loss");
+  f("nll_weight", o.nll_weight, "weight of -log p of right answers in the loss (VAPO)");
+  f("gamma", o.gamma, "discount of rewards");
+  f("lambda", o.lambda, "of generalized advantage estimation");
+  f("critic_lambda", o.critic_lambda, "lambda of the returns; below 0: the same");
+  f("length_alpha", o.length_alpha, "above 0: lambda = 1 - 1 / (length_alpha length) (VAPO)");
+  f("kl", o.kl, "estimate of the divergence from the first weights: none, k1, magnitude, k2, k3, k1_through, k3_through");
+  f("kl_in", o.kl_in, "loss or reward");
+  f("kl_beta", o.kl_beta, "coefficient of the divergence");
+  f("kl_target", o.kl_target, "above 0: the coefficient follows the divergence");
+  f("kl_horizon", o.kl_horizon, "answers in which it does");
+  f("correction", o.correction, "importance weights for what the rollouts' kernels drew: none, token, sequence");
+  f("correction_upper", o.correction_upper, "largest importance weight");
+  f("dynamic_sampling", o.dynamic_sampling, "only groups whose scores differ, and more prompts in place of others (DAPO)");
+  f("resamples", o.resamples, "generations for a batch, at most");
+  f("overlong_buffer", o.overlong_buffer, "last tokens of max_tokens that are punished; 0: none (DAPO)");
+  f("overlong_penalty", o.overlong_penalty, "for an answer of max_tokens");
+  f("flawed_penalty", o.flawed_penalty, "for right answers that a verifier calls flawed (FAPO)");
+  f("max_tokens", o.max_tokens, "of an answer");
+  f("temperature", o.temperature, "of rollouts, and of the log-probabilities that are learned");
+  f("verify_seconds", o.verify_seconds, "for a verifier and an answer");
+  f("verify_threads", o.verify_threads, "of a rank");
+  f("eval_every", o.eval_every, "steps between evaluations; 0: before the first and after the last");
+  f("eval_prompts", o.eval_prompts, "held-out prompts");
+  f("save", o.save, "a folder for checkpoints");
+  f("save_every", o.save_every, "steps between checkpoints; 0: after the last");
+  f("resume", o.resume, "go on from the newest checkpoint in the folder of `save`");
+  f("log", o.log, "a file for metrics, a JSON object a step");
+}
+
+inline const std::map<std::string, nlohmann::json>& algorithms() {
+  using nlohmann::json;
+  static const std::map<std::string, json> all{
+      {"ppo", {{"advantage", "gae"}, {"samples", 1}, {"prompts", 256}, {"kl", "k1"}, {"kl_in", "reward"}}},
+      {"grpo", json::object()},
+      {"drgrpo", {{"advantage", "drgrpo"}, {"aggregation", "sequence_mean_token_sum"}}},
+      {"rloo", {{"advantage", "rloo"}}},
+      {"opo", {{"advantage", "opo"}}},
+      {"reinforce++", {{"advantage", "reinforce_plus_plus"}, {"kl", "k1"}, {"kl_in", "reward"}}},
+      {"gpg", {{"advantage", "gpg"}, {"loss", "gpg"}}},
+      {"gspo", {{"loss", "gspo"}, {"aggregation", "sequence_mean_token_mean"}, {"clip_low", 3e-4}, {"clip_high", 4e-4}}},
+      {"cispo", {{"loss", "cispo"}, {"clip_low", 1}}},
+      {"dapo", {{"clip_high", 0.28}, {"dynamic_sampling", true}}},
+      {"fapo", {{"clip_high", 0.28}, {"dynamic_sampling", true}, {"flawed_penalty", 1}}},
+      {"vapo",
+       {{"advantage", "gae"},
+        {"clip_high", 0.28},
+        {"critic_lambda", 1},
+        {"length_alpha", 0.05},
+        {"nll_weight", 0.1},
+        {"critic_warmup", 50}}},
+  };
+  return all;
+}
+
+namespace detail {
+
+inline std::vector<std::string> names_of(const std::map<std::string, nlohmann::json>& map) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : map) names.push_back(name);
+  return names;
+}
+
+inline const char* type_for(const std::string&) { return "a text"; }
+inline const char* type_for(bool) { return "true or false"; }
+inline const char* type_for(double) { return "a number"; }
+inline const char* type_for(int64_t) { return "a whole number"; }
+inline const char* type_for(uint64_t) { return "a whole number, 0 or more"; }
+
+inline bool fits(const nlohmann::json& value, const std::string&) { return value.is_string(); }
+inline bool fits(const nlohmann::json& value, bool) { return value.is_boolean(); }
+inline bool fits(const nlohmann::json& value, double) { return value.is_number(); }
+inline bool fits(const nlohmann::json& value, int64_t) { return value.is_number_integer(); }
+inline bool fits(const nlohmann::json& value, uint64_t) { return value.is_number_unsigned() || (value.is_number_integer() && value >= 0); }
+
+inline void take_options(Options& options, const nlohmann::json& given) {
+  std::vector<std::string> known;
+  for_each_option(options, [&](const char* name, auto& field, const char*) {
+    known.emplace_back(name);
+    if (!given.contains(name)) return;
+    require(fits(given.at(name), field), kOptions, "'{}' is {}; expected {}", name, given.at(name).dump(), type_for(field));
+    given.at(name).get_to(field);
+  });
+  for (const auto& [name, value] : given.items()) {
+    if (!std::ranges::count(known, name)) fail(kOptions, "there is no option '{}'; got {}", name, known);
+  }
+}
+
+inline void check_name(const char* option, const std::string& value, const std::vector<std::string>& names) {
+  if (!std::ranges::count(names, value)) fail(kOptions, "'{}' is '{}'; expected one of {}", option, value, names);
+}
+
+inline void check_numbers(const Options& o) {
+  const auto least = [](const char* name, auto value, auto bound) {
+    require(value >= bound, kOptions, "'{}' is {}; expected {} or more", name, value, bound);
+  };
+  const std::vector<std::pair<const char*, int64_t>> counts{
+      {"steps", o.steps},           {"prompts", o.prompts},           {"samples", o.samples},
+      {"epochs", o.epochs},         {"minibatches", o.minibatches},   {"resamples", o.resamples},
+      {"max_tokens", o.max_tokens}, {"eval_prompts", o.eval_prompts}, {"verify_threads", o.verify_threads}};
+  for (const auto& [name, value] : counts) least(name, value, 1);
+  const std::vector<std::pair<const char*, double>> amounts{{"lr", o.lr},
+                                                            {"critic_lr", o.critic_lr},
+                                                            {"lr_end", o.lr_end},
+                                                            {"kl_beta", o.kl_beta},
+                                                            {"entropy_bonus", o.entropy_bonus},
+                                                            {"nll_weight", o.nll_weight},
+                                                            {"length_alpha", o.length_alpha},
+                                                            {"flawed_penalty", o.flawed_penalty},
+                                                            {"overlong_penalty", o.overlong_penalty},
+                                                            {"microbatch_tokens", static_cast<double>(o.microbatch_tokens)},
+                                                            {"overlong_buffer", static_cast<double>(o.overlong_buffer)},
+                                                            {"critic_warmup", static_cast<double>(o.critic_warmup)},
+                                                            {"warmup", static_cast<double>(o.warmup)}};
+  for (const auto& [name, value] : amounts) least(name, value, 0.0);
+  require(o.temperature > 0, kOptions, "'temperature' is {}; expected a positive number, since rollouts have to differ", o.temperature);
+  require(o.grad_clip > 0, kOptions, "'grad_clip' is {}; expected a positive number", o.grad_clip);
+  require(o.minibatches <= o.prompts * o.samples, kOptions, "'minibatches' is {}; expected at most the {} answers of a batch",
+          o.minibatches, o.prompts * o.samples);
+  require(o.overlong_buffer <= o.max_tokens, kOptions, "'overlong_buffer' is {}; expected at most max_tokens, {}", o.overlong_buffer,
+          o.max_tokens);
+}
+
+}  // namespace detail
+
+inline void check_options(const Options& o) {
+  const auto* tag = detail::kOptions;
+  detail::check_name("algorithm", o.algorithm, detail::names_of(algorithms()));
+  detail::check_name(
+      "advantage", o.advantage,
+      {"gae", "grpo", "drgrpo", "grpo_pass_at_k", "rloo", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gpg"});
+  detail::check_name("loss", o.loss, {"ppo", "gspo", "cispo", "sapo", "gmpo", "gpg", "dro", "dppo", "clip_cov", "kl_cov"});
+  detail::check_name("aggregation", o.aggregation, {"token_mean", "token_sum", "sequence_mean_token_mean", "sequence_mean_token_sum"});
+  detail::check_name("kl", o.kl, {"none", "k1", "magnitude", "k2", "k3", "k1_through", "k3_through"});
+  detail::check_name("kl_in", o.kl_in, {"loss", "reward"});
+  detail::check_name("correction", o.correction, {"none", "token", "sequence"});
+  detail::check_numbers(o);
+  const bool of_groups = o.advantage != "gae" && o.advantage != "reinforce_plus_plus";
+  require(!of_groups || o.samples > 1, tag,
+          "advantage '{}' compares the answers to a prompt, and 'samples' is {}; expected 2 or more; hint: "
+          "advantage gae or reinforce_plus_plus",
+          o.advantage, o.samples);
+  require(!o.dynamic_sampling || o.samples > 1, tag,
+          "'dynamic_sampling' keeps groups whose scores differ, and 'samples' is 1; expected 2 "
+          "or more");
+  require(o.kl != "k1" || o.kl_in == "reward", tag,
+          "kl 'k1' in the loss has no gradient on average; expected k2, or k1_through, or kl_in "
+          "'reward'");
+  require(
+      o.kl == "none" || o.kl_in == "loss" || o.has_critic() || o.advantage == "reinforce_plus_plus", tag,
+      "kl_in 'reward' makes rewards of tokens, and advantage '{}' compares scores of answers; expected kl_in 'loss', or advantage gae or "
+      "reinforce_plus_plus",
+      o.advantage);
+  const bool by_sequences = o.loss == "gspo" || o.loss == "sapo" || o.loss == "gmpo";
+  require(!by_sequences || o.aggregation == "sequence_mean_token_mean", tag,
+          "loss '{}' is a mean over sequences, and 'aggregation' is '{}'; expected sequence_mean_token_mean", o.loss, o.aggregation);
+  require(o.has_critic() || (o.critic_warmup == 0 && o.length_alpha == 0), tag,
+          "'critic_warmup' is {} and 'length_alpha' is {}, and advantage '{}' has no critic; expected 0 of both, or advantage gae",
+          o.critic_warmup, o.length_alpha, o.advantage);
+  require(o.save_every == 0 || !o.save.empty(), tag, "'save_every' is {}, and 'save' names no folder", o.save_every);
+  require(!o.resume || !o.save.empty(), tag, "'resume' is true, and 'save' names no folder");
+  const bool by_parts = o.microbatch_tokens > 0 && (o.loss == "clip_cov" || o.loss == "kl_cov");
+  require(!by_parts, tag, "loss '{}' chooses tokens of a whole minibatch, and 'microbatch_tokens' is {}; expected 0", o.loss,
+          o.microbatch_tokens);
+}
+
+inline Options read_options(const nlohmann::json& given) {
+  require(given.is_object(), detail::kOptions, "got {}; expected an object of options", given.dump());
+  Options options;
+  const auto algorithm = given.value("algorithm", nlohmann::json(options.algorithm));
+  require(algorithm.is_string(), detail::kOptions, "'algorithm' is {}; expected a text", algorithm.dump());
+  detail::check_name("algorithm", algorithm, detail::names_of(algorithms()));
+  detail::take_options(options, algorithms().at(algorithm));
+  detail::take_options(options, given);
+  check_options(options);
+  return options;
+}
+
+inline nlohmann::json to_json(const Options& options) {
+  nlohmann::json all;
+  for_each_option(options, [&](const char* name, const auto& field, const char*) { all[name] = field; });
+  return all;
+}
+
+}  // namespace dtensor::rl
+
+#pragma GCC visibility pop

@@ -1,0 +1,90 @@
+// The loop of PPO, GRPO and their relatives, from options: rollouts, rewards, advantages, updates, evaluation, checkpoints, metrics.
+//
+//   rl::Trainer<Llama> trainer(rl::read_options({{"algorithm", "grpo"}, {"steps", 300}}), task, {.training = mesh, .generation = mesh,
+//                                                                                              .actor = make, .plan = plan});
+//   trainer.run([](const rl::Metrics& metrics) { std::cout << rl::line_of(metrics) << '\n'; });
+//
+// The steps that it consists of are functions of their own (roles.hpp), of which docs/rl.md writes the loop in eight lines.
+#pragma once
+
+#include <dtensor/checkpoint/manager.hpp>
+#include <dtensor/rl/judge.hpp>
+#include <dtensor/rl/metrics.hpp>
+#include <dtensor/rl/roles.hpp>
+
+#pragma GCC visibility push(default)
+
+namespace dtensor::rl {
+
+// What is to be learned.
+struct Task {
+  // Prompts by number, the same on every rank. Those held out are none of the others.
+  std::function<Prompt(int64_t number)> prompt{}, held_out{};
+  Verifier verifier{};
+  Tool tool{};  // answers the model in conversations of several turns, see turns.hpp
+  TurnOptions turns{};
+  // A prompt and the tokens of a right answer, by number: for options.sft_steps.
+  std::function<std::pair<Prompt, generate::Tokens>(int64_t number)> example{};
+  generate::Settings settings{};     // stop tokens and the like; max_tokens and the temperature are those of the options
+  generate::EngineOptions engine{};  // text_of
+};
+
+// Where roles are and how they are made. The reference is where the actor is.
+template <class Model, class Values = Model>
+struct Placed {
+  DeviceMesh training, generation;
+  std::function<std::shared_ptr<Model>()> actor;
+  Plan plan{};
+  std::function<std::shared_ptr<Values>()> critic{};
+  Plan critic_plan{};
+  std::optional<DeviceMesh> critic_mesh{};  // nothing: where the actor is
+};
+
+// Every rank makes it and calls it alike.
+template <class Model, class Values = Model>
+class Trainer {
+ public:
+  // Throws for options that make no sense, and for a critic or examples that options ask for and that are lacking.
+  Trainer(const Options& options, Task task, const Placed<Model, Values>& placed);
+
+  // Learns from examples, if there are to be any; goes on from a checkpoint, if asked; then all steps. `told` gets the metrics of each on
+  // every rank. Returns false where the program was told to stop; the state is saved then, if options.save is a folder.
+  bool run(const std::function<void(const Metrics&)>& told = {});
+
+  // One step of the loop.
+  Metrics step();
+  // The share of held-out prompts whose most probable answer is right.
+  double evaluate();
+  // Learns from examples, once. run() does it, too, unless it goes on from a checkpoint.
+  void imitate();
+  // Steps that are done.
+  int64_t steps() const { return steps_; }
+  Actor<Model>& actor() { return actor_; }
+  const Options& options() const { return o_; }
+
+ private:
+  Batch collect(Metrics& metrics);
+  Batch generate(Metrics& metrics);
+  void learn(Batch& batch, Metrics& metrics);
+  void tell(const Batch& batch, Metrics& metrics) const;
+  at::Tensor whole(const Batch& batch, const std::string& name) const;
+  State state();
+
+  const Options o_;
+  const Task task_;
+  const DeviceMesh everyone_;
+  Actor<Model> actor_;
+  Rollouts<Model> rollouts_;
+  Judge judge_;
+  std::optional<Reference<Model>> reference_;
+  std::optional<Critic<Values>> critic_;
+  int64_t steps_ = 0, next_prompt_ = 0, generations_ = 0;
+  double kl_beta_ = 0;
+  bool has_imitated_ = false;
+};
+
+}  // namespace dtensor::rl
+
+#include <dtensor/rl/trainer_steps.hpp>
+
+#pragma GCC visibility pop
