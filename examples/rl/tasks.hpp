@@ -152,7 +152,7 @@ inline const std::map<std::string, Recipe>& recipes() {
          {"critic_lr", 1e-3},
          {"lambda", 0.95},
          {"entropy_bonus", 0.01},
-         {"steps", 300},
+         {"steps", 200},
          {"max_tokens", 3}}}},
   };
   return all;
