@@ -11,9 +11,9 @@ using rl::StatisticsOptions;
 
 namespace {
 
-constexpr int64_t kVocabulary = 11;
+constexpr int64_t kClasses = 11;
 
-at::Tensor some_logits() { return rl_numbers({6, kVocabulary}, 1, -3, 3); }
+at::Tensor some_logits() { return rl_numbers({6, kClasses}, 1, -3, 3); }
 at::Tensor some_tokens() { return torch::tensor({0, 10, 3, 7, 7, 5}, torch::kLong); }
 at::Tensor some_weights(int seed) { return rl_numbers({6}, seed, -1, 2); }
 
