@@ -134,6 +134,19 @@ void out_form(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stac
   run_out_form(info_of(op), *stack, begin);
 }
 
+// The bound of randint_like as a tensor, which libtorch reads by pointer: as a number.
+void randint_like_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
+  const auto& schema = op.schema();
+  const auto begin = stack->size() - schema.arguments().size();
+  const Operands operands(c10::ArrayRef<c10::IValue>(*stack).slice(begin));
+  auto& high = (*stack)[begin + *schema.argumentIndexWithName("high")];
+  if (!operands.distributed.defined() || high.toTensor().numel() != 1) return op.redispatchBoxed(below(keys), stack);
+  high = numbers(high.toTensor())[0];
+  const auto overload = schema.overload_name();  // "Tensor", "Tensor_out", ...
+  const auto of_number = overload == "Tensor" ? std::string() : overload.substr(std::string("Tensor_").size());
+  c10::Dispatcher::singleton().findSchemaOrThrow("aten::randint_like", of_number.c_str()).callBoxed(stack);
+}
+
 // Of libtorch 1.13, where no gradients are needed: its kernel is one with its mathematics, which have rules.
 void attention_by_math(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   const auto begin = stack->size() - op.schema().arguments().size();
@@ -193,6 +206,8 @@ at::Tensor imag(c10::DispatchKeySet keys, const at::Tensor& self) {
 
 constexpr const char* kAttention[] = {"scaled_dot_product_attention", "_scaled_dot_product_attention"};
 constexpr const char* kByMath[] = {"_scaled_dot_product_attention_forward"};
+constexpr const char* kBelow[] = {"randint_like.Tensor", "randint_like.Tensor_generator", "randint_like.Tensor_out",
+                                  "randint_like.Tensor_generator_out"};
 constexpr const char* kOnWholeOperands[] = {"_grid_sampler_2d_cpu_fallback_backward",
                                             "_saturate_weight_to_fp16",
                                             "_shape_as_tensor",
@@ -230,6 +245,7 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, library) {
   library.impl("ctc_loss.Tensor", TORCH_FN(ctc_loss_of_lengths));
   register_boxed(library, kAttention, [] { return torch::CppFunction::makeFromBoxedFunction<&attention_by_hook>(); });
   register_boxed(library, kByMath, [] { return torch::CppFunction::makeFromBoxedFunction<&attention_by_math>(); });
+  register_boxed(library, kBelow, [] { return torch::CppFunction::makeFromBoxedFunction<&randint_like_below>(); });
   register_boxed(library, kOnWholeOperands, [] { return torch::CppFunction::makeFromBoxedFunction<&on_whole_operands>(); });
   register_boxed(library, kOutForms, [] { return torch::CppFunction::makeFromBoxedFunction<&out_form>(); });
 }

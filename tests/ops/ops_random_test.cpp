@@ -2,6 +2,8 @@
 #include "tests/support/op_check.hpp"
 #include "tests/support/stderr_support.hpp"
 
+#include <dtensor/base/compat.hpp>
+
 using namespace dtensor;
 using namespace dtensor::test;
 
@@ -67,6 +69,10 @@ TEST_CASE("ops: random tensors like another", "[ops][random]") {
               true);
   check_draws("randint_like", x, twice([](auto& t) { return torch::randint_like(t, 3, 9); }), true);
   check_draws("randint_like below", x, twice([](auto& t) { return torch::randint_like(t, 5); }), true);
+#if DTENSOR_TORCH_AT_LEAST(2, 14)
+  check_draws("randint_like below a tensor", x, twice([](auto& t) { return torch::randint_like(t, at::scalar_tensor(5, at::kLong)); }),
+              true);
+#endif
   check_draws("rand_like of a transpose", x, twice([](auto& t) { return torch::rand_like(t.t()); }));
 }
 

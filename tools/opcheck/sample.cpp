@@ -10,6 +10,7 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <regex>
 
 namespace dtensor::opcheck {
 
@@ -133,6 +134,20 @@ bool resizes_in_place(const Operator& op, const Sample& sample) {
   return !is_out_form(op.schema()) && !info.changes_metadata && !info.becomes && resized(op.schema(), sample.after, sample.arguments);
 }
 
+// libtorch's fused optimizers go through the tensors of a parameter as through one, and do not look whether these are alike.
+bool are_alike(const Operator& op, const Stack& arguments) {
+  if (!std::regex_match(op.base, std::regex("_fused_(adam|adamw|sgd|adagrad)"))) return true;
+  const auto parameters = arguments[0].toTensorVector();
+  for (size_t i = 1; i < arguments.size(); ++i) {
+    if (!arguments[i].isTensorList() || op.schema().arguments()[i].name() == "state_steps") continue;
+    const auto others = arguments[i].toTensorVector();
+    for (size_t k = 0; k < std::min(parameters.size(), others.size()); ++k) {
+      if (others[k].sizes() != parameters[k].sizes() || others[k].strides() != parameters[k].strides()) return false;
+    }
+  }
+  return true;
+}
+
 std::optional<Sample> make(const Operator& op, const std::string& text, at::ScalarType dtype, uint64_t seed = 0) {
   Sample sample;
   sample.text = text;
@@ -141,6 +156,7 @@ std::optional<Sample> make(const Operator& op, const std::string& text, at::Scal
     torch::manual_seed(static_cast<uint64_t>(std::hash<std::string>()(text) % 1000 + seed));
     c10::NoGradGuard no_grad;
     sample.arguments = arguments_from(op.schema(), text, dtype);
+    if (!are_alike(op, sample.arguments)) return {};
     complete_out(op, sample.arguments);
     sample.results = called(op, sample.arguments, sample.after, 0x35);
     for (const auto& result : tensors_in(sample.results)) {

@@ -203,7 +203,7 @@ fill: self=[5,3] value=1.5 | self=[5,3] value=[]
 zero: self=[5,3]
 full_like: self=[5,3] fill_value=2.5
 zeros_like ones_like empty_like rand_like randn_like: self=[5,3] | self=[5,3] dtype=double
-randint_like: self=[5,3] high=10 | self=[5,3] low=2 high=10 | self=[5,3] high=[]/10
+randint_like: self=[5,3] high=10 | self=[5,3] low=2 high=10 | self=[5,3] high=[]oi
 new_zeros new_ones new_empty: self=[5,3] size=[4,2]
 new_full: self=[5,3] size=[4,2] fill_value=1.5
 new_empty_strided: self=[5,3] size=[4,2] stride=[2,1]
