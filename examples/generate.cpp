@@ -276,11 +276,8 @@ int main(int argc, char** argv) try {
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
   }
-  auto arguments = with_ranks(argc, argv, o.meshes);
-  std::vector<char*> pointers;
-  for (auto& argument : arguments) pointers.push_back(argument.data());
   at::set_num_threads(o.meshes.empty() ? at::get_num_threads() : 1);
-  return dt::launch(static_cast<int>(pointers.size()), pointers.data(), [&](dt::World& world) { run(o, world); });
+  return launch_on(argc, argv, o.meshes, [&](dt::World& world) { run(o, world); });
 } catch (const std::exception& error) {
   std::fprintf(stderr, "generate: %s\n", error.what());
   return 1;

@@ -178,6 +178,17 @@ inline std::string difference_panel(Panel p, const std::vector<Curve>& curves, c
   return out;
 }
 
+// A picture 960 wide. Throws std::runtime_error when the file cannot be written.
+inline void write(const std::string& path, double height, const std::string& body) {
+  std::ofstream out(path);
+  out << fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"960\" height=\"{0}\" viewBox=\"0 0 960 {0}\" "
+      "font-family=\"sans-serif\" font-size=\"13\" fill=\"#222\">\n<rect width=\"960\" height=\"{0}\" "
+      "fill=\"white\"/>\n{1}</svg>\n",
+      height, body);
+  if (!out.flush()) throw std::runtime_error("cannot write '" + path + "'; hint: --svg needs a folder that exists");
+}
+
 }  // namespace plot
 
 // Writes a picture of the curves, and below it, when there is a reference (one of the curves), of how far the others
@@ -192,12 +203,5 @@ inline void write_loss_plot(const std::string& path, const std::vector<Curve>& c
     panel.top = 460, panel.height = 170;
     body += plot::difference_panel(panel, curves, *reference);
   }
-  const double height = panel.top + panel.height + 50;
-  std::ofstream out(path);
-  out << fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"960\" height=\"{0}\" viewBox=\"0 0 960 {0}\" "
-      "font-family=\"sans-serif\" font-size=\"13\" fill=\"#222\">\n<rect width=\"960\" height=\"{0}\" "
-      "fill=\"white\"/>\n{1}</svg>\n",
-      height, body);
-  if (!out.flush()) throw std::runtime_error("cannot write '" + path + "'; hint: --svg needs a folder that exists");
+  plot::write(path, panel.top + panel.height + 50, body);
 }

@@ -9,6 +9,7 @@
 #include "rl/plot.hpp"
 #include "rl/tasks.hpp"
 #include "train_options.hpp"
+#include "training.hpp"
 #include "zoo/llama3.hpp"
 
 #include <ATen/Parallel.h>
@@ -149,14 +150,8 @@ int main(int argc, char** argv) try {
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
   }
-  std::vector<std::string> arguments(argv, argv + argc);
-  const bool gives_ranks = std::ranges::any_of(arguments, [](const auto& a) { return a.rfind("--ranks", 0) == 0; });
-  if (!o.meshes.empty() && !gives_ranks)
-    arguments.insert(arguments.begin() + 1, fmt::format("--ranks={}", c10::multiply_integers(o.meshes[0].sizes)));
-  std::vector<char*> pointers;
-  for (auto& argument : arguments) pointers.push_back(argument.data());
   at::set_num_threads(1);
-  return dt::launch(static_cast<int>(pointers.size()), pointers.data(), [&](dt::World& world) { run(o, options, world); });
+  return launch_on(argc, argv, o.meshes, [&](dt::World& world) { run(o, options, world); });
 } catch (const std::exception& error) {
   const auto* ours = dynamic_cast<const dt::Error*>(&error);
   std::fprintf(stderr, "rl: %s\n", ours ? ours->what_without_backtrace() : error.what());

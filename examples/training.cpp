@@ -114,12 +114,14 @@ static int report_parity(const RunOptions& o, const std::vector<Curve>& curves) 
   return same_start && largest <= o.tolerance ? 0 : 1;
 }
 
-std::vector<std::string> with_ranks(int argc, char** argv, const std::vector<MeshOption>& meshes) {
+int launch_on(int argc, char** argv, const std::vector<MeshOption>& meshes, const std::function<void(dt::World&)>& body) {
   std::vector<std::string> arguments(argv, argv + argc);
   const auto gives_ranks = [](const std::string& argument) { return argument.rfind("--ranks", 0) == 0; };
-  if (meshes.empty() || std::ranges::any_of(arguments, gives_ranks)) return arguments;
-  arguments.insert(arguments.begin() + 1, fmt::format("--ranks={}", c10::multiply_integers(meshes[0].sizes)));
-  return arguments;
+  if (!meshes.empty() && std::ranges::none_of(arguments, gives_ranks))
+    arguments.insert(arguments.begin() + 1, fmt::format("--ranks={}", c10::multiply_integers(meshes[0].sizes)));
+  std::vector<char*> pointers;
+  for (auto& argument : arguments) pointers.push_back(argument.data());
+  return dt::launch(static_cast<int>(pointers.size()), pointers.data(), body);
 }
 
 // Those of the options, all before anything is trained: one that does not fit the ranks is refused.
@@ -136,10 +138,7 @@ int train_on_meshes(int argc, char** argv, const RunOptions& o, const std::funct
   std::vector<Curve> curves;  // rank 0's
   std::optional<StepLog> log;
   int ranks = 1;
-  auto arguments = with_ranks(argc, argv, o.meshes);
-  std::vector<char*> pointers;
-  for (auto& argument : arguments) pointers.push_back(argument.data());
-  const int status = dt::launch(static_cast<int>(pointers.size()), pointers.data(), [&](dt::World& world) {
+  const int status = launch_on(argc, argv, o.meshes, [&](dt::World& world) {
     const auto meshes = make_meshes(o, world);
     const auto train = load();
     const bool first = world.rank() == 0;

@@ -55,8 +55,9 @@ struct Units {
   std::string item = "tokens", loss = "nats a byte";
 };
 
-// The arguments, with --ranks for the ranks of the first mesh where there is none. Under a launcher it does not count.
-std::vector<std::string> with_ranks(int argc, char** argv, const std::vector<MeshOption>& meshes);
+// Runs `body` on the ranks of --ranks or, where there is none, as many as the first mesh has. Under a launcher neither counts. Returns the
+// exit status.
+int launch_on(int argc, char** argv, const std::vector<MeshOption>& meshes, const std::function<void(dtensor::World&)>& body);
 
 // Launches the ranks and trains on the meshes of the options, one after the other, and for --compare on one device. `load` is called on
 // every rank, and once more for one device. Returns the exit status: 1 when a difference is above --tolerance.

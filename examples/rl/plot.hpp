@@ -38,10 +38,5 @@ inline void write_metrics_plot(const std::string& path, const std::vector<dtenso
     body += metric_panel(panel, curve_of(steps, name), title);
     panel.top += 220;
   }
-  std::ofstream out(path);
-  out << fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"960\" height=\"{0}\" viewBox=\"0 0 960 {0}\" font-family=\"sans-serif\" "
-      "font-size=\"13\" fill=\"#222\">\n<rect width=\"960\" height=\"{0}\" fill=\"white\"/>\n{1}</svg>\n",
-      panel.top, body);
-  if (!out.flush()) throw std::runtime_error("cannot write '" + path + "'; hint: --svg needs a folder that exists");
+  plot::write(path, panel.top, body);
 }

@@ -134,7 +134,7 @@ void out_form(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stac
   run_out_form(info_of(op), *stack, begin);
 }
 
-// The bound of randint_like as a tensor, which libtorch reads by pointer: as a number.
+// The bound of randint_like as a tensor, of which libtorch asks that it lies on the CPU: as a number.
 void randint_like_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   const auto& schema = op.schema();
   const auto begin = stack->size() - schema.arguments().size();

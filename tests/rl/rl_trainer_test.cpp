@@ -299,3 +299,14 @@ TEST_CASE("rl trainer: every rank names the role and method and step of a worker
         transport));
   }
 }
+
+TEST_CASE("rl trainer: names that there are not are refused where options were filled in by hand", "[rl]") {
+  rl::Options options;
+  options.advantage = "grop";
+  CHECK_THROWS_WITH(rl::advantages_by(options, {}), says("'advantage' is 'grop'; expected one of"));
+  options.loss = "gsop";
+  CHECK_THROWS_WITH(rl::policy_loss_by(options, {}, {}), says("'loss' is 'gsop'; expected one of"));
+  options.aggregation = "mean";
+  CHECK_THROWS_WITH(rl::normalization_by(options, {}), says("'aggregation' is 'mean'; expected one of"));
+  CHECK_THROWS_WITH(rl::kl_by(options), says("'kl' is 'none', and a divergence is asked for"));
+}

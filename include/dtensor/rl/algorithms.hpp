@@ -34,6 +34,7 @@ at::Tensor shaped_scores(const Options& o, const at::Tensor& scores, const at::T
 // -- How ------------------------------------------------------------------------------------------------------------------
 
 inline Advantages advantages_by(const Options& o, const AdvantageTerms& t) {
+  detail::check_name("advantage", o.advantage, detail::kAdvantages);
   if (o.advantage == "gae") {
     GaeOptions options{.gamma = o.gamma, .lambda = o.lambda, .length_alpha = o.length_alpha};
     if (o.critic_lambda >= 0) options.critic_lambda = o.critic_lambda;
@@ -50,6 +51,7 @@ inline Advantages advantages_by(const Options& o, const AdvantageTerms& t) {
 }
 
 inline PolicyLoss policy_loss_by(const Options& o, const PolicyTerms& terms, const Normalization& by, uint64_t seed) {
+  detail::check_name("loss", o.loss, detail::kLosses);
   if (o.loss == "gspo") return gspo_loss(terms, by, {.clip_low = o.clip_low, .clip_high = o.clip_high});
   if (o.loss == "cispo") return cispo_loss(terms, by, {.clip_low = o.clip_low, .clip_high = o.clip_high});
   if (o.loss == "sapo") return sapo_loss(terms, by);
@@ -67,12 +69,14 @@ inline Normalization normalization_by(const Options& o, const Counts& counts) {
                                                        {"token_sum", Aggregation::token_sum},
                                                        {"sequence_mean_token_mean", Aggregation::sequence_mean_token_mean},
                                                        {"sequence_mean_token_sum", Aggregation::sequence_mean_token_sum}};
+  detail::check_name("aggregation", o.aggregation, detail::kAggregations);
   return {.counts = counts, .how = hows.at(o.aggregation)};
 }
 
 inline Kl kl_by(const Options& o) {
   static const std::map<std::string, Kl> forms{{"k1", Kl::k1}, {"magnitude", Kl::magnitude},   {"k2", Kl::k2},
                                                {"k3", Kl::k3}, {"k1_through", Kl::k1_through}, {"k3_through", Kl::k3_through}};
+  require(forms.count(o.kl) > 0, detail::kOptions, "'kl' is '{}', and a divergence is asked for; expected one of {}", o.kl, detail::kKls);
   return forms.at(o.kl);
 }
 

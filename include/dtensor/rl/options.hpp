@@ -71,15 +71,29 @@ void check_options(const Options& options);
 // -- How ------------------------------------------------------------------------------------------------------------------
 
 namespace detail {
+
 inline constexpr const char* kOptions = "rl::Options";
+
+using Names = std::vector<std::string>;
+inline const Names kAdvantages{
+    "gae", "grpo", "drgrpo", "grpo_pass_at_k", "rloo", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gpg"};
+inline const Names kLosses{"ppo", "gspo", "cispo", "sapo", "gmpo", "gpg", "dro", "dppo", "clip_cov", "kl_cov"};
+inline const Names kAggregations{"token_mean", "token_sum", "sequence_mean_token_mean", "sequence_mean_token_sum"};
+inline const Names kKls{"none", "k1", "magnitude", "k2", "k3", "k1_through", "k3_through"};
+
+inline void check_name(const char* option, const std::string& value, const Names& names) {
+  if (!std::ranges::count(names, value)) fail(kOptions, "'{}' is '{}'; expected one of {}", option, value, names);
 }
+
+}  // namespace detail
 
 template <class O, class F>
 void for_each_option(O& o, F f) {
   f("algorithm", o.algorithm, "whose values all other options have unless they are given");
-  f("advantage", o.advantage, "gae, grpo, drgrpo, grpo_pass_at_k, rloo, opo, reinforce_plus_plus, reinforce_plus_plus_baseline, gpg");
-  f("loss", o.loss, "ppo, gspo, cispo, sapo, gmpo, gpg, dro, dppo, clip_cov, kl_cov");
-  f("aggregation", o.aggregation, "token_mean, token_sum, sequence_mean_token_mean, sequence_mean_token_sum");
+  const auto one_of = [](const detail::Names& names) { return fmt::format("{}", fmt::join(names, ", ")); };
+  f("advantage", o.advantage, one_of(detail::kAdvantages).c_str());
+  f("loss", o.loss, one_of(detail::kLosses).c_str());
+  f("aggregation", o.aggregation, one_of(detail::kAggregations).c_str());
   f("sft_steps", o.sft_steps, "optimizer steps on examples, before the first rollout");
   f("sft_batch", o.sft_batch, "examples in such a step");
   f("sft_lr", o.sft_lr, "learning rate of these");
@@ -110,7 +124,7 @@ void for_each_option(O& o, F f) {
   f("lambda", o.lambda, "of generalized advantage estimation");
   f("critic_lambda", o.critic_lambda, "lambda of the returns; below 0: the same");
   f("length_alpha", o.length_alpha, "above 0: lambda = 1 - 1 / (length_alpha length) (VAPO)");
-  f("kl", o.kl, "estimate of the divergence from the first weights: none, k1, magnitude, k2, k3, k1_through, k3_through");
+  f("kl", o.kl, ("estimate of the divergence from the first weights: " + one_of(detail::kKls)).c_str());
   f("kl_in", o.kl_in, "loss or reward");
   f("kl_beta", o.kl_beta, "coefficient of the divergence");
   f("kl_target", o.kl_target, "above 0: the coefficient follows the divergence");
@@ -126,7 +140,7 @@ void for_each_option(O& o, F f) {
   f("temperature", o.temperature, "of rollouts, and of the log-probabilities that are learned");
   f("verify_seconds", o.verify_seconds, "for a verifier and an answer");
   f("verify_threads", o.verify_threads, "of a rank");
-  f("eval_every", o.eval_every, "steps between evaluations; 0: before the first and after the last");
+  f("eval_every", o.eval_every, "steps between evaluations in the run; 0: none");
   f("eval_prompts", o.eval_prompts, "held-out prompts");
   f("save", o.save, "a folder for checkpoints");
   f("save_every", o.save_every, "steps between checkpoints; 0: after the last");
@@ -192,10 +206,6 @@ inline void take_options(Options& options, const nlohmann::json& given) {
   }
 }
 
-inline void check_name(const char* option, const std::string& value, const std::vector<std::string>& names) {
-  if (!std::ranges::count(names, value)) fail(kOptions, "'{}' is '{}'; expected one of {}", option, value, names);
-}
-
 inline void check_numbers(const Options& o) {
   const auto least = [](const char* name, auto value, auto bound) {
     require(value >= bound, kOptions, "'{}' is {}; expected {} or more", name, value, bound);
@@ -232,12 +242,10 @@ inline void check_numbers(const Options& o) {
 inline void check_options(const Options& o) {
   const auto* tag = detail::kOptions;
   detail::check_name("algorithm", o.algorithm, detail::names_of(algorithms()));
-  detail::check_name(
-      "advantage", o.advantage,
-      {"gae", "grpo", "drgrpo", "grpo_pass_at_k", "rloo", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gpg"});
-  detail::check_name("loss", o.loss, {"ppo", "gspo", "cispo", "sapo", "gmpo", "gpg", "dro", "dppo", "clip_cov", "kl_cov"});
-  detail::check_name("aggregation", o.aggregation, {"token_mean", "token_sum", "sequence_mean_token_mean", "sequence_mean_token_sum"});
-  detail::check_name("kl", o.kl, {"none", "k1", "magnitude", "k2", "k3", "k1_through", "k3_through"});
+  detail::check_name("advantage", o.advantage, detail::kAdvantages);
+  detail::check_name("loss", o.loss, detail::kLosses);
+  detail::check_name("aggregation", o.aggregation, detail::kAggregations);
+  detail::check_name("kl", o.kl, detail::kKls);
   detail::check_name("kl_in", o.kl_in, {"loss", "reward"});
   detail::check_name("correction", o.correction, {"none", "token", "sequence"});
   detail::check_numbers(o);
