@@ -140,8 +140,8 @@ TEST_CASE("context attention: every method under every mask gives one device's n
   }
 }
 
-// Sums are float32 and the output is rounded once: by half of the last place at most. The gradients' scores also take it as it was rounded, which is
-// an error of that size for each dim.
+// Sums are float32 and the output is rounded once: by half of the last place at most. The gradients' scores also take it as it was rounded,
+// which is an error of that size for each dim.
 TEST_CASE("context attention: half types differ from float64 by their rounding", "[context]") {
   const std::vector<PackedSequence> packed{PackedSequence({4, 9, 11}), PackedSequence({12, 7, 5})};
   for (const int ranks : {1, 2, 3, 4}) {
