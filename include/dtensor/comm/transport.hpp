@@ -72,7 +72,7 @@ struct GlooOptions {
   int size = 1;
   std::string host = "127.0.0.1";
   int port = 29500;
-  std::string interface;  // network interface to listen on; empty: the one that routes to host
+  std::string interface{};    // network interface to listen on; empty: the one that routes to host
   bool shared_memory = true;  // collectives of ranks that share a host go through its memory
   Milliseconds deadline = kDefaultDeadline;
 };

@@ -14,7 +14,7 @@ namespace dtensor {
 // The arguments of scaled_dot_product_attention.
 struct AttentionArguments {
   at::Tensor q, k, v;  // [..., heads, length, dim]
-  at::Tensor mask;     // may be undefined
+  at::Tensor mask{};   // may be undefined
   double dropout = 0;
   bool causal = false;
   double scale = 0;             // of the scores; 0: 1 / sqrt(dim)

@@ -59,40 +59,39 @@ SharedMemoryCommunicator::SharedMemoryCommunicator(std::string name, std::vector
 }
 
 Async SharedMemoryCommunicator::do_all_reduce(const Call& call, const at::Tensor& input, at::Tensor result) {
-  return issue(call, make_all_reduce(announce(call, input, "shm"), {input, result}, all_of(input), all_of(result), size(), rank()), result);
+  return issue(make_all_reduce(announce(call, input, "shm"), {input, result}, all_of(input), all_of(result), size(), rank()), result);
 }
 
 Async SharedMemoryCommunicator::do_all_gather(const Call& call, const at::Tensor& input, Counts counts, at::Tensor result) {
   const auto& info = announce(call, input, "shm");
-  return issue(call, make_gather(info, {input, result}, all_of(input), pieces_of(result, counts)), result);
+  return issue(make_gather(info, {input, result}, all_of(input), pieces_of(result, counts)), result);
 }
 
 Async SharedMemoryCommunicator::do_broadcast(const Call& call, const at::Tensor& input) {
   at::Tensor result = empty(input.sizes(), input.scalar_type());
   std::vector<Bytes> pieces(static_cast<size_t>(size()));
   pieces[call.root] = all_of(result);
-  return issue(call,
-               make_gather(announce(call, input, "shm"), {input, result}, rank() == call.root ? all_of(input) : Bytes{}, std::move(pieces)),
-               result);
+  const auto& info = announce(call, input, "shm");
+  return issue(make_gather(info, {input, result}, rank() == call.root ? all_of(input) : Bytes{}, std::move(pieces)), result);
 }
 
 Async SharedMemoryCommunicator::do_reduce_scatter(const Call& call, const at::Tensor& input, Counts counts, at::Tensor result) {
   const auto& info = announce(call, input, "shm");
-  return issue(call, make_reduce_scatter(info, {input, result}, pieces_of(input, counts), all_of(result)), result);
+  return issue(make_reduce_scatter(info, {input, result}, pieces_of(input, counts), all_of(result)), result);
 }
 
 Async SharedMemoryCommunicator::do_all_to_all(const Call& call, const at::Tensor& input, Counts send, Counts recv) {
   at::Tensor result = empty({total(recv)}, input.scalar_type());
   const auto& info = announce(call, input, "shm");
   const bool direct = queue_->channel->reads_directly();
-  return issue(call, make_all_to_all(info, {input, result}, pieces_of(input, send), pieces_of(result, recv), direct), result);
+  return issue(make_all_to_all(info, {input, result}, pieces_of(input, send), pieces_of(result, recv), direct), result);
 }
 
 void SharedMemoryCommunicator::do_barrier(const Call& call) {
-  issue(call, std::make_shared<Operation>(announce(call, at::Tensor(), "shm"), std::vector<at::Tensor>()), at::Tensor()).get();
+  issue(std::make_shared<Operation>(announce(call, at::Tensor(), "shm"), std::vector<at::Tensor>()), at::Tensor()).get();
 }
 
-Async SharedMemoryCommunicator::issue(const Call& call, const std::shared_ptr<Operation>& operation, const at::Tensor& result) {
+Async SharedMemoryCommunicator::issue(const std::shared_ptr<Operation>& operation, const at::Tensor& result) {
   engine_->issue(queue_, operation);
   if (operation->ended() && operation->error().empty()) return {result, WorkPtr()};
   return {result, c10::make_intrusive<OperationWork>(engine_, queue_, operation, transport_.deadline())};

@@ -20,7 +20,7 @@ class SharedMemoryCommunicator final : public gloo::GlooCommunicator {
   Async do_broadcast(const Call& call, const at::Tensor& input) override;
   void do_barrier(const Call& call) override;
 
-  Async issue(const Call& call, const std::shared_ptr<Operation>& operation, const at::Tensor& result);
+  Async issue(const std::shared_ptr<Operation>& operation, const at::Tensor& result);
 
   std::shared_ptr<Queue> queue_;
   std::shared_ptr<Engine> engine_;
