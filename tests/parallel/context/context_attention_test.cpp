@@ -170,9 +170,10 @@ TEST_CASE("context attention: random masks and layouts by random methods give on
     for (int64_t d = draw(1, 5); d > 0; --d) documents.push_back(draw(1, 40));
     std::vector<PackedSequence> packed{PackedSequence(documents)};
     if (std::ranges::shuffle(documents, random); draw(0, 1)) packed.emplace_back(documents);
-    const auto numbers = draw(1, 1000000), dense = draw(0, 8);
+    const auto numbers = draw(1, 1000000);
+    const auto dense = static_cast<uint64_t>(draw(0, 8));
     const auto any = AttentionMask::from([=](int64_t q, int64_t k, int64_t a, int64_t b) {
-      const auto hash = ((q * 7919 + k) * 104729 + (a == b) + numbers) * 2654435761 % 4294967296;
+      const auto hash = static_cast<uint64_t>((q * 7919 + k) * 104729 + (a == b) + numbers) * 2654435761 % 4294967296;
       return hash % 8 < dense && (q + numbers) % 11 != 0;
     });
     const auto known = all_masks(static_cast<int64_t>(documents.size()));
