@@ -21,7 +21,7 @@ template <class T>
 struct ExpSeries;
 template <>
 struct ExpSeries<float> {
-  using Bits = int32_t;
+  using Bits = uint32_t;
   static constexpr int kMantissa = 23, kCount = 8;
   static constexpr Bits kOne = 127 << 23;
   static constexpr float kLowest = -87.0f, kLog2e = 1.44269504088896341f, kRound = 12582912.0f;  // 1.5 2^23
@@ -30,7 +30,7 @@ struct ExpSeries<float> {
 };
 template <>
 struct ExpSeries<double> {
-  using Bits = int64_t;
+  using Bits = uint64_t;
   static constexpr int kMantissa = 52, kCount = 14;
   static constexpr Bits kOne = Bits{1023} << 52;
   static constexpr double kLowest = -708.0, kLog2e = 1.44269504088896341, kRound = 6755399441055744.0;  // 1.5 2^52

@@ -3,7 +3,8 @@
 
 #include "src/generate/sixteen.inl"
 
-// exp(x) for x <= 0, and 0 below the smallest normal number: 2^n times the series of the rest.
+// exp(x) for x <= 0, and 0 below the smallest normal number: 2^n times the series of the rest. Of x > 0 (the score of a key that is not seen)
+// it is any number.
 template <class T>
 INLINE void exp_in_place(Sixteen<T>& x) {
   using S = ExpSeries<T>;

@@ -70,7 +70,8 @@ TEST_CASE("generate attention: equals the formula", "[generate]") {
       const std::vector<RowSpan> all{{0, s.length, 0, paged.table.data(), nullptr}};
       paged.pages.write(x.k, x.v, all);
       const auto y = paged.pages.attend(x.q, all, 0.3);
-      const auto bound = dtype == at::kDouble ? 1e-14 : dtype == at::kFloat ? 2e-6 : 2e-2;
+      // A score of up to 16 is rounded by 1e-6, which its weight and the largest score's pass on.
+      const auto bound = dtype == at::kDouble ? 1e-14 : dtype == at::kFloat ? 4e-6 : 2e-2;
       CHECK(y.scalar_type() == dtype);
       CHECK(largest_difference(y, by_formula(x, causal(s.length), 0.3)) < bound);
     }
