@@ -90,6 +90,7 @@ void run(const ProgramOptions& o, const rl::Options& options, const dt::World& w
   });
   if (says && !o.svg.empty()) write_metrics_plot(o.svg, curves);
   if (!ended) return;
+  if (says && !trainer.why_ended().empty()) fmt::print("{}\n", trainer.why_ended());
   const auto after = trainer.evaluate();
   if (says) fmt::print("reward: greedy exact {:.4f} over {} held-out prompts (before {:.4f})\n", after, options.eval_prompts, before);
 }

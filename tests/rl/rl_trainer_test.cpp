@@ -263,10 +263,60 @@ TEST_CASE("rl trainer: groups without a signal are replaced up to a limit", "[rl
   const auto some = trained_alone({{"algorithm", "dapo"}}, task);
   for (const auto& metrics : some.metrics) CHECK(metrics.at("groups/zero_variance") == 0);
   CHECK(some.metrics[0].at("train/num_gen_batches") >= 1);
-  task.verifier = [](const std::string&, const nlohmann::json&) { return rl::Verdict{.score = 1, .right = true}; };
-  const auto run = [&] { trained_alone({{"algorithm", "dapo"}, {"resamples", 3}}, task); };
-  CHECK_NOTHROW(
-      refuses("step 0: of 18 groups in 3 generations 0 have scores that differ; expected 6; of the other answers 72 are right", run));
+}
+
+// Every so many prompts have answers that differ; all others are right.
+rl::Task nearly_learned_task(int64_t every) {
+  auto task = trainer_task();
+  task.prompt = [prompt = task.prompt, every](int64_t number) {
+    auto made = prompt(number);
+    made.truth = every > 0 && number % every == 0;
+    return made;
+  };
+  task.verifier = [](const std::string& text, const nlohmann::json& differs) {
+    const bool right = !differs.get<bool>() || text[0] > 'd';
+    return rl::Verdict{.score = right ? 1.0 : 0.0, .right = right};
+  };
+  return task;
+}
+
+TEST_CASE("rl trainer: a step learns from the groups that there are after the last generation", "[rl]") {
+  const auto task = nearly_learned_task(9);
+  const nlohmann::json options{{"algorithm", "dapo"}, {"resamples", 3}, {"samples", 3}, {"minibatches", 4}, {"steps", 2}, {"seed", 4}};
+  const auto expected = trained_alone(options, task);
+  for (const auto& metrics : expected.metrics) {
+    CHECK(metrics.at("groups/signal") == 2);
+    CHECK(metrics.at("train/num_gen_batches") == 3);
+    CHECK(metrics.at("actor/grad_norm") > 0);
+  }
+  for (const std::string transport : {"threads", "gloo"}) {
+    CAPTURE(transport);
+    CHECK_NOTHROW(on_ranks(
+        4, [&](World&) { require_same(trained(options, placed_on(init_device_mesh(c10::kCPU, {4}, {"dp"})), task), expected, 1e-9); },
+        transport));
+  }
+}
+
+TEST_CASE("rl trainer: a task that is learned ends the run", "[rl]") {
+  const nlohmann::json options{{"algorithm", "dapo"}, {"resamples", 3}};
+  for (const std::string transport : {"threads", "gloo"}) {
+    CAPTURE(transport);
+    CHECK_NOTHROW(on_ranks(
+        2,
+        [&](World&) {
+          SmallTrainer trainer(rl::read_options(trainer_options(options)), nearly_learned_task(0),
+                               placed_on(init_device_mesh(c10::kCPU, {2}, {"dp"})));
+          require(trainer.run() && trainer.steps() == 0, "test", "it was stopped at step {}", trainer.steps());
+          const std::string why =
+              "task learned after 0 steps: no group of 18 in 3 generations has scores that differ, and 72 of 72 answers are right";
+          require(trainer.why_ended() == why, "test", "got '{}'", trainer.why_ended());
+        },
+        transport));
+  }
+  auto task = trainer_task();
+  task.verifier = [](const std::string&, const nlohmann::json&) { return rl::Verdict{}; };
+  const auto run = [&] { trained_alone(options, task); };
+  CHECK_NOTHROW(refuses("step 0: none of 18 groups in 3 generations has scores that differ, and none of 72 answers is right", run));
 }
 
 TEST_CASE("rl trainer: a verifier that fails scores 0 and is counted", "[rl]") {

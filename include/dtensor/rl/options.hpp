@@ -132,7 +132,7 @@ void for_each_option(O& o, F f) {
   f("correction", o.correction, "importance weights for what the rollouts' kernels drew: none, token, sequence");
   f("correction_upper", o.correction_upper, "largest importance weight");
   f("dynamic_sampling", o.dynamic_sampling, "only groups whose scores differ, and more prompts in place of others (DAPO)");
-  f("resamples", o.resamples, "generations for a batch, at most");
+  f("resamples", o.resamples, "generations for a batch, at most; then it has the groups that there are");
   f("overlong_buffer", o.overlong_buffer, "last tokens of max_tokens that are punished; 0: none (DAPO)");
   f("overlong_penalty", o.overlong_penalty, "for an answer of max_tokens");
   f("flawed_penalty", o.flawed_penalty, "for right answers that a verifier calls flawed (FAPO)");

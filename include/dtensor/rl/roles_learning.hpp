@@ -75,11 +75,12 @@ nlohmann::json Learner<Model>::learn(const Batch& mine, const Options& o, double
   for (auto& group : optimizer.param_groups()) group.options().set_lr(lr);
   Sums sums;
   double norms = 0;
+  const auto of_epoch = std::min(o.minibatches, mine.size());
   for (int64_t epoch = 0; epoch < o.epochs; ++epoch) {
     const auto seed = request_seed(o.seed, step, -1 - epoch);
-    const auto minibatches = minibatch_rows(mine.size(), o.minibatches, o.shuffle, seed);
+    const auto minibatches = minibatch_rows(mine.size(), of_epoch, o.shuffle, seed);
     for (auto rows : minibatches) {
-      const bool all = o.minibatches == 1 && !o.shuffle;
+      const bool all = of_epoch == 1 && !o.shuffle;
       if (o.balance && !all) {  // not before: on other ranks minibatches would have other rows
         Rows ordered;
         for (const auto i : balanced_order(detail::lengths_at(lengths, rows), detail::ranks_of(mine.layout()))) ordered.push_back(rows[i]);
@@ -97,7 +98,7 @@ nlohmann::json Learner<Model>::learn(const Batch& mine, const Options& o, double
       optimizer.step();
     }
   }
-  const auto updates = static_cast<double>(o.epochs * o.minibatches);
+  const auto updates = static_cast<double>(o.epochs * of_epoch);
   auto metrics = sums.read(updates);
   metrics["grad_norm"] = norms / updates;
   metrics["lr"] = lr;

@@ -48,11 +48,15 @@ class Trainer {
   Trainer(const Options& options, Task task, const Placed<Model, Values>& placed);
 
   // Learns from examples, if there are to be any; goes on from a checkpoint, if asked; then all steps. `told` gets the metrics of each on
-  // every rank. Returns false where the program was told to stop; the state is saved then, if options.save is a folder.
+  // every rank. Returns false where the program was told to stop; the state is saved then, if options.save is a folder. Ends before the
+  // last step where there is nothing more to learn, see why_ended().
   bool run(const std::function<void(const Metrics&)>& told = {});
 
-  // One step of the loop.
+  // One step of the loop. Where dynamic sampling finds no group whose scores differ, it learns nothing and counts as no step; why_ended()
+  // says so. That no answer is right is an error.
   Metrics step();
+  // A sentence, where the last step() found nothing to learn; else empty.
+  const std::string& why_ended() const { return why_ended_; }
   // The share of held-out prompts whose most probable answer is right.
   double evaluate();
   // Learns from examples, once. run() does it, too, unless it goes on from a checkpoint.
@@ -63,7 +67,7 @@ class Trainer {
   const Options& options() const { return o_; }
 
  private:
-  Batch collect(Metrics& metrics);
+  std::optional<Batch> collect(Metrics& metrics);
   Batch generate(Metrics& metrics);
   void learn(Batch& batch, Metrics& metrics);
   void tell(const Batch& batch, Metrics& metrics) const;
@@ -81,6 +85,7 @@ class Trainer {
   int64_t steps_ = 0, next_prompt_ = 0, generations_ = 0;
   double kl_beta_ = 0;
   bool has_imitated_ = false;
+  std::string why_ended_;
 };
 
 }  // namespace dtensor::rl

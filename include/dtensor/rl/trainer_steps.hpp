@@ -97,12 +97,12 @@ Batch Trainer<Model, Values>::generate(Metrics& metrics) {
   return batch;
 }
 
-// A batch of rollouts with scores; with dynamic sampling of groups that have a signal.
+// A batch of rollouts with scores; with dynamic sampling of groups that have a signal, and nothing where none has.
 template <class Model, class Values>
-Batch Trainer<Model, Values>::collect(Metrics& metrics) {
+std::optional<Batch> Trainer<Model, Values>::collect(Metrics& metrics) {
   if (!o_.dynamic_sampling) return generate(metrics);
   std::vector<Batch> kept;
-  int64_t rows = 0, all = 0, right = 0, wrong = 0;
+  int64_t rows = 0, all = 0, right = 0;
   const auto wanted = o_.prompts * o_.samples;
   for (int64_t i = 0; i < o_.resamples && rows < wanted; ++i) {
     auto batch = generate(metrics);
@@ -110,21 +110,24 @@ Batch Trainer<Model, Values>::collect(Metrics& metrics) {
     const NoSpmd plain;
     const auto signal = groups_with_signal(scores, groups);
     Rows chosen;
-    for (int64_t row = 0; row < batch.size(); ++row) {
-      if (signal[row].template item<bool>() && rows + static_cast<int64_t>(chosen.size()) < wanted) chosen.push_back(row);
-      else if (!signal[row].template item<bool>()) (is_right[row].template item<bool>() ? right : wrong) += 1;
+    for (int64_t row = 0; row < batch.size() && rows + static_cast<int64_t>(chosen.size()) < wanted; ++row) {
+      if (signal[row].template item<bool>()) chosen.push_back(row);
     }
     all += batch.size();
+    right += is_right.sum().template item<int64_t>();
     rows += static_cast<int64_t>(chosen.size());
     if (!chosen.empty()) kept.push_back(detail::rows_of(batch, chosen));
   }
   metrics["train/num_gen_batches"] = all / wanted;
-  require(
-      rows == wanted, detail::kTrainer,
-      "step {}: of {} groups in {} generations {} have scores that differ; expected {}; of the other answers {} are right and {} wrong; "
-      "hint: easier or harder prompts, more 'samples', or a larger 'resamples'",
-      steps_, all / o_.samples, o_.resamples, rows / o_.samples, o_.prompts, right, wrong);
-  return detail::stacked(std::move(kept), o_.samples);
+  metrics["groups/signal"] = rows / o_.samples;
+  if (rows > 0) return detail::stacked(std::move(kept), o_.samples);
+  require(right > 0, detail::kTrainer,
+          "step {}: none of {} groups in {} generations has scores that differ, and none of {} answers is right; hint: easier prompts, "
+          "examples before (sft_steps), scores for parts of an answer, more 'samples'",
+          steps_, all / o_.samples, o_.resamples, all);
+  why_ended_ = fmt::format("{} after {} steps: no group of {} in {} generations has scores that differ, and {} of {} answers are right",
+                           right == all ? "task learned" : "nothing left to learn", steps_, all / o_.samples, o_.resamples, right, all);
+  return {};
 }
 
 template <class Model, class Values>
@@ -180,9 +183,12 @@ Metrics Trainer<Model, Values>::step() {
   Metrics metrics;
   metrics["training/global_step"] = steps_;
   Batch batch;
+  why_ended_.clear();
   Phases phase(metrics);
   phase("step", [&] {
-    batch = collect(metrics);
+    auto collected = collect(metrics);
+    if (!collected) return;
+    batch = std::move(*collected);
     if (o_.balance && o_.minibatches == 1 && !o_.shuffle) {
       const auto lengths = detail::lengths_of(batch);
       const auto order = balanced_order(lengths, detail::ranks_of(rows_over(actor_.mesh())));
@@ -190,6 +196,7 @@ Metrics Trainer<Model, Values>::step() {
     }
     learn(batch, metrics);
   });
+  if (!why_ended_.empty()) return metrics;
   tell(batch, metrics);
   ++steps_;
   return metrics;
@@ -259,6 +266,7 @@ bool Trainer<Model, Values>::run(const std::function<void(const Metrics&)>& told
   JsonLines log(World::current().rank() == 0 ? o_.log : "", steps_);
   while (steps_ < o_.steps) {
     auto metrics = step();
+    if (!why_ended_.empty()) break;
     if (o_.eval_every > 0 && steps_ % o_.eval_every == 0) metrics["val-core/acc/mean@1"] = evaluate();
     log.add(metrics);
     if (told) told(metrics);
