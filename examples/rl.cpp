@@ -107,6 +107,8 @@ void add_field(CLI::App& app, ProgramOptions& o, const char* name, const T& fiel
     const auto flag = "--" + dashed(name) + ",!--no-" + dashed(name);
     app.add_flag_function(
         flag, [take](int64_t times) { take(times > 0); }, help);
+  } else if constexpr (std::is_same_v<T, std::vector<double>>) {
+    app.add_option_function<T>("--" + dashed(name), take, help)->delimiter(',');
   } else {
     app.add_option_function<T>("--" + dashed(name), take, help)->default_str(fmt::format("{}", field));
   }

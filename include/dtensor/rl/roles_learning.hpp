@@ -25,20 +25,11 @@ namespace detail {
 
 inline std::vector<int64_t> lengths_of(const Batch& batch) { return batch.meta().at("lengths").get<std::vector<int64_t>>(); }
 
-// Results of parts of a rank's own rows, one after the other, as rows of the whole.
-template <class F>
-at::Tensor of_own_rows(const Batch& mine, const std::vector<Part>& parts, F f) {
-  const at::NoGradGuard no_grad;
-  const auto time = mine.get("mask").size(1);
-  std::vector<at::Tensor> own;
-  for (const auto& part : parts) {
-    const auto x = f(part);
-    const NoSpmd plain;
-    const auto local = is_dtensor(x) ? DTensor(x).to_local() : x;
-    own.push_back(at::constant_pad_nd(local, {0, time - local.size(1)}));
-  }
+// A part's column as it lies on this rank, as wide as the batch.
+inline at::Tensor own_rows(const at::Tensor& x, int64_t time) {
   const NoSpmd plain;
-  return own.size() == 1 ? own[0] : at::cat(own);
+  const auto local = is_dtensor(x) ? DTensor(x).to_local() : x;
+  return at::constant_pad_nd(local, {0, time - local.size(1)});
 }
 
 inline Mode own_rows_mode() {
@@ -47,13 +38,23 @@ inline Mode own_rows_mode() {
   return mode;
 }
 
-// What f says of each token, as a column.
+// What f says of each token of a part, as columns of these names.
 template <class F>
-void add_column(WorkerGroup& group, Batch& batch, const Options& o, const std::string& method, const std::string& name, int64_t step, F f) {
+void add_columns(WorkerGroup& group, Batch& batch, const Options& o, const std::string& method, const std::vector<std::string>& names,
+                 int64_t step, F f) {
   const auto lengths = lengths_of(batch);
-  batch.merge(group.run({method, {name}, own_rows_mode(), step}, batch.select({"ids", "mask"}), [&](const Batch& mine) {
+  batch.merge(group.run({method, names, own_rows_mode(), step}, batch.select({"ids", "mask"}), [&](const Batch& mine) {
     const at::NoGradGuard no_grad;
-    return Batch{{name, of_own_rows(mine, parts_of(mine, lengths, o.microbatch_tokens), f)}};
+    const auto time = mine.get("mask").size(1);
+    std::vector<std::vector<at::Tensor>> own(names.size());
+    for (const auto& part : parts_of(mine, lengths, o.microbatch_tokens)) {
+      const std::vector<at::Tensor> columns = f(part);
+      for (size_t i = 0; i < names.size(); ++i) own[i].push_back(own_rows(columns[i], time));
+    }
+    const NoSpmd plain;
+    Batch results;
+    for (size_t i = 0; i < names.size(); ++i) results.set(names[i], own[i].size() == 1 ? own[i][0] : at::cat(own[i]));
+    return results;
   }));
 }
 
@@ -109,16 +110,28 @@ namespace detail {
 // A learning rate at a step: rising, then falling.
 inline double lr_at(const Options& o, double lr, int64_t step) {
   const auto share = [](int64_t part, int64_t whole) { return static_cast<double>(part) / static_cast<double>(whole); };
-  const auto fallen = 1 - (1 - o.lr_end) * share(std::clamp<int64_t>(step, 0, o.steps), o.steps);
+  const auto end = o.lr_steps > 0 ? o.lr_steps : o.steps;
+  const auto fallen = 1 - (1 - o.lr_end) * share(std::clamp<int64_t>(step, 0, end), end);
   return lr * fallen * (o.warmup > step + 1 ? share(step + 1, o.warmup) : 1);
 }
 }  // namespace detail
 
 template <class Model>
-void Actor<Model>::add_logp(WorkerGroup& group, Model& model, Batch& batch, const Options& o, const std::string& name, int64_t step) {
-  detail::add_column(group, batch, o, "log_prob", name, step, [&](const Part& part) {
-    return score_tokens([&](const at::Tensor& ids) { return model.forward(ids); }, part, o.pack, {.temperature = o.temperature}).logp;
+void Actor<Model>::add_logp(WorkerGroup& group, Model& model, Batch& batch, const Options& o, const std::vector<std::string>& names,
+                            int64_t step) {
+  const bool squares = names.size() > 1;
+  detail::add_columns(group, batch, o, "log_prob", names, step, [&](const Part& part) {
+    const auto found = score_tokens([&](const at::Tensor& ids) { return model.forward(ids); }, part, o.pack,
+                                    {.temperature = o.temperature, .sum_squares = squares});
+    return squares ? std::vector<at::Tensor>{found.logp, found.sum_squares} : std::vector<at::Tensor>{found.logp};
   });
+}
+
+template <class Model>
+void Actor<Model>::log_prob(Batch& batch, const Options& o, const std::string& name, int64_t step) {
+  const bool squares = name == "old_logp" && advantage_kinds().at(o.advantage).of_densities;
+  add_logp(this->group_, *this->model_, batch, o, squares ? std::vector<std::string>{name, "sum_squares"} : std::vector<std::string>{name},
+           step);
 }
 
 template <class Model>
@@ -130,31 +143,57 @@ std::vector<std::string> Actor<Model>::columns_for(const Batch& batch) const {
   return names;
 }
 
+namespace detail {
+
+// What advantages are computed from.
+inline std::vector<std::string> advantage_columns(const Options& o) {
+  std::vector<std::string> names{"scores", "right", "flawed", "groups", "mask", "rollout_logp"};
+  const bool penalized = o.has_reference() && o.kl_in == "reward";
+  const bool densities = advantage_kinds().at(o.advantage).of_densities;
+  if (o.has_critic()) names.emplace_back("values");
+  if (o.advantage == "remax") names.emplace_back("greedy_scores");
+  if (o.advantage == "gdpo") names.emplace_back("parts");
+  if (densities) names.emplace_back("sum_squares");
+  if (penalized || densities) names.emplace_back("old_logp");
+  if (penalized) names.emplace_back("ref_logp");
+  return names;
+}
+
+inline AdvantageTerms advantage_terms(const Options& o, const Batch& mine) {
+  const auto mask = mine.get("mask"), rollout_logp = mine.get("rollout_logp");
+  const auto dtype = rollout_logp.scalar_type();
+  AdvantageTerms terms{.groups = mine.get("groups"), .mask = mask};
+  terms.scores = shaped_scores(o, mine.get("scores").to(dtype), mask, mine.get("right"), mine.get("flawed"));
+  terms.rewards = at_last_token(terms.scores, mask);
+  if (o.has_critic()) terms.values = mine.get("values");
+  if (mine.has("greedy_scores")) terms.greedy_scores = mine.get("greedy_scores").to(dtype);
+  if (mine.has("parts")) terms.parts = mine.get("parts").to(dtype);
+  if (!mine.has("sum_squares")) return terms;
+  terms.logp = mine.get("old_logp"), terms.sum_squares = mine.get("sum_squares");
+  terms.weights = correction_weights(o, terms.logp, rollout_logp, mask);
+  return terms;
+}
+
+}  // namespace detail
+
 template <class Model>
 void Actor<Model>::advantages(Batch& batch, const Options& o, int64_t step, std::optional<double> kl_beta) {
-  auto needed = std::vector<std::string>{"scores", "right", "flawed", "groups", "mask", "rollout_logp"};
   const bool penalized = o.has_reference() && o.kl_in == "reward";
-  if (o.has_critic()) needed.emplace_back("values");
-  if (penalized) needed.insert(needed.end(), {"old_logp", "ref_logp"});
   std::vector<std::string> gives{"advantages", "rewards"};
   if (o.has_critic()) gives.emplace_back("returns");
-  batch.merge(this->group_.run({"advantages", gives, dp_compute(), step}, batch.select(needed), [&](const Batch& mine) {
+  const Method method{"advantages", gives, dp_compute(), step};
+  batch.merge(this->group_.run(method, batch.select(detail::advantage_columns(o)), [&](const Batch& mine) {
     const at::NoGradGuard no_grad;
-    const auto mask = mine.get("mask");
-    AdvantageTerms terms{.groups = mine.get("groups"), .mask = mask};
-    const auto scores = mine.get("scores").to(mine.get("rollout_logp").scalar_type());
-    terms.scores = shaped_scores(o, scores, mask, mine.get("right"), mine.get("flawed"));
-    terms.rewards = at_last_token(terms.scores, mask);
+    auto terms = detail::advantage_terms(o, mine);
     Batch results;
     if (penalized) {
       const auto kl = kl_estimate(mine.get("old_logp"), mine.get("ref_logp"), kl_by(o));
-      terms.rewards = rewards_with_kl(terms.rewards, kl, mask, kl_beta.value_or(o.kl_beta));
-      results.meta()["kl"] = mean_kl(kl, mask, count(mask));
+      terms.rewards = rewards_with_kl(terms.rewards, kl, terms.mask, kl_beta.value_or(o.kl_beta));
+      results.meta()["kl"] = mean_kl(kl, terms.mask, count(terms.mask));
     }
-    if (o.has_critic()) terms.values = mine.get("values");
     const auto [advantages, returns] = advantages_by(o, terms);
     results.set("advantages", advantages);
-    results.set("rewards", scores_of(terms.rewards, mask));
+    results.set("rewards", scores_of(terms.rewards, terms.mask));
     if (o.has_critic()) results.set("returns", returns);
     return results;
   }));
@@ -174,10 +213,7 @@ nlohmann::json Actor<Model>::update(const Batch& batch, const Options& o, int64_
     if (epoch == 0 && !batch.has("old_logp")) first.push_back(logp.detach());
     const auto old_logp = batch.has("old_logp") ? part.tokens("old_logp") : first.at(i);
     PolicyTerms terms{.logp = logp, .old_logp = old_logp, .advantages = part.tokens("advantages"), .mask = mask};
-    if (o.correction != "none") {
-      const auto level = o.correction == "token" ? Level::token : Level::sequence;
-      terms.weights = importance_weights(terms.old_logp, part.tokens("rollout_logp"), mask, {.level = level, .upper = o.correction_upper});
-    }
+    terms.weights = correction_weights(o, terms.old_logp, part.tokens("rollout_logp"), mask);
     const auto policy = policy_loss_by(o, terms, by, request_seed(o.seed, step, epoch));
     auto total = policy.loss;
     const auto entropies = aggregate(entropy, mask, by);
@@ -226,8 +262,8 @@ double Actor<Model>::imitate(const Batch& batch, const Options& o, int64_t step)
 
 template <class Model>
 void Critic<Model>::values(Batch& batch, const Options& o, int64_t step) {
-  detail::add_column(this->group_, batch, o, "values", "values", step, [&](const Part& part) {
-    return value_tokens([&](const at::Tensor& ids) { return this->model_->forward(ids); }, part, o.pack);
+  detail::add_columns(this->group_, batch, o, "values", {"values"}, step, [&](const Part& part) {
+    return std::vector<at::Tensor>{value_tokens([&](const at::Tensor& ids) { return this->model_->forward(ids); }, part, o.pack)};
   });
 }
 

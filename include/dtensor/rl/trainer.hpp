@@ -21,7 +21,8 @@ struct Task {
   // Prompts by number, the same on every rank. Those held out are none of the others.
   std::function<Prompt(int64_t number)> prompt{}, held_out{};
   Verifier verifier{};
-  Tool tool{};  // answers the model in conversations of several turns, see turns.hpp
+  std::vector<std::string> kinds{};  // of scores: a verdict's parts
+  Tool tool{};                       // answers the model in conversations of several turns, see turns.hpp
   TurnOptions turns{};
   // A prompt and the tokens of a right answer, by number: for options.sft_steps.
   std::function<std::pair<Prompt, generate::Tokens>(int64_t number)> example{};
@@ -69,6 +70,7 @@ class Trainer {
  private:
   std::optional<Batch> collect(Metrics& metrics);
   Batch generate(Metrics& metrics);
+  at::Tensor greedy_scores(const std::vector<Prompt>& prompts, RolloutOptions options);
   void learn(Batch& batch, Metrics& metrics);
   void tell(const Batch& batch, Metrics& metrics) const;
   at::Tensor whole(const Batch& batch, const std::string& name) const;
@@ -83,7 +85,8 @@ class Trainer {
   std::optional<Reference<Model>> reference_;
   std::optional<Critic<Values>> critic_;
   int64_t steps_ = 0, next_prompt_ = 0, generations_ = 0;
-  double kl_beta_ = 0;
+  double kl_beta_ = 0, lr_end_ = 1;
+  int64_t lr_steps_ = 0;
   bool has_imitated_ = false;
   std::string why_ended_;
 };

@@ -64,11 +64,16 @@ Trainer<Model, Values>::Trainer(const Options& options, Task task, const Placed<
       everyone_(detail::world_mesh()),
       actor_(o_, placed.training, placed.actor, placed.plan),
       rollouts_(actor_, placed.generation, placed.actor, placed.plan, task_.engine),
-      judge_(placed.training, task_.verifier, {.seconds = o_.verify_seconds, .threads = o_.verify_threads}),
-      kl_beta_(o_.kl_beta) {
+      judge_(placed.training, task_.verifier, {.seconds = o_.verify_seconds, .threads = o_.verify_threads},
+             static_cast<int64_t>(task_.kinds.size())),
+      kl_beta_(o_.kl_beta),
+      lr_end_(o_.lr_end),
+      lr_steps_(o_.lr_steps > 0 ? o_.lr_steps : o_.steps) {
   require(task_.prompt && task_.held_out, detail::kTrainer, "the task has no prompts; expected `prompt` and `held_out`");
   require(o_.sft_steps == 0 || task_.example, detail::kTrainer, "'sft_steps' is {}, and the task has no examples", o_.sft_steps);
   require(!o_.has_critic() || placed.critic, detail::kTrainer, "advantage '{}' needs a critic; expected `critic`", o_.advantage);
+  require(o_.advantage != "gdpo" || !task_.kinds.empty(), detail::kTrainer,
+          "advantage 'gdpo' compares kinds of scores, and the task names none; expected `kinds`");
   if (o_.has_reference()) reference_.emplace(placed.training, placed.actor, placed.plan);
   if (o_.has_critic()) critic_.emplace(o_, placed.critic_mesh.value_or(placed.training), placed.critic, placed.critic_plan);
 }
@@ -94,7 +99,21 @@ Batch Trainer<Model, Values>::generate(Metrics& metrics) {
     batch.meta().erase("failed_tools");
   }
   phase("reward", [&] { judge_.score(batch, steps_); });
+  if (o_.advantage == "remax") phase("gen_max", [&] { batch.set("greedy_scores", greedy_scores(prompts, options)); });
   return batch;
+}
+
+// Of the most probable answer to each prompt, for each of its answers.
+template <class Model, class Values>
+at::Tensor Trainer<Model, Values>::greedy_scores(const std::vector<Prompt>& prompts, RolloutOptions options) {
+  const auto samples = std::exchange(options.samples, 1);
+  options.settings.temperature = 0;
+  auto greedy = rollouts_.generate(prompts, options, steps_, task_.tool, task_.turns);
+  judge_.score(greedy, steps_);
+  const auto of = [&](const char* name) { return whole(greedy, name); };
+  const auto scores = of("scores"), mask = of("mask"), right = of("right"), flawed = of("flawed");
+  const NoSpmd plain;
+  return shaped_scores(o_, scores, mask, right, flawed).repeat_interleave(samples);
 }
 
 // A batch of rollouts with scores; with dynamic sampling of groups that have a signal, and nothing where none has.
@@ -133,7 +152,7 @@ std::optional<Batch> Trainer<Model, Values>::collect(Metrics& metrics) {
 template <class Model, class Values>
 void Trainer<Model, Values>::learn(Batch& batch, Metrics& metrics) {
   Phases phase(metrics);
-  const bool several = o_.minibatches > 1 || o_.shuffle || o_.correction != "none";
+  const bool several = o_.minibatches > 1 || o_.shuffle || o_.correction != "none" || advantage_kinds().at(o_.advantage).of_densities;
   if (several || (reference_ && o_.kl_in == "reward")) phase("old_log_prob", [&] { actor_.log_prob(batch, o_, "old_logp", steps_); });
   if (reference_) phase("ref", [&] { reference_->log_prob(batch, o_, steps_); });
   if (critic_) phase("values", [&] { critic_->values(batch, o_, steps_); });
@@ -161,6 +180,11 @@ void Trainer<Model, Values>::tell(const Batch& batch, Metrics& metrics) const {
   add_statistics(metrics, "critic/score", scores);
   add_statistics(metrics, "critic/rewards", whole(batch, "rewards"));
   const auto mask = whole(batch, "mask"), advantages = whole(batch, "advantages");
+  if (!task_.kinds.empty()) {
+    const auto parts = whole(batch, "parts").mean(0);
+    for (size_t i = 0; i < task_.kinds.size(); ++i)
+      metrics["reward/" + task_.kinds[i]] = parts[static_cast<int64_t>(i)].template item<double>();
+  }
   for (const auto* name : {"right", "failed", "late"})
     metrics[std::string("reward/") + name] = whole(batch, name).to(at::kDouble).mean().template item<double>();
   const NoSpmd plain;
@@ -243,7 +267,9 @@ State Trainer<Model, Values>::state() {
               {"steps", steps_},
               {"next_prompt", next_prompt_},
               {"generations", generations_},
-              {"kl_beta", kl_beta_}};
+              {"kl_beta", kl_beta_},
+              {"lr_end", lr_end_},
+              {"lr_steps", lr_steps_}};
   if (reference_) state.add({"reference", reference_->model()});
   if (critic_) {
     state.add({"critic", critic_->model()});
@@ -258,6 +284,12 @@ bool Trainer<Model, Values>::run(const std::function<void(const Metrics&)>& told
   if (!o_.save.empty()) manager.emplace(state(), o_.save, ManagerOptions{.every_steps = o_.save_every});
   const bool goes_on = o_.resume && manager->resume();
   if (goes_on) {
+    const auto lr_steps = o_.lr_steps > 0 ? o_.lr_steps : o_.steps;
+    require(
+        lr_end_ == o_.lr_end && (o_.lr_end == 1 || lr_steps_ == lr_steps), detail::kTrainer,
+        "the run in '{}' has learning rates that fall to {:g} within {} steps, and these fall to {:g} within {}; expected the same; hint: "
+        "lr_end {:g} and lr_steps {}",
+        o_.save, lr_end_, lr_steps_, o_.lr_end, lr_steps, lr_end_, lr_steps_);
     rollouts_.update(steps_);
   } else {
     imitate();
