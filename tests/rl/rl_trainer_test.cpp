@@ -136,3 +136,102 @@ TEST_CASE("rl trainer: every rank names the role and method and step of a worker
         transport));
   }
 }
+
+TEST_CASE("rl trainer: positions that are cut learn what one process learns", "[rl]") {
+  auto ppo = kTrainerPpo;
+  ppo["microbatch_tokens"] = 30;
+  for (const auto& options : {kTrainerGrpo, ppo}) {
+    const auto expected = trained_alone(options);
+    for (const std::string method : {"ring", "ulysses"}) {
+      auto cut = options;
+      cut["cp_method"] = method;
+      CAPTURE(cut.dump());
+      const auto on_mesh = [&](const std::vector<int64_t>& sizes, const std::vector<std::string>& names) {
+        require_same(trained(cut, placed_on(init_device_mesh(c10::kCPU, sizes, names))), expected, 1e-9);
+      };
+      CHECK_NOTHROW(on_ranks(
+          2, [&](World&) { on_mesh({2}, {"cp"}); }, "gloo"));
+      CHECK_NOTHROW(on_ranks(
+          4,
+          [&](World&) {
+            on_mesh({2, 2}, {"dp", "cp"});
+          },
+          "threads"));
+    }
+  }
+  CHECK_NOTHROW(on_ranks(2, [&](World&) {
+    auto placed = placed_on(init_device_mesh(c10::kCPU, {2}, {"cp"}));
+    refuses("'pack' is true, and", [&] { trained({{"pack", true}}, placed); });
+  }));
+}
+
+TEST_CASE("rl trainer: a verifier reads the verdicts that a model writes", "[rl]") {
+  auto task = trainer_task();
+  task.verifier = [](const std::string& text, const nlohmann::json&) {
+    const auto score = static_cast<double>(std::ranges::count_if(text, [](char c) { return c > 'h'; }));
+    return rl::Verdict{.score = score, .right = score > 2};
+  };
+  task.verdicts.settings.max_tokens = 4;
+  task.verdicts.ask = [](const generate::Tokens& prompt, const generate::Tokens& answer, const nlohmann::json& truth) {
+    generate::Tokens asked(answer);
+    asked.push_back(prompt[0]);
+    asked.push_back(truth.get<std::string>()[0] - 'a');
+    return asked;
+  };
+  const auto with_writer = [](TrainerPlaced placed) {
+    placed.verdicts = [] { return std::make_shared<SmallText>(8); };
+    return placed;
+  };
+  TrainerResult expected;
+  on_ranks(1, [&](World&) { expected = trained(kTrainerGrpo, with_writer(placed_on(init_device_mesh(c10::kCPU, {1}, {"dp"}))), task); });
+  CHECK(expected.metrics[0].at("critic/score/max") > expected.metrics[0].at("critic/score/min"));
+  for (const std::string transport : {"threads", "gloo"}) {
+    CAPTURE(transport);
+    CHECK_NOTHROW(on_ranks(
+        2,
+        [&](World&) {
+          require_same(trained(kTrainerGrpo, with_writer(placed_on(init_device_mesh(c10::kCPU, {2}, {"dp"}))), task), expected, 1e-9);
+        },
+        transport));
+    CHECK_NOTHROW(on_ranks(
+        3,
+        [&](World&) {  // on a rank of its own
+          auto placed = with_writer(placed_on(DeviceMesh(c10::kCPU, {0, 1}, {2}, {"dp"})));
+          placed.verdicts_mesh = DeviceMesh(c10::kCPU, {2}, {1}, {"dp"});
+          require_same(trained(kTrainerGrpo, placed, task), expected, 1e-9);
+        },
+        transport));
+  }
+}
+
+TEST_CASE("rl verdicts: each is what the model writes of its answer", "[rl]") {
+  on_ranks(1, [](World&) {
+    const auto mesh = init_device_mesh(c10::kCPU, {1}, {"dp"});
+    const auto task = trainer_task();
+    SmallText model(8);
+    const Spmd spmd(mesh);
+    generate::Engine engine(model, task.engine);
+    auto batch = rl::rollout(engine, {task.prompt(0), task.prompt(4)}, {.settings = {.max_tokens = 3}, .samples = 2});
+    const auto ask = [](const generate::Tokens& prompt, const generate::Tokens& answer, const nlohmann::json&) {
+      return generate::Tokens{answer.back(), prompt[0]};
+    };
+    rl::VerdictOptions options{.ask = ask};
+    options.settings.max_tokens = 3;
+    rl::VerdictWriter<SmallText> writer(
+        mesh, [] { return std::make_shared<SmallText>(8); }, {}, task.engine, options);
+    writer.write(batch);
+    const auto ids = full_tensor(batch.get("ids"));
+    const auto verdicts = batch.texts("verdicts");
+    for (int64_t row = 0; row < 4; ++row) {
+      const auto length = batch.meta().at("lengths")[row].get<int64_t>();
+      const generate::Tokens asked{ids[row][length - 1].item<int64_t>(), ids[row][0].item<int64_t>()};
+      require(verdicts[row] == engine.generate({asked}, options.settings)[0].outputs[0].text, "test", "another verdict of row {}", row);
+    }
+  });
+  const rl::WordVerifier words({{"right", 1}, {"not right", -1}, {"partly", 0.5}});
+  CHECK(words("partly, no: right", {}).score == 1);
+  CHECK(words("partly, no: right", {}).right);
+  CHECK(words("that is not right.", {}).score == -1);
+  CHECK(words("right or partly", {}).score == 0.5);
+  CHECK(words("", {}).score == 0);
+}

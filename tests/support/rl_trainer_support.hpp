@@ -92,9 +92,11 @@ inline rl::Metrics untimed(const rl::Metrics& metrics) {
 using TrainerPlaced = rl::Placed<SmallText, TrainerCritic>;
 
 inline TrainerPlaced placed_on(const DeviceMesh& mesh) {
-  const bool cuts = mesh.ndim() == 2;
+  const bool cuts = std::ranges::count(mesh.names(), "tp") > 0, cuts_positions = std::ranges::count(mesh.names(), "cp") > 0;
   TrainerPlaced placed{.training = mesh,
-                       .generation = cuts ? rl::generation_mesh(mesh, 1) : mesh,
+                       .generation = cuts             ? rl::generation_mesh(mesh, 1)
+                                     : cuts_positions ? rl::generation_mesh(mesh, 1, "cp")
+                                                      : mesh,
                        .actor = [] { return std::make_shared<SmallText>(); },
                        .critic = [] { return std::make_shared<TrainerCritic>(); }};
   if (cuts) placed.plan = automatic_plan(SmallText()), placed.critic_plan = automatic_plan(TrainerCritic());

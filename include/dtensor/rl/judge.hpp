@@ -18,7 +18,8 @@ class Judge {
 
   // Adds the columns "scores" (float64), "right", "flawed", "failed" and "late" (bool), [batch] each, to a batch with "texts" and "truths",
   // and with kinds "parts" (float64) [batch, kinds]. Throws for a verdict of another number of parts; those of a verifier that fails are 0.
-  void score(Batch& batch, int64_t step = -1);
+  // `of`: the column of texts that are verified.
+  void score(Batch& batch, int64_t step = -1, const std::string& of = "texts");
   WorkerGroup& group() { return group_; }
 
  private:
@@ -46,16 +47,16 @@ inline at::Tensor parts_column(const std::vector<Verdict>& verdicts, int64_t kin
 
 }  // namespace detail
 
-inline void Judge::score(Batch& batch, int64_t step) {
+inline void Judge::score(Batch& batch, int64_t step, const std::string& of) {
   auto mode = all_to_all();
   mode.own_results = true;
   std::vector<std::string> gives{"scores", "right", "flawed", "failed", "late"};
   if (kinds_ > 0) gives.emplace_back("parts");
   const Method method{"score", gives, mode, step};
-  batch.merge(group_.run(method, batch.select({"texts", "truths"}), [&](const Batch& mine) {
+  batch.merge(group_.run(method, batch.select({of, "truths"}), [&](const Batch& mine) {
     const NoSpmd plain;
     const auto [begin, end] = mine.own_rows();
-    const auto texts = mine.texts("texts");
+    const auto texts = mine.texts(of);
     const auto& truths = mine.objects("truths");
     const auto found = verify_({texts.begin() + begin, texts.begin() + end}, {truths.begin() + begin, truths.begin() + end});
     const auto column = [&](auto value, at::ScalarType dtype) {

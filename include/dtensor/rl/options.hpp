@@ -24,6 +24,7 @@ struct Options {
   double sft_lr = 1e-3;
   int64_t steps = 100, prompts = 32, samples = 8, epochs = 1, minibatches = 1, microbatch_tokens = 0;
   bool shuffle = false, pack = false, balance = true;
+  std::string cp_method = "ring", cp_order = "zigzag";
   uint64_t seed = 0;
 
   double lr = 1e-3, critic_lr = 1e-3, weight_decay = 0.01, grad_clip = 1, lr_end = 1;
@@ -47,7 +48,7 @@ struct Options {
   int64_t verify_threads = 1;
 
   int64_t eval_every = 0, eval_prompts = 512;
-  std::string save, log;
+  std::string save, log, tensorboard;
   int64_t save_every = 0;
   bool resume = false;
 
@@ -135,6 +136,8 @@ void for_each_option(O& o, F f) {
   f("microbatch_tokens", o.microbatch_tokens, "tokens that a rank passes through a model at a time; 0: all");
   f("shuffle", o.shuffle, "minibatches have other rows in each epoch");
   f("pack", o.pack, "rows without padding");
+  f("cp_method", o.cp_method, "of attention where the training mesh cuts positions over cp: ring, ulysses, usp, doublering, ...");
+  f("cp_order", o.cp_order, "of positions there: contiguous, zigzag, stripes");
   f("balance", o.balance, "ranks get rows of equal work");
   f("seed", o.seed, "of prompts, rollouts and minibatches");
   f("lr", o.lr, "learning rate of the actor");
@@ -161,6 +164,7 @@ void for_each_option(O& o, F f) {
   f("save_every", o.save_every, "steps between checkpoints; 0: after the last");
   f("resume", o.resume, "go on from the newest checkpoint in the folder of `save`");
   f("log", o.log, "a file for metrics, a JSON object a step");
+  f("tensorboard", o.tensorboard, "a folder for metrics as event files of TensorBoard");
 }
 
 namespace detail {

@@ -9,8 +9,8 @@
 #pragma once
 
 #include <dtensor/rl/algorithms.hpp>
+#include <dtensor/rl/cut_passes.hpp>
 #include <dtensor/rl/hybrid.hpp>
-#include <dtensor/rl/passes.hpp>
 #include <dtensor/rl/turns.hpp>
 #include <dtensor/rl/value_loss.hpp>
 #include <dtensor/rl/sft.hpp>
@@ -46,7 +46,7 @@ class Learner {
   Model& model() { return *model_; }
 
  protected:
-  // Optimizer steps over minibatches of `mine`. `loss(part, counts, sums)` is what is differentiated.
+  // Optimizer steps over minibatches of `mine`. `loss(passes, part, counts, sums, epoch, number of the part)` is what is differentiated.
   template <class Loss>
   nlohmann::json learn(const Batch& mine, const Options& o, double lr, int64_t step, Loss loss);
 

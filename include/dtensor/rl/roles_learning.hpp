@@ -46,9 +46,10 @@ void add_columns(WorkerGroup& group, Batch& batch, const Options& o, const std::
   batch.merge(group.run({method, names, own_rows_mode(), step}, batch.select({"ids", "mask"}), [&](const Batch& mine) {
     const at::NoGradGuard no_grad;
     const auto time = mine.get("mask").size(1);
+    const Passes passes(group.mesh(), o);
     std::vector<std::vector<at::Tensor>> own(names.size());
     for (const auto& part : parts_of(mine, lengths, o.microbatch_tokens)) {
-      const std::vector<at::Tensor> columns = f(part);
+      const std::vector<at::Tensor> columns = f(passes, part);
       for (size_t i = 0; i < names.size(); ++i) own[i].push_back(own_rows(columns[i], time));
     }
     const NoSpmd plain;
@@ -73,6 +74,7 @@ template <class Loss>
 nlohmann::json Learner<Model>::learn(const Batch& mine, const Options& o, double lr, int64_t step, Loss loss) {
   auto& optimizer = *group_.optimizer();
   const auto lengths = detail::lengths_of(mine);
+  const Passes passes(group_.mesh(), o);
   for (auto& group : optimizer.param_groups()) group.options().set_lr(lr);
   Sums sums;
   double norms = 0;
@@ -92,7 +94,7 @@ nlohmann::json Learner<Model>::learn(const Batch& mine, const Options& o, double
       require(counts.tokens > 0, "rl::Learner", "a minibatch of {} answers has no token to learn from", rows.size());
       optimizer.zero_grad();
       const auto parts = parts_of(minibatch, detail::lengths_at(lengths, rows), o.microbatch_tokens);
-      for (size_t i = 0; i < parts.size(); ++i) loss(parts[i], counts, sums, epoch, i).backward();
+      for (size_t i = 0; i < parts.size(); ++i) loss(passes, parts[i], counts, sums, epoch, i).backward();
       const auto norm = clip_grad_norm_(model_->parameters(), o.grad_clip);
       require(std::isfinite(norm), "rl::Learner", "the gradients' norm is {}", norm);
       norms += norm;
@@ -120,9 +122,9 @@ template <class Model>
 void Actor<Model>::add_logp(WorkerGroup& group, Model& model, Batch& batch, const Options& o, const std::vector<std::string>& names,
                             int64_t step) {
   const bool squares = names.size() > 1;
-  detail::add_columns(group, batch, o, "log_prob", names, step, [&](const Part& part) {
-    const auto found = score_tokens([&](const at::Tensor& ids) { return model.forward(ids); }, part, o.pack,
-                                    {.temperature = o.temperature, .sum_squares = squares});
+  detail::add_columns(group, batch, o, "log_prob", names, step, [&](const Passes& passes, const Part& part) {
+    const auto forward = [&](const at::Tensor& ids) { return model.forward(ids); };
+    const auto found = passes.score(forward, part, {.temperature = o.temperature, .sum_squares = squares});
     return squares ? std::vector<at::Tensor>{found.logp, found.sum_squares} : std::vector<at::Tensor>{found.logp};
   });
 }
@@ -205,9 +207,9 @@ nlohmann::json Actor<Model>::update(const Batch& batch, const Options& o, int64_
           "the batch has no 'old_logp', and {} minibatches; hint: call log_prob() before", o.minibatches);
   const bool in_loss = o.has_reference() && o.kl_in == "loss";
   std::vector<at::Tensor> first;  // of the first epoch's parts
-  const auto loss = [&](const Part& part, const Counts& counts, Sums& sums, int64_t epoch, size_t i) {
+  const auto loss = [&](const Passes& passes, const Part& part, const Counts& counts, Sums& sums, int64_t epoch, size_t i) {
     const auto by = normalization_by(o, counts);
-    const auto [logp, entropy, squares] = score_tokens([&](const at::Tensor& ids) { return this->model_->forward(ids); }, part, o.pack,
+    const auto [logp, entropy, squares] = passes.score([&](const at::Tensor& ids) { return this->model_->forward(ids); }, part,
                                                        {.temperature = o.temperature, .entropy = true, .check = false});
     const auto mask = part.tokens("mask");
     if (epoch == 0 && !batch.has("old_logp")) first.push_back(logp.detach());
@@ -246,8 +248,8 @@ template <class Model>
 double Actor<Model>::imitate(const Batch& batch, const Options& o, int64_t step) {
   auto once = o;
   once.epochs = once.minibatches = 1;
-  const auto loss = [&](const Part& part, const Counts& counts, Sums& sums, int64_t, size_t) {
-    const auto logp = score_tokens([&](const at::Tensor& ids) { return this->model_->forward(ids); }, part, o.pack, {.check = false}).logp;
+  const auto loss = [&](const Passes& passes, const Part& part, const Counts& counts, Sums& sums, int64_t, size_t) {
+    const auto logp = passes.score([&](const at::Tensor& ids) { return this->model_->forward(ids); }, part, {.check = false}).logp;
     const auto value = sft_loss(logp, part.tokens("mask"), {counts});
     sums.add("loss", value);
     return value;
@@ -262,15 +264,15 @@ double Actor<Model>::imitate(const Batch& batch, const Options& o, int64_t step)
 
 template <class Model>
 void Critic<Model>::values(Batch& batch, const Options& o, int64_t step) {
-  detail::add_columns(this->group_, batch, o, "values", {"values"}, step, [&](const Part& part) {
-    return std::vector<at::Tensor>{value_tokens([&](const at::Tensor& ids) { return this->model_->forward(ids); }, part, o.pack)};
+  detail::add_columns(this->group_, batch, o, "values", {"values"}, step, [&](const Passes& passes, const Part& part) {
+    return std::vector<at::Tensor>{passes.values([&](const at::Tensor& ids) { return this->model_->forward(ids); }, part)};
   });
 }
 
 template <class Model>
 nlohmann::json Critic<Model>::update(const Batch& batch, const Options& o, int64_t step) {
-  const auto loss = [&](const Part& part, const Counts& counts, Sums& sums, int64_t, size_t) {
-    const auto values = value_tokens([&](const at::Tensor& ids) { return this->model_->forward(ids); }, part, o.pack);
+  const auto loss = [&](const Passes& passes, const Part& part, const Counts& counts, Sums& sums, int64_t, size_t) {
+    const auto values = passes.values([&](const at::Tensor& ids) { return this->model_->forward(ids); }, part);
     const auto found = value_loss(values, part.tokens("values"), part.tokens("returns"), part.tokens("mask"), {counts}, o.value_clip);
     sums.add("vf_loss", found.loss);
     sums.add("vf_clipfrac", found.clip_fraction);

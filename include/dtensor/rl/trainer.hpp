@@ -8,9 +8,11 @@
 #pragma once
 
 #include <dtensor/checkpoint/manager.hpp>
+#include <dtensor/rl/event_file.hpp>
 #include <dtensor/rl/judge.hpp>
 #include <dtensor/rl/metrics.hpp>
 #include <dtensor/rl/roles.hpp>
+#include <dtensor/rl/verdict_writer.hpp>
 
 #pragma GCC visibility push(default)
 
@@ -22,7 +24,9 @@ struct Task {
   std::function<Prompt(int64_t number)> prompt{}, held_out{};
   Verifier verifier{};
   std::vector<std::string> kinds{};  // of scores: a verdict's parts
-  Tool tool{};                       // answers the model in conversations of several turns, see turns.hpp
+  // With a generative reward model (Placed::verdicts): what it is asked. The verifier gets what it writes in place of the answer.
+  VerdictOptions verdicts{};
+  Tool tool{};  // answers the model in conversations of several turns, see turns.hpp
   TurnOptions turns{};
   // A prompt and the tokens of a right answer, by number: for options.sft_steps.
   std::function<std::pair<Prompt, generate::Tokens>(int64_t number)> example{};
@@ -38,7 +42,10 @@ struct Placed {
   Plan plan{};
   std::function<std::shared_ptr<Values>()> critic{};
   Plan critic_plan{};
-  std::optional<DeviceMesh> critic_mesh{};  // nothing: where the actor is
+  std::optional<DeviceMesh> critic_mesh{};             // nothing: where the actor is
+  std::function<std::shared_ptr<Model>()> verdicts{};  // a generative reward model with its weights; nothing: there is none
+  Plan verdicts_plan{};
+  std::optional<DeviceMesh> verdicts_mesh{};  // nothing: where rollouts are
 };
 
 // Every rank makes it and calls it alike.
@@ -71,6 +78,7 @@ class Trainer {
   std::optional<Batch> collect(Metrics& metrics);
   Batch generate(Metrics& metrics);
   at::Tensor greedy_scores(const std::vector<Prompt>& prompts, RolloutOptions options);
+  void judge(Batch& batch);
   void learn(Batch& batch, Metrics& metrics);
   void tell(const Batch& batch, Metrics& metrics) const;
   at::Tensor whole(const Batch& batch, const std::string& name) const;
@@ -82,6 +90,7 @@ class Trainer {
   Actor<Model> actor_;
   Rollouts<Model> rollouts_;
   Judge judge_;
+  std::optional<VerdictWriter<Model>> verdicts_;
   std::optional<Reference<Model>> reference_;
   std::optional<Critic<Values>> critic_;
   int64_t steps_ = 0, next_prompt_ = 0, generations_ = 0;

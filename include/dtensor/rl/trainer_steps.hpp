@@ -13,6 +13,18 @@ inline constexpr const char* kTrainer = "rl::Trainer";
 
 inline DeviceMesh world_mesh() { return init_device_mesh(c10::kCPU, {World::current().size()}, {"all"}); }
 
+// What f does between methods, of which an error names the trainer's part and the step, as errors of methods do.
+template <class F>
+decltype(auto) as_method(const char* name, int64_t step, F&& f) {
+  try {
+    return std::forward<F>(f)();
+  } catch (const std::exception& error) {
+    const auto reason = reason_of(error);
+    if (reason.find(" failed at step ") != std::string::npos) throw;
+    fail(kTrainer, "trainer.{} failed at step {}: {}", name, step, reason);
+  }
+}
+
 // Wider, so that rows of batches can stand below each other.
 inline Batch widened(const Batch& batch, int64_t time, int64_t padding) {
   auto result = batch;
@@ -75,12 +87,22 @@ Trainer<Model, Values>::Trainer(const Options& options, Task task, const Placed<
   require(o_.advantage != "gdpo" || !task_.kinds.empty(), detail::kTrainer,
           "advantage 'gdpo' compares kinds of scores, and the task names none; expected `kinds`");
   if (o_.has_reference()) reference_.emplace(placed.training, placed.actor, placed.plan);
+  if (placed.verdicts) {
+    verdicts_.emplace(placed.verdicts_mesh.value_or(placed.generation), placed.verdicts, placed.verdicts_plan, task_.engine,
+                      task_.verdicts);
+  }
   if (o_.has_critic()) critic_.emplace(o_, placed.critic_mesh.value_or(placed.training), placed.critic, placed.critic_plan);
 }
 
 template <class Model, class Values>
 at::Tensor Trainer<Model, Values>::whole(const Batch& batch, const std::string& name) const {
   return full_tensor(batch.get(name, everyone_));
+}
+
+template <class Model, class Values>
+void Trainer<Model, Values>::judge(Batch& batch) {
+  if (verdicts_) verdicts_->write(batch, steps_);
+  judge_.score(batch, steps_, verdicts_ ? "verdicts" : "texts");
 }
 
 template <class Model, class Values>
@@ -98,7 +120,7 @@ Batch Trainer<Model, Values>::generate(Metrics& metrics) {
     failed = (failed.is_number() ? failed.get<int64_t>() : 0) + batch.meta().at("failed_tools").template get<int64_t>();
     batch.meta().erase("failed_tools");
   }
-  phase("reward", [&] { judge_.score(batch, steps_); });
+  phase("reward", [&] { judge(batch); });
   if (o_.advantage == "remax") phase("gen_max", [&] { batch.set("greedy_scores", greedy_scores(prompts, options)); });
   return batch;
 }
@@ -109,7 +131,7 @@ at::Tensor Trainer<Model, Values>::greedy_scores(const std::vector<Prompt>& prom
   const auto samples = std::exchange(options.samples, 1);
   options.settings.temperature = 0;
   auto greedy = rollouts_.generate(prompts, options, steps_, task_.tool, task_.turns);
-  judge_.score(greedy, steps_);
+  judge(greedy);
   const auto of = [&](const char* name) { return whole(greedy, name); };
   const auto scores = of("scores"), mask = of("mask"), right = of("right"), flawed = of("flawed");
   const NoSpmd plain;
@@ -141,9 +163,9 @@ std::optional<Batch> Trainer<Model, Values>::collect(Metrics& metrics) {
   metrics["groups/signal"] = rows / o_.samples;
   if (rows > 0) return detail::stacked(std::move(kept), o_.samples);
   require(right > 0, detail::kTrainer,
-          "step {}: none of {} groups in {} generations has scores that differ, and none of {} answers is right; hint: easier prompts, "
-          "examples before (sft_steps), scores for parts of an answer, more 'samples'",
-          steps_, all / o_.samples, o_.resamples, all);
+          "none of {} groups in {} generations has scores that differ, and none of {} answers is right; hint: easier prompts, examples "
+          "before (sft_steps), scores for parts of an answer, more 'samples'",
+          all / o_.samples, o_.resamples, all);
   why_ended_ = fmt::format("{} after {} steps: no group of {} in {} generations has scores that differ, and {} of {} answers are right",
                            right == all ? "task learned" : "nothing left to learn", steps_, all / o_.samples, o_.resamples, right, all);
   return {};
@@ -210,7 +232,7 @@ Metrics Trainer<Model, Values>::step() {
   why_ended_.clear();
   Phases phase(metrics);
   phase("step", [&] {
-    auto collected = collect(metrics);
+    auto collected = detail::as_method("collect", steps_, [&] { return collect(metrics); });
     if (!collected) return;
     batch = std::move(*collected);
     if (o_.balance && o_.minibatches == 1 && !o_.shuffle) {
@@ -218,10 +240,10 @@ Metrics Trainer<Model, Values>::step() {
       const auto order = balanced_order(lengths, detail::ranks_of(rows_over(actor_.mesh())));
       if (order != detail::numbers(0, batch.size())) batch = detail::rows_of(batch, order);
     }
-    learn(batch, metrics);
+    detail::as_method("learn", steps_, [&] { learn(batch, metrics); });
   });
   if (!why_ended_.empty()) return metrics;
-  tell(batch, metrics);
+  detail::as_method("tell", steps_, [&] { tell(batch, metrics); });
   ++steps_;
   return metrics;
 }
@@ -234,8 +256,8 @@ double Trainer<Model, Values>::evaluate() {
   options.settings.max_tokens = o_.max_tokens;
   options.settings.temperature = 0;
   auto batch = rollouts_.generate(prompts, options, steps_, task_.tool, task_.turns);
-  judge_.score(batch, steps_);
-  return whole(batch, "right").to(at::kDouble).mean().template item<double>();
+  judge(batch);
+  return detail::as_method("evaluate", steps_, [&] { return whole(batch, "right").to(at::kDouble).mean().template item<double>(); });
 }
 
 template <class Model, class Values>
@@ -295,12 +317,15 @@ bool Trainer<Model, Values>::run(const std::function<void(const Metrics&)>& told
     imitate();
     if (reference_) reference_->take_weights(actor_);
   }
-  JsonLines log(World::current().rank() == 0 ? o_.log : "", steps_);
+  const bool writes = World::current().rank() == 0;
+  JsonLines log(writes ? o_.log : "", steps_);
+  EventFile events(writes ? o_.tensorboard : "", steps_);
   while (steps_ < o_.steps) {
     auto metrics = step();
     if (!why_ended_.empty()) break;
     if (o_.eval_every > 0 && steps_ % o_.eval_every == 0) metrics["val-core/acc/mean@1"] = evaluate();
     log.add(metrics);
+    events.add(metrics);
     if (told) told(metrics);
     if (manager && !manager->step(steps_)) return false;
   }
