@@ -60,9 +60,12 @@ bool has(const dt::DeviceMesh& mesh, const std::string& name) { return std::rang
 rl::Placed<zoo::Llama3Impl, Values> place(const ProgramOptions& o, const rl::Options& options, const dt::World& world) {
   const auto mesh = o.meshes.empty() ? dt::init_device_mesh(torch::kCPU, {world.size()}, {"dp"})
                                      : dt::init_device_mesh(torch::kCPU, o.meshes[0].sizes, o.meshes[0].names);
-  const bool cuts = has(mesh, "tp") && mesh.size(mesh.dim("tp")) > 1;
-  const auto generation =
-      cuts && o.generation_tp != mesh.size(mesh.dim("tp")) ? rl::generation_mesh(mesh, std::max<int64_t>(o.generation_tp, 1)) : mesh;
+  const auto cut_by = [&](const std::string& name) { return has(mesh, name) && mesh.size(mesh.dim(name)) > 1; };
+  const bool cuts = cut_by("tp"), cuts_positions = cut_by("cp");
+  auto generation = mesh;
+  if (cuts && (cuts_positions || o.generation_tp != mesh.size(mesh.dim("tp"))))
+    generation = rl::generation_mesh(mesh, std::max<int64_t>(o.generation_tp, 1));
+  else if (cuts_positions) generation = rl::generation_mesh(mesh, 1, "cp");
   rl::Placed<zoo::Llama3Impl, Values> placed{
       .training = mesh, .generation = generation, .actor = [o, options] { return make_model(o, options.seed); }};
   placed.critic = [o, options] { return std::make_shared<Values>(make_model(o, options.seed + 1)); };
@@ -90,6 +93,7 @@ void run(const ProgramOptions& o, const rl::Options& options, const dt::World& w
   });
   if (says && !o.svg.empty()) write_metrics_plot(o.svg, curves);
   if (!ended) return;
+  if (says && !trainer.why_ended().empty()) fmt::print("{}\n", trainer.why_ended());
   const auto after = trainer.evaluate();
   if (says) fmt::print("reward: greedy exact {:.4f} over {} held-out prompts (before {:.4f})\n", after, options.eval_prompts, before);
 }
@@ -106,6 +110,8 @@ void add_field(CLI::App& app, ProgramOptions& o, const char* name, const T& fiel
     const auto flag = "--" + dashed(name) + ",!--no-" + dashed(name);
     app.add_flag_function(
         flag, [take](int64_t times) { take(times > 0); }, help);
+  } else if constexpr (std::is_same_v<T, std::vector<double>>) {
+    app.add_option_function<T>("--" + dashed(name), take, help)->delimiter(',');
   } else {
     app.add_option_function<T>("--" + dashed(name), take, help)->default_str(fmt::format("{}", field));
   }
@@ -116,7 +122,7 @@ rl::Options parse_options(CLI::App& app, ProgramOptions& o, int argc, char** arg
   std::vector<std::string> names;
   for (const auto& [name, recipe] : tasks::recipes()) names.push_back(name);
   app.add_option("--task", o.task, "what is learned")->check(CLI::IsMember(names));
-  add_mesh_options(app, o, {"dp", "tp"});
+  add_mesh_options(app, o, {"dp", "cp", "tp"});
   app.add_option("--generation-tp", o.generation_tp, "ranks that decode a prompt together, where --mesh has tp; others share prompts out");
   app.add_option("--config", o.config, "a JSON file with options of the trainer")->check(CLI::ExistingFile);
   app.add_option("--dim", o.dim, "width of the model")->check(positive);

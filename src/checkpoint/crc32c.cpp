@@ -1,4 +1,4 @@
-#include "src/checkpoint/crc32c.hpp"
+#include <dtensor/checkpoint/crc32c.hpp>
 
 #include <algorithm>
 #include <array>

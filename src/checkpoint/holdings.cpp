@@ -1,8 +1,7 @@
 #include "src/checkpoint/holdings.hpp"
 
-#include "src/checkpoint/crc32c.hpp"
-
 #include <dtensor/base/error.hpp>
+#include <dtensor/checkpoint/crc32c.hpp>
 #include <dtensor/deferred/deferred_init.hpp>
 #include <dtensor/redistribute/boxes_of_shard.hpp>
 #include <dtensor/tensor/spread.hpp>

@@ -1,10 +1,10 @@
 // The text of an index. Its first line is fixed but for the checksum of all that follows, so no bit of it can change unnoticed.
-#include "src/checkpoint/crc32c.hpp"
 #include "src/checkpoint/disk.hpp"
 #include "src/checkpoint/index_text.hpp"
 #include "src/checkpoint/safetensors.hpp"
 
 #include <dtensor/base/error.hpp>
+#include <dtensor/checkpoint/crc32c.hpp>
 #include <dtensor/checkpoint/index.hpp>
 
 #include <fmt/ranges.h>

@@ -1,8 +1,8 @@
-#include "src/checkpoint/crc32c.hpp"
 #include "src/checkpoint/disk.hpp"
 #include "src/checkpoint/index_text.hpp"
 
 #include <dtensor/base/error.hpp>
+#include <dtensor/checkpoint/crc32c.hpp>
 #include <dtensor/checkpoint/read.hpp>
 #include <dtensor/parallel/patterns.hpp>
 

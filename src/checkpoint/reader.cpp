@@ -1,9 +1,9 @@
 #include "src/checkpoint/reader.hpp"
 
-#include "src/checkpoint/crc32c.hpp"
 #include "src/checkpoint/host_memory.hpp"
 #include "src/checkpoint/index_text.hpp"
 
+#include <dtensor/checkpoint/crc32c.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/ops/empty.h>

@@ -1,7 +1,6 @@
 #include "src/checkpoint/saver.hpp"
 
 #include "src/checkpoint/chosen.hpp"
-#include "src/checkpoint/crc32c.hpp"
 #include "src/checkpoint/disk.hpp"
 #include "src/checkpoint/host_memory.hpp"
 #include "src/checkpoint/joined_parts.hpp"
@@ -9,6 +8,7 @@
 
 #include <dtensor/base/error.hpp>
 #include <dtensor/base/say.hpp>
+#include <dtensor/checkpoint/crc32c.hpp>
 #include <dtensor/mesh/at_end.hpp>
 #include <dtensor/mesh/world.hpp>
 #include <dtensor/tensor/spmd.hpp>

@@ -1,8 +1,8 @@
 #include "src/checkpoint/step_files.hpp"
 
-#include "src/checkpoint/crc32c.hpp"
 #include "src/checkpoint/disk.hpp"
 
+#include <dtensor/checkpoint/crc32c.hpp>
 #include <dtensor/version.hpp>
 
 #include <fmt/format.h>

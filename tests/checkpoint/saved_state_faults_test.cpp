@@ -2,10 +2,10 @@
 #include "tests/support/refuses.hpp"
 #include "tests/support/torch_files_support.hpp"
 
-#include "src/checkpoint/crc32c.hpp"
 #include "src/checkpoint/safetensors.hpp"
 
 #include <dtensor/checkpoint/checkpoint.hpp>
+#include <dtensor/checkpoint/crc32c.hpp>
 #include <dtensor/checkpoint/read.hpp>
 
 #include <cstdlib>

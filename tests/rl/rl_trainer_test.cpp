@@ -1,136 +1,8 @@
 // The trainer of docs/rl.md: ranks, parts, packed rows and runs that were cut in two learn what one process learns.
-#include "tests/support/generate_support.hpp"
-#include "tests/support/rl_support.hpp"
-
-#include <dtensor/parallel/plans.hpp>
-#include <dtensor/rl/trainer.hpp>
-
-#include <unistd.h>
-
-#include <filesystem>
+#include "tests/support/rl_trainer_support.hpp"
 
 using namespace dtensor;
 using namespace dtensor::test;
-
-namespace {
-
-constexpr int64_t kTrainerStop = 0;
-
-// A critic of the same kind: its first score is a value.
-struct TrainerCritic : torch::nn::Module {
-  TrainerCritic() : body(register_module("body", std::make_shared<SmallText>(5))) {}
-  at::Tensor forward(const at::Tensor& ids) { return body->forward(ids).select(2, 0); }
-  std::shared_ptr<SmallText> body;
-};
-
-using SmallTrainer = rl::Trainer<SmallText, TrainerCritic>;
-
-// To repeat the prompt's first token. Prompts have one to three tokens, and answers end at a stop token.
-rl::Task trainer_task() {
-  rl::Task task;
-  const auto prompt = [](int64_t number) {
-    rl::Prompt made;
-    for (int64_t i = 0; i <= number % 3; ++i) made.tokens.push_back(1 + (7 * number + 3 * i) % (kVocabulary - 1));
-    made.truth = std::string(1, static_cast<char>('a' + made.tokens[0]));
-    return made;
-  };
-  task.prompt = prompt;
-  task.held_out = [prompt](int64_t number) { return prompt(1000 + number); };
-  task.example = [prompt](int64_t number) {
-    const auto made = prompt(number);
-    return std::pair(made, generate::Tokens{made.tokens[0], made.tokens[0], kTrainerStop});
-  };
-  task.verifier = [](const std::string& text, const nlohmann::json& truth) {
-    const auto count = std::ranges::count(text, truth.get<std::string>()[0]);
-    return rl::Verdict{.score = static_cast<double>(count) - 0.1 * static_cast<double>(text.size()), .right = count > 1};
-  };
-  task.engine.text_of = [](int64_t token) { return std::string(1, static_cast<char>('a' + token)); };
-  task.settings.stop_tokens = {kTrainerStop};
-  return task;
-}
-
-nlohmann::json trainer_options(nlohmann::json more) {
-  nlohmann::json options{{"steps", 3},  {"prompts", 6}, {"samples", 4},     {"max_tokens", 5},
-                         {"lr", 0.003}, {"epochs", 2},  {"eval_prompts", 6}};
-  options.update(more);
-  return options;
-}
-
-struct TrainerResult {
-  std::vector<rl::Metrics> metrics;
-  std::vector<at::Tensor> parameters;
-  double greedy = 0;
-};
-
-std::vector<at::Tensor> trainer_parameters(const torch::nn::Module& module) {
-  std::vector<at::Tensor> all;
-  const auto everyone = init_device_mesh(c10::kCPU, {World::current().size()}, {"all"});
-  for (const auto& p : module.parameters()) all.push_back(full_tensor(redistribute(p.detach(), everyone, {replicate()})).clone());
-  return all;
-}
-
-// Without times, which differ.
-rl::Metrics untimed(const rl::Metrics& metrics) {
-  rl::Metrics kept;
-  for (const auto& [name, value] : metrics.items()) {
-    if (name.rfind("timing_s", 0) != 0 && name != "perf/throughput") kept[name] = value;
-  }
-  return kept;
-}
-
-using TrainerPlaced = rl::Placed<SmallText, TrainerCritic>;
-
-TrainerPlaced placed_on(const DeviceMesh& mesh) {
-  const bool cuts = mesh.ndim() == 2;
-  TrainerPlaced placed{.training = mesh,
-                       .generation = cuts ? rl::generation_mesh(mesh, 1) : mesh,
-                       .actor = [] { return std::make_shared<SmallText>(); },
-                       .critic = [] { return std::make_shared<TrainerCritic>(); }};
-  if (cuts) placed.plan = automatic_plan(SmallText()), placed.critic_plan = automatic_plan(TrainerCritic());
-  return placed;
-}
-
-TrainerResult trained(const nlohmann::json& given, const TrainerPlaced& placed, const rl::Task& task = trainer_task()) {
-  SmallTrainer trainer(rl::read_options(trainer_options(given)), task, placed);
-  TrainerResult result;
-  require(trainer.run([&](const rl::Metrics& metrics) { result.metrics.push_back(untimed(metrics)); }), "test", "it was stopped");
-  result.greedy = trainer.evaluate();
-  result.parameters = trainer_parameters(trainer.actor().model());
-  return result;
-}
-
-void require_same(const TrainerResult& got, const TrainerResult& expected, double bound) {
-  require(got.metrics.size() == expected.metrics.size(), "test", "got {} steps", got.metrics.size());
-  for (size_t i = 0; i < got.metrics.size(); ++i) {
-    for (const auto& [name, value] : expected.metrics[i].items())
-      rl_near(got.metrics[i].at(name).get<double>(), value.get<double>(), fmt::format("{} at step {}", name, i), bound);
-  }
-  rl_near(got.greedy, expected.greedy, "greedy", bound);
-  for (size_t i = 0; i < got.parameters.size(); ++i) {
-    rl_near(got.parameters[i].reshape({1, -1}), rl_rows(expected.parameters[i].reshape({1, -1})), fmt::format("parameter {}", i), bound);
-  }
-}
-
-TrainerResult trained_alone(const nlohmann::json& given, const rl::Task& task = trainer_task()) {
-  TrainerResult result;
-  on_ranks(1, [&](World&) { result = trained(given, placed_on(init_device_mesh(c10::kCPU, {1}, {"dp"})), task); });
-  return result;
-}
-
-struct TrainerFolder {
-  TrainerFolder() : path(std::filesystem::temp_directory_path() / fmt::format("dtensor_rl_trainer_{}", getpid())) {
-    std::filesystem::remove_all(path);
-    std::filesystem::create_directories(path);
-  }
-  ~TrainerFolder() { std::filesystem::remove_all(path); }
-  const std::filesystem::path path;
-};
-
-const nlohmann::json kTrainerPpo{{"algorithm", "ppo"}, {"prompts", 12},   {"samples", 1},
-                                 {"minibatches", 2},   {"shuffle", true}, {"kl_target", 0.1}};
-const nlohmann::json kTrainerGrpo{{"algorithm", "grpo"}, {"kl", "k3_through"}, {"entropy_bonus", 0.01}};
-
-}  // namespace
 
 TEST_CASE("rl trainer: ranks learn what one process learns", "[rl]") {
   for (const auto& options : {kTrainerGrpo, kTrainerPpo}) {
@@ -245,41 +117,6 @@ TEST_CASE("rl trainer: a run that goes on has the same curve bit for bit", "[rl]
   }
 }
 
-TEST_CASE("rl trainer: every algorithm takes a step", "[rl]") {
-  for (const auto& [name, values] : rl::algorithms()) {
-    CAPTURE(name);
-    nlohmann::json options{{"algorithm", name}, {"steps", 2}};
-    if (name == "vapo") options["critic_warmup"] = 1;
-    if (name == "dapo") options["overlong_buffer"] = 2;
-    TrainerResult result;
-    REQUIRE_NOTHROW(result = trained_alone(options));
-    CHECK(result.metrics.back().at("actor/grad_norm") > 0);
-  }
-}
-
-TEST_CASE("rl trainer: groups without a signal are replaced up to a limit", "[rl]") {
-  auto task = trainer_task();
-  task.verifier = [](const std::string& text, const nlohmann::json&) { return rl::Verdict{.score = text.size() > 3 ? 1.0 : 0.0}; };
-  const auto some = trained_alone({{"algorithm", "dapo"}}, task);
-  for (const auto& metrics : some.metrics) CHECK(metrics.at("groups/zero_variance") == 0);
-  CHECK(some.metrics[0].at("train/num_gen_batches") >= 1);
-  task.verifier = [](const std::string&, const nlohmann::json&) { return rl::Verdict{.score = 1, .right = true}; };
-  const auto run = [&] { trained_alone({{"algorithm", "dapo"}, {"resamples", 3}}, task); };
-  CHECK_NOTHROW(
-      refuses("step 0: of 18 groups in 3 generations 0 have scores that differ; expected 6; of the other answers 72 are right", run));
-}
-
-TEST_CASE("rl trainer: a verifier that fails scores 0 and is counted", "[rl]") {
-  auto task = trainer_task();
-  task.verifier = [](const std::string& text, const nlohmann::json&) {
-    require(text.size() != 5, "test", "five");
-    return rl::Verdict{.score = text.size() == 1 ? std::nan("") : 1.0};
-  };
-  const auto result = trained_alone({{"algorithm", "grpo"}}, task);
-  CHECK(result.metrics[0].at("reward/failed") > 0);
-  CHECK(result.metrics[0].at("critic/score/min") == 0);
-}
-
 TEST_CASE("rl trainer: every rank names the role and method and step of a worker that fails", "[rl]") {
   struct Failing : SmallText {
     at::Tensor forward(const at::Tensor& ids) {
@@ -300,13 +137,101 @@ TEST_CASE("rl trainer: every rank names the role and method and step of a worker
   }
 }
 
-TEST_CASE("rl trainer: names that there are not are refused where options were filled in by hand", "[rl]") {
-  rl::Options options;
-  options.advantage = "grop";
-  CHECK_THROWS_WITH(rl::advantages_by(options, {}), says("'advantage' is 'grop'; expected one of"));
-  options.loss = "gsop";
-  CHECK_THROWS_WITH(rl::policy_loss_by(options, {}, {}), says("'loss' is 'gsop'; expected one of"));
-  options.aggregation = "mean";
-  CHECK_THROWS_WITH(rl::normalization_by(options, {}), says("'aggregation' is 'mean'; expected one of"));
-  CHECK_THROWS_WITH(rl::kl_by(options), says("'kl' is 'none', and a divergence is asked for"));
+TEST_CASE("rl trainer: positions that are cut learn what one process learns", "[rl]") {
+  auto ppo = kTrainerPpo;
+  ppo["microbatch_tokens"] = 30;
+  for (const auto& options : {kTrainerGrpo, ppo}) {
+    const auto expected = trained_alone(options);
+    for (const std::string method : {"ring", "ulysses"}) {
+      auto cut = options;
+      cut["cp_method"] = method;
+      CAPTURE(cut.dump());
+      const auto on_mesh = [&](const std::vector<int64_t>& sizes, const std::vector<std::string>& names) {
+        require_same(trained(cut, placed_on(init_device_mesh(c10::kCPU, sizes, names))), expected, 1e-9);
+      };
+      CHECK_NOTHROW(on_ranks(
+          2, [&](World&) { on_mesh({2}, {"cp"}); }, "gloo"));
+      CHECK_NOTHROW(on_ranks(
+          4,
+          [&](World&) {
+            on_mesh({2, 2}, {"dp", "cp"});
+          },
+          "threads"));
+    }
+  }
+  CHECK_NOTHROW(on_ranks(2, [&](World&) {
+    auto placed = placed_on(init_device_mesh(c10::kCPU, {2}, {"cp"}));
+    refuses("'pack' is true, and", [&] { trained({{"pack", true}}, placed); });
+  }));
+}
+
+TEST_CASE("rl trainer: a verifier reads the verdicts that a model writes", "[rl]") {
+  auto task = trainer_task();
+  task.verifier = [](const std::string& text, const nlohmann::json&) {
+    const auto score = static_cast<double>(std::ranges::count_if(text, [](char c) { return c > 'h'; }));
+    return rl::Verdict{.score = score, .right = score > 2};
+  };
+  task.verdicts.settings.max_tokens = 4;
+  task.verdicts.ask = [](const generate::Tokens& prompt, const generate::Tokens& answer, const nlohmann::json& truth) {
+    generate::Tokens asked(answer);
+    asked.push_back(prompt[0]);
+    asked.push_back(truth.get<std::string>()[0] - 'a');
+    return asked;
+  };
+  const auto with_writer = [](TrainerPlaced placed) {
+    placed.verdicts = [] { return std::make_shared<SmallText>(8); };
+    return placed;
+  };
+  TrainerResult expected;
+  on_ranks(1, [&](World&) { expected = trained(kTrainerGrpo, with_writer(placed_on(init_device_mesh(c10::kCPU, {1}, {"dp"}))), task); });
+  CHECK(expected.metrics[0].at("critic/score/max") > expected.metrics[0].at("critic/score/min"));
+  for (const std::string transport : {"threads", "gloo"}) {
+    CAPTURE(transport);
+    CHECK_NOTHROW(on_ranks(
+        2,
+        [&](World&) {
+          require_same(trained(kTrainerGrpo, with_writer(placed_on(init_device_mesh(c10::kCPU, {2}, {"dp"}))), task), expected, 1e-9);
+        },
+        transport));
+    CHECK_NOTHROW(on_ranks(
+        3,
+        [&](World&) {  // on a rank of its own
+          auto placed = with_writer(placed_on(DeviceMesh(c10::kCPU, {0, 1}, {2}, {"dp"})));
+          placed.verdicts_mesh = DeviceMesh(c10::kCPU, {2}, {1}, {"dp"});
+          require_same(trained(kTrainerGrpo, placed, task), expected, 1e-9);
+        },
+        transport));
+  }
+}
+
+TEST_CASE("rl verdicts: each is what the model writes of its answer", "[rl]") {
+  on_ranks(1, [](World&) {
+    const auto mesh = init_device_mesh(c10::kCPU, {1}, {"dp"});
+    const auto task = trainer_task();
+    SmallText model(8);
+    const Spmd spmd(mesh);
+    generate::Engine engine(model, task.engine);
+    auto batch = rl::rollout(engine, {task.prompt(0), task.prompt(4)}, {.settings = {.max_tokens = 3}, .samples = 2});
+    const auto ask = [](const generate::Tokens& prompt, const generate::Tokens& answer, const nlohmann::json&) {
+      return generate::Tokens{answer.back(), prompt[0]};
+    };
+    rl::VerdictOptions options{.ask = ask};
+    options.settings.max_tokens = 3;
+    rl::VerdictWriter<SmallText> writer(
+        mesh, [] { return std::make_shared<SmallText>(8); }, {}, task.engine, options);
+    writer.write(batch);
+    const auto ids = full_tensor(batch.get("ids"));
+    const auto verdicts = batch.texts("verdicts");
+    for (int64_t row = 0; row < 4; ++row) {
+      const auto length = batch.meta().at("lengths")[row].get<int64_t>();
+      const generate::Tokens asked{ids[row][length - 1].item<int64_t>(), ids[row][0].item<int64_t>()};
+      require(verdicts[row] == engine.generate({asked}, options.settings)[0].outputs[0].text, "test", "another verdict of row {}", row);
+    }
+  });
+  const rl::WordVerifier words({{"right", 1}, {"not right", -1}, {"partly", 0.5}});
+  CHECK(words("partly, no: right", {}).score == 1);
+  CHECK(words("partly, no: right", {}).right);
+  CHECK(words("that is not right.", {}).score == -1);
+  CHECK(words("right or partly", {}).score == 0.5);
+  CHECK(words("", {}).score == 0);
 }

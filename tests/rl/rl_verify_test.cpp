@@ -104,6 +104,18 @@ TEST_CASE("rl options: what makes no sense is refused in words", "[rl]") {
       {{{"resume", true}}, "'save' names no folder"},
       {{{"loss", "kl_cov"}, {"microbatch_tokens", 100}}, "chooses tokens of a whole minibatch"},
       {{{"overlong_buffer", 300}}, "at most max_tokens"},
+      {{{"advantage", "optimal_token_baseline"}, {"samples", 1}}, "compares the answers to a prompt"},
+      {{{"kl_target", 0.1}}, "'kl_target' is 0.1, and 'kl' is none"},
+      {{{"critic_lambda", 1}}, "has no critic"},
+      {{{"length_least_lambda", 0.5}}, "and 'length_alpha' is 0"},
+      {{{"gdpo_weights", {1, 2}}}, "'gdpo_weights' are given, and the advantage is 'grpo'"},
+      {{{"gdpo_weights", "1"}}, "expected a list of numbers"},
+      {{{"algorithm", "gdpo"}, {"flawed_penalty", 1}}, "compares kinds of scores"},
+      {{{"algorithm", "gdpo"}, {"overlong_buffer", 2}}, "compares kinds of scores"},
+      {{{"algorithm", "dro"}, {"dro_beta", 0}}, "'dro_beta' is 0"},
+      {{{"cov_share", 2}}, "'cov_share' is 2"},
+      {{{"clip_cov_least", 7}}, "'clip_cov_least' is 7"},
+      {{{"dppo_divergence", "kl"}}, "'dppo_divergence' is 'kl'; expected one of"},
       {{{"seed", -1}}, "whole number, 0 or more"},
   };
   for (const auto& [given, words] : cases) {

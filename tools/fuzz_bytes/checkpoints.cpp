@@ -1,9 +1,9 @@
 // The files of checkpoints, ours and other libraries', as they are read without ranks.
 #include "tools/fuzz_bytes/target.hpp"
 
-#include "src/checkpoint/crc32c.hpp"
 #include "src/checkpoint/foreign/zip.hpp"
 
+#include <dtensor/checkpoint/crc32c.hpp>
 #include <dtensor/checkpoint/foreign.hpp>
 #include <dtensor/checkpoint/read.hpp>
 

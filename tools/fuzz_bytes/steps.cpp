@@ -1,9 +1,8 @@
 // What dt::save wrote.
 #include "tools/fuzz_bytes/target.hpp"
 
-#include "src/checkpoint/crc32c.hpp"
-
 #include <dtensor/checkpoint/checkpoint.hpp>
+#include <dtensor/checkpoint/crc32c.hpp>
 #include <dtensor/checkpoint/read.hpp>
 
 #include <ATen/ops/arange.h>

@@ -4,35 +4,59 @@
 #include <dtensor/rl/groups.hpp>
 #include <dtensor/rl/rewards/verify.hpp>
 
+#include <ATen/ops/zeros.h>
+
 #pragma GCC visibility push(default)
 
 namespace dtensor::rl {
 
 class Judge {
  public:
-  // Verifies on all ranks of `mesh`.
-  Judge(const DeviceMesh& mesh, Verifier verifier, const VerifyOptions& options = {})
-      : group_("judge", mesh), verify_(std::move(verifier), options) {}
+  // Verifies on all ranks of `mesh`. `kinds`: of how many parts a verdict's score consists; 0: they are not asked for.
+  Judge(const DeviceMesh& mesh, Verifier verifier, const VerifyOptions& options = {}, int64_t kinds = 0)
+      : group_("judge", mesh), verify_(std::move(verifier), options), kinds_(kinds) {}
 
-  // Adds the columns "scores" (float64), "right", "flawed", "failed" and "late" (bool), [batch] each, to a batch with "texts" and "truths".
-  void score(Batch& batch, int64_t step = -1);
+  // Adds the columns "scores" (float64), "right", "flawed", "failed" and "late" (bool), [batch] each, to a batch with "texts" and "truths",
+  // and with kinds "parts" (float64) [batch, kinds]. Throws for a verdict of another number of parts; those of a verifier that fails are 0.
+  // `of`: the column of texts that are verified.
+  void score(Batch& batch, int64_t step = -1, const std::string& of = "texts");
   WorkerGroup& group() { return group_; }
 
  private:
   WorkerGroup group_;
   Verifiers verify_;
+  int64_t kinds_;
 };
 
 // -- How ------------------------------------------------------------------------------------------------------------------
 
-inline void Judge::score(Batch& batch, int64_t step) {
+namespace detail {
+
+inline at::Tensor parts_column(const std::vector<Verdict>& verdicts, int64_t kinds) {
+  auto parts = at::zeros({static_cast<int64_t>(verdicts.size()), kinds}, at::kDouble);
+  auto* row = parts.data_ptr<double>();
+  for (const auto& verdict : verdicts) {
+    const auto count = static_cast<int64_t>(verdict.parts.size());
+    require(count == kinds || verdict.how != Verdict::How::ended, "rl::Judge",
+            "a verdict has {} parts; expected {}, one for each kind of score", count, kinds);
+    row = std::ranges::copy_n(verdict.parts.begin(), verdict.how == Verdict::How::ended ? kinds : 0, row).out;
+    if (verdict.how != Verdict::How::ended) row += kinds;
+  }
+  return parts;
+}
+
+}  // namespace detail
+
+inline void Judge::score(Batch& batch, int64_t step, const std::string& of) {
   auto mode = all_to_all();
   mode.own_results = true;
-  const Method method{"score", {"scores", "right", "flawed", "failed", "late"}, mode, step};
-  batch.merge(group_.run(method, batch.select({"texts", "truths"}), [&](const Batch& mine) {
+  std::vector<std::string> gives{"scores", "right", "flawed", "failed", "late"};
+  if (kinds_ > 0) gives.emplace_back("parts");
+  const Method method{"score", gives, mode, step};
+  batch.merge(group_.run(method, batch.select({of, "truths"}), [&](const Batch& mine) {
     const NoSpmd plain;
     const auto [begin, end] = mine.own_rows();
-    const auto texts = mine.texts("texts");
+    const auto texts = mine.texts(of);
     const auto& truths = mine.objects("truths");
     const auto found = verify_({texts.begin() + begin, texts.begin() + end}, {truths.begin() + begin, truths.begin() + end});
     const auto column = [&](auto value, at::ScalarType dtype) {
@@ -41,11 +65,13 @@ inline void Judge::score(Batch& batch, int64_t step) {
       return at::tensor(values, at::kDouble).to(dtype);
     };
     using How = Verdict::How;
-    return Batch{{"scores", column([](const Verdict& v) { return v.score; }, at::kDouble)},
+    Batch judged{{"scores", column([](const Verdict& v) { return v.score; }, at::kDouble)},
                  {"right", column([](const Verdict& v) { return v.right; }, at::kBool)},
                  {"flawed", column([](const Verdict& v) { return v.flawed; }, at::kBool)},
                  {"failed", column([](const Verdict& v) { return v.how == How::failed; }, at::kBool)},
                  {"late", column([](const Verdict& v) { return v.how == How::late; }, at::kBool)}};
+    if (kinds_ > 0) judged.set("parts", detail::parts_column(found.verdicts, kinds_));
+    return judged;
   }));
 }
 

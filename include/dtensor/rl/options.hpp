@@ -4,12 +4,11 @@
 #pragma once
 
 #include <dtensor/base/error.hpp>
+#include <dtensor/rl/option_tables.hpp>
 
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -25,13 +24,18 @@ struct Options {
   double sft_lr = 1e-3;
   int64_t steps = 100, prompts = 32, samples = 8, epochs = 1, minibatches = 1, microbatch_tokens = 0;
   bool shuffle = false, pack = false, balance = true;
+  std::string cp_method = "ring", cp_order = "zigzag";
   uint64_t seed = 0;
 
   double lr = 1e-3, critic_lr = 1e-3, weight_decay = 0.01, grad_clip = 1, lr_end = 1;
-  int64_t warmup = 0, critic_warmup = 0;
+  int64_t lr_steps = 0, warmup = 0, critic_warmup = 0;
 
   double clip_low = 0.2, clip_high = 0.2, dual_clip = 3, value_clip = 0.5, entropy_bonus = 0, nll_weight = 0;
-  double gamma = 1, lambda = 1, critic_lambda = -1, length_alpha = 0;
+  double sapo_tau = 1, sapo_tau_negative = 1.05, dro_beta = 0.1, dppo_max_ratio = 20;
+  std::string dppo_divergence = "total_variation";
+  double cov_share = 2e-4, clip_cov_least = 1, clip_cov_most = 5, kl_cov_weight = 1;
+  double gamma = 1, lambda = 1, critic_lambda = -1, length_alpha = 0, length_least_lambda = 0;
+  std::vector<double> gdpo_weights{};
   std::string kl = "none", kl_in = "loss", correction = "none";
   double kl_beta = 0.001, kl_target = 0, kl_horizon = 10000, correction_upper = 2;
 
@@ -44,21 +48,20 @@ struct Options {
   int64_t verify_threads = 1;
 
   int64_t eval_every = 0, eval_prompts = 512;
-  std::string save, log;
+  std::string save, log, tensorboard;
   int64_t save_every = 0;
   bool resume = false;
 
   // The roles that the algorithm needs.
   bool has_critic() const { return advantage == "gae"; }
   bool has_reference() const { return kl != "none"; }
+  // Whether rows may change their order: not where a loss chooses tokens by their place.
+  bool may_balance() const { return balance && !loss_kinds().at(loss).of_whole; }
 };
 
 // Each field: its name, itself, and what it is for. JSON objects and command lines are read by this list.
 template <class O, class F>
 void for_each_option(O& o, F f);
-
-// The names of algorithms; each stands for values of options that are not given otherwise.
-const std::map<std::string, nlohmann::json>& algorithms();
 
 // An object with names of options. Throws, naming what there is, for an algorithm and names that there are not, for values of another type,
 // and as check_options() does.
@@ -74,15 +77,46 @@ namespace detail {
 
 inline constexpr const char* kOptions = "rl::Options";
 
-using Names = std::vector<std::string>;
-inline const Names kAdvantages{
-    "gae", "grpo", "drgrpo", "grpo_pass_at_k", "rloo", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gpg"};
-inline const Names kLosses{"ppo", "gspo", "cispo", "sapo", "gmpo", "gpg", "dro", "dppo", "clip_cov", "kl_cov"};
-inline const Names kAggregations{"token_mean", "token_sum", "sequence_mean_token_mean", "sequence_mean_token_sum"};
-inline const Names kKls{"none", "k1", "magnitude", "k2", "k3", "k1_through", "k3_through"};
-
 inline void check_name(const char* option, const std::string& value, const Names& names) {
   if (!std::ranges::count(names, value)) fail(kOptions, "'{}' is '{}'; expected one of {}", option, value, names);
+}
+
+}  // namespace detail
+
+namespace detail {
+
+inline std::string one_of(const Names& names) { return fmt::format("{}", fmt::join(names, ", ")); }
+
+template <class O, class F>
+void for_each_term_of_losses(O& o, F& f) {
+  f("clip_low", o.clip_low, "of ratios, below 1");
+  f("clip_high", o.clip_high, "of ratios, above 1");
+  f("dual_clip", o.dual_clip, "of ratios where the advantage is negative; 0: none");
+  f("value_clip", o.value_clip, "of the critic's values; 0: none");
+  f("entropy_bonus", o.entropy_bonus, "weight of the entropy in the loss");
+  f("nll_weight", o.nll_weight, "weight of -log p of right answers in the loss (VAPO)");
+  f("sapo_tau", o.sapo_tau, "of loss sapo, where the advantage is positive");
+  f("sapo_tau_negative", o.sapo_tau_negative, "and where it is not");
+  f("dro_beta", o.dro_beta, "of loss dro: the pull back to the old policy");
+  f("dppo_divergence", o.dppo_divergence, one_of(kDppoDivergences).c_str());
+  f("dppo_max_ratio", o.dppo_max_ratio, "of loss dppo, whose bounds are clip_low and clip_high");
+  f("cov_share", o.cov_share, "of the tokens that losses clip_cov and kl_cov choose");
+  f("clip_cov_least", o.clip_cov_least, "covariance that loss clip_cov chooses");
+  f("clip_cov_most", o.clip_cov_most, "covariance that loss clip_cov chooses");
+  f("kl_cov_weight", o.kl_cov_weight, "of |log ratio| at the tokens that loss kl_cov chooses");
+  f("gamma", o.gamma, "discount of rewards");
+  f("lambda", o.lambda, "of generalized advantage estimation");
+  f("critic_lambda", o.critic_lambda, "lambda of the returns; below 0: the same");
+  f("length_alpha", o.length_alpha, "above 0: lambda = 1 - 1 / (length_alpha length) (VAPO)");
+  f("length_least_lambda", o.length_least_lambda, "the least lambda that length_alpha gives");
+  f("gdpo_weights", o.gdpo_weights, "of the kinds of scores (GDPO); none: 1 each");
+  f("kl", o.kl, ("estimate of the divergence from the first weights: " + one_of(kKls)).c_str());
+  f("kl_in", o.kl_in, "loss or reward");
+  f("kl_beta", o.kl_beta, "coefficient of the divergence");
+  f("kl_target", o.kl_target, "above 0: the coefficient follows the divergence");
+  f("kl_horizon", o.kl_horizon, "answers in which it does");
+  f("correction", o.correction, "importance weights for what the rollouts' kernels drew: none, token, sequence");
+  f("correction_upper", o.correction_upper, "largest importance weight");
 }
 
 }  // namespace detail
@@ -90,10 +124,9 @@ inline void check_name(const char* option, const std::string& value, const Names
 template <class O, class F>
 void for_each_option(O& o, F f) {
   f("algorithm", o.algorithm, "whose values all other options have unless they are given");
-  const auto one_of = [](const detail::Names& names) { return fmt::format("{}", fmt::join(names, ", ")); };
-  f("advantage", o.advantage, one_of(detail::kAdvantages).c_str());
-  f("loss", o.loss, one_of(detail::kLosses).c_str());
-  f("aggregation", o.aggregation, one_of(detail::kAggregations).c_str());
+  f("advantage", o.advantage, detail::one_of(detail::names_of(advantage_kinds())).c_str());
+  f("loss", o.loss, detail::one_of(detail::names_of(loss_kinds())).c_str());
+  f("aggregation", o.aggregation, detail::one_of(detail::kAggregations).c_str());
   f("sft_steps", o.sft_steps, "optimizer steps on examples, before the first rollout");
   f("sft_batch", o.sft_batch, "examples in such a step");
   f("sft_lr", o.sft_lr, "learning rate of these");
@@ -105,34 +138,21 @@ void for_each_option(O& o, F f) {
   f("microbatch_tokens", o.microbatch_tokens, "tokens that a rank passes through a model at a time; 0: all");
   f("shuffle", o.shuffle, "minibatches have other rows in each epoch");
   f("pack", o.pack, "rows without padding");
-  f("balance", o.balance, "ranks get rows of equal work");
+  f("cp_method", o.cp_method, "of attention where the training mesh cuts positions over cp: ring, ulysses, usp, doublering, ...");
+  f("cp_order", o.cp_order, "of positions there: contiguous, zigzag, stripes");
+  f("balance", o.balance, "ranks get rows of equal work; losses that choose tokens keep their order");
   f("seed", o.seed, "of prompts, rollouts and minibatches");
   f("lr", o.lr, "learning rate of the actor");
   f("critic_lr", o.critic_lr, "learning rate of the critic");
   f("weight_decay", o.weight_decay, "of AdamW");
   f("grad_clip", o.grad_clip, "largest norm of the gradients");
-  f("lr_end", o.lr_end, "share of the learning rates that is left at the last step; they fall evenly");
+  f("lr_end", o.lr_end, "share of the learning rates that is left at the end; they fall evenly");
+  f("lr_steps", o.lr_steps, "steps within which they fall; 0: steps");
   f("warmup", o.warmup, "steps in which the learning rate rises");
   f("critic_warmup", o.critic_warmup, "first steps in which only the critic learns");
-  f("clip_low", o.clip_low, "of ratios, below 1");
-  f("clip_high", o.clip_high, "of ratios, above 1");
-  f("dual_clip", o.dual_clip, "of ratios where the advantage is negative; 0: none");
-  f("value_clip", o.value_clip, "of the critic's values; 0: none");
-  f("entropy_bonus", o.entropy_bonus, "weight of the entropy in the loss");
-  f("nll_weight", o.nll_weight, "weight of -log p of right answers in the loss (VAPO)");
-  f("gamma", o.gamma, "discount of rewards");
-  f("lambda", o.lambda, "of generalized advantage estimation");
-  f("critic_lambda", o.critic_lambda, "lambda of the returns; below 0: the same");
-  f("length_alpha", o.length_alpha, "above 0: lambda = 1 - 1 / (length_alpha length) (VAPO)");
-  f("kl", o.kl, ("estimate of the divergence from the first weights: " + one_of(detail::kKls)).c_str());
-  f("kl_in", o.kl_in, "loss or reward");
-  f("kl_beta", o.kl_beta, "coefficient of the divergence");
-  f("kl_target", o.kl_target, "above 0: the coefficient follows the divergence");
-  f("kl_horizon", o.kl_horizon, "answers in which it does");
-  f("correction", o.correction, "importance weights for what the rollouts' kernels drew: none, token, sequence");
-  f("correction_upper", o.correction_upper, "largest importance weight");
+  detail::for_each_term_of_losses(o, f);
   f("dynamic_sampling", o.dynamic_sampling, "only groups whose scores differ, and more prompts in place of others (DAPO)");
-  f("resamples", o.resamples, "generations for a batch, at most");
+  f("resamples", o.resamples, "generations for a batch, at most; then it has the groups that there are");
   f("overlong_buffer", o.overlong_buffer, "last tokens of max_tokens that are punished; 0: none (DAPO)");
   f("overlong_penalty", o.overlong_penalty, "for an answer of max_tokens");
   f("flawed_penalty", o.flawed_penalty, "for right answers that a verifier calls flawed (FAPO)");
@@ -146,51 +166,25 @@ void for_each_option(O& o, F f) {
   f("save_every", o.save_every, "steps between checkpoints; 0: after the last");
   f("resume", o.resume, "go on from the newest checkpoint in the folder of `save`");
   f("log", o.log, "a file for metrics, a JSON object a step");
-}
-
-inline const std::map<std::string, nlohmann::json>& algorithms() {
-  using nlohmann::json;
-  static const std::map<std::string, json> all{
-      {"ppo", {{"advantage", "gae"}, {"samples", 1}, {"prompts", 256}, {"kl", "k1"}, {"kl_in", "reward"}}},
-      {"grpo", json::object()},
-      {"drgrpo", {{"advantage", "drgrpo"}, {"aggregation", "sequence_mean_token_sum"}}},
-      {"rloo", {{"advantage", "rloo"}}},
-      {"opo", {{"advantage", "opo"}}},
-      {"reinforce++", {{"advantage", "reinforce_plus_plus"}, {"kl", "k1"}, {"kl_in", "reward"}}},
-      {"gpg", {{"advantage", "gpg"}, {"loss", "gpg"}}},
-      {"gspo", {{"loss", "gspo"}, {"aggregation", "sequence_mean_token_mean"}, {"clip_low", 3e-4}, {"clip_high", 4e-4}}},
-      {"cispo", {{"loss", "cispo"}, {"clip_low", 1}}},
-      {"dapo", {{"clip_high", 0.28}, {"dynamic_sampling", true}}},
-      {"fapo", {{"clip_high", 0.28}, {"dynamic_sampling", true}, {"flawed_penalty", 1}}},
-      {"vapo",
-       {{"advantage", "gae"},
-        {"clip_high", 0.28},
-        {"critic_lambda", 1},
-        {"length_alpha", 0.05},
-        {"nll_weight", 0.1},
-        {"critic_warmup", 50}}},
-  };
-  return all;
+  f("tensorboard", o.tensorboard, "a folder for metrics as event files of TensorBoard");
 }
 
 namespace detail {
-
-inline std::vector<std::string> names_of(const std::map<std::string, nlohmann::json>& map) {
-  std::vector<std::string> names;
-  for (const auto& [name, value] : map) names.push_back(name);
-  return names;
-}
 
 inline const char* type_for(const std::string&) { return "a text"; }
 inline const char* type_for(bool) { return "true or false"; }
 inline const char* type_for(double) { return "a number"; }
 inline const char* type_for(int64_t) { return "a whole number"; }
 inline const char* type_for(uint64_t) { return "a whole number, 0 or more"; }
+inline const char* type_for(const std::vector<double>&) { return "a list of numbers"; }
 
 inline bool fits(const nlohmann::json& value, const std::string&) { return value.is_string(); }
 inline bool fits(const nlohmann::json& value, bool) { return value.is_boolean(); }
 inline bool fits(const nlohmann::json& value, double) { return value.is_number(); }
 inline bool fits(const nlohmann::json& value, int64_t) { return value.is_number_integer(); }
+inline bool fits(const nlohmann::json& value, const std::vector<double>&) {
+  return value.is_array() && std::ranges::all_of(value, [](const nlohmann::json& item) { return item.is_number(); });
+}
 inline bool fits(const nlohmann::json& value, uint64_t) { return value.is_number_unsigned() || (value.is_number_integer() && value >= 0); }
 
 inline void take_options(Options& options, const nlohmann::json& given) {
@@ -227,6 +221,10 @@ inline void check_numbers(const Options& o) {
                                                             {"microbatch_tokens", static_cast<double>(o.microbatch_tokens)},
                                                             {"overlong_buffer", static_cast<double>(o.overlong_buffer)},
                                                             {"critic_warmup", static_cast<double>(o.critic_warmup)},
+                                                            {"dro_beta", o.dro_beta},
+                                                            {"kl_cov_weight", o.kl_cov_weight},
+                                                            {"length_least_lambda", o.length_least_lambda},
+                                                            {"lr_steps", static_cast<double>(o.lr_steps)},
                                                             {"warmup", static_cast<double>(o.warmup)}};
   for (const auto& [name, value] : amounts) least(name, value, 0.0);
   require(o.temperature > 0, kOptions, "'temperature' is {}; expected a positive number, since rollouts have to differ", o.temperature);
@@ -239,43 +237,69 @@ inline void check_numbers(const Options& o) {
 
 }  // namespace detail
 
-inline void check_options(const Options& o) {
-  const auto* tag = detail::kOptions;
-  detail::check_name("algorithm", o.algorithm, detail::names_of(algorithms()));
-  detail::check_name("advantage", o.advantage, detail::kAdvantages);
-  detail::check_name("loss", o.loss, detail::kLosses);
-  detail::check_name("aggregation", o.aggregation, detail::kAggregations);
-  detail::check_name("kl", o.kl, detail::kKls);
-  detail::check_name("kl_in", o.kl_in, {"loss", "reward"});
-  detail::check_name("correction", o.correction, {"none", "token", "sequence"});
-  detail::check_numbers(o);
-  const bool of_groups = o.advantage != "gae" && o.advantage != "reinforce_plus_plus";
-  require(!of_groups || o.samples > 1, tag,
+namespace detail {
+
+inline void check_names(const Options& o) {
+  check_name("algorithm", o.algorithm, names_of(algorithms()));
+  check_name("advantage", o.advantage, names_of(advantage_kinds()));
+  check_name("loss", o.loss, names_of(loss_kinds()));
+  check_name("aggregation", o.aggregation, kAggregations);
+  check_name("dppo_divergence", o.dppo_divergence, kDppoDivergences);
+  check_name("kl", o.kl, kKls);
+  check_name("kl_in", o.kl_in, {"loss", "reward"});
+  check_name("correction", o.correction, {"none", "token", "sequence"});
+}
+
+inline void check_advantage(const Options& o) {
+  const auto& kind = advantage_kinds().at(o.advantage);
+  require(!kind.of_groups || o.samples > 1, kOptions,
           "advantage '{}' compares the answers to a prompt, and 'samples' is {}; expected 2 or more; hint: "
-          "advantage gae or reinforce_plus_plus",
+          "advantage gae, remax or reinforce_plus_plus",
           o.advantage, o.samples);
-  require(!o.dynamic_sampling || o.samples > 1, tag,
-          "'dynamic_sampling' keeps groups whose scores differ, and 'samples' is 1; expected 2 "
-          "or more");
-  require(o.kl != "k1" || o.kl_in == "reward", tag,
-          "kl 'k1' in the loss has no gradient on average; expected k2, or k1_through, or kl_in "
-          "'reward'");
-  require(
-      o.kl == "none" || o.kl_in == "loss" || o.has_critic() || o.advantage == "reinforce_plus_plus", tag,
-      "kl_in 'reward' makes rewards of tokens, and advantage '{}' compares scores of answers; expected kl_in 'loss', or advantage gae or "
-      "reinforce_plus_plus",
-      o.advantage);
-  const bool by_sequences = o.loss == "gspo" || o.loss == "sapo" || o.loss == "gmpo";
-  require(!by_sequences || o.aggregation == "sequence_mean_token_mean", tag,
+  require(!o.dynamic_sampling || o.samples > 1, kOptions,
+          "'dynamic_sampling' keeps groups whose scores differ, and 'samples' is 1; expected 2 or more");
+  require(o.kl != "k1" || o.kl_in == "reward", kOptions,
+          "kl 'k1' in the loss has no gradient on average; expected k2, or k1_through, or kl_in 'reward'");
+  require(o.kl == "none" || o.kl_in == "loss" || kind.of_rewards, kOptions,
+          "kl_in 'reward' makes rewards of tokens, and advantage '{}' compares scores of answers; expected kl_in 'loss', or advantage gae, "
+          "remax, reinforce_plus_plus or optimal_token_baseline",
+          o.advantage);
+  require(o.kl_target == 0 || o.kl != "none", kOptions, "'kl_target' is {}, and 'kl' is none; expected a divergence", o.kl_target);
+  require(o.has_critic() || (o.critic_warmup == 0 && o.length_alpha == 0 && o.critic_lambda < 0), kOptions,
+          "'critic_warmup' is {}, 'length_alpha' is {} and 'critic_lambda' is {}, and advantage '{}' has no critic; expected 0, 0 and a "
+          "negative number, or advantage gae",
+          o.critic_warmup, o.length_alpha, o.critic_lambda, o.advantage);
+  require(o.length_least_lambda == 0 || o.length_alpha > 0, kOptions, "'length_least_lambda' is {}, and 'length_alpha' is 0",
+          o.length_least_lambda);
+  const bool by_kinds = o.advantage == "gdpo";
+  require(by_kinds || o.gdpo_weights.empty(), kOptions, "'gdpo_weights' are given, and the advantage is '{}'; expected gdpo", o.advantage);
+  require(!by_kinds || (o.flawed_penalty == 0 && o.overlong_buffer == 0), kOptions,
+          "advantage 'gdpo' compares kinds of scores, and 'flawed_penalty' ({}) and 'overlong_buffer' ({}) change their sum; expected 0 of "
+          "both; hint: a verifier that scores these as kinds",
+          o.flawed_penalty, o.overlong_buffer);
+}
+
+inline void check_loss(const Options& o) {
+  const auto& kind = loss_kinds().at(o.loss);
+  require(!kind.by_sequences || o.aggregation == "sequence_mean_token_mean", kOptions,
           "loss '{}' is a mean over sequences, and 'aggregation' is '{}'; expected sequence_mean_token_mean", o.loss, o.aggregation);
-  require(o.has_critic() || (o.critic_warmup == 0 && o.length_alpha == 0), tag,
-          "'critic_warmup' is {} and 'length_alpha' is {}, and advantage '{}' has no critic; expected 0 of both, or advantage gae",
-          o.critic_warmup, o.length_alpha, o.advantage);
-  require(o.save_every == 0 || !o.save.empty(), tag, "'save_every' is {}, and 'save' names no folder", o.save_every);
-  require(!o.resume || !o.save.empty(), tag, "'resume' is true, and 'save' names no folder");
-  const bool by_parts = o.microbatch_tokens > 0 && (o.loss == "clip_cov" || o.loss == "kl_cov");
-  require(!by_parts, tag, "loss '{}' chooses tokens of a whole minibatch, and 'microbatch_tokens' is {}; expected 0", o.loss,
-          o.microbatch_tokens);
+  require(!kind.of_whole || o.microbatch_tokens == 0, kOptions,
+          "loss '{}' chooses tokens of a whole minibatch, and 'microbatch_tokens' is {}; expected 0", o.loss, o.microbatch_tokens);
+  require(o.loss != "dro" || o.dro_beta > 0, kOptions, "'dro_beta' is {}; expected a positive number", o.dro_beta);
+  require(o.cov_share > 0 && o.cov_share <= 1, kOptions, "'cov_share' is {}; expected a number above 0, up to 1", o.cov_share);
+  require(o.clip_cov_least < o.clip_cov_most, kOptions, "'clip_cov_least' is {} and 'clip_cov_most' is {}; expected less", o.clip_cov_least,
+          o.clip_cov_most);
+}
+
+}  // namespace detail
+
+inline void check_options(const Options& o) {
+  detail::check_names(o);
+  detail::check_numbers(o);
+  detail::check_advantage(o);
+  detail::check_loss(o);
+  require(o.save_every == 0 || !o.save.empty(), detail::kOptions, "'save_every' is {}, and 'save' names no folder", o.save_every);
+  require(!o.resume || !o.save.empty(), detail::kOptions, "'resume' is true, and 'save' names no folder");
 }
 
 inline Options read_options(const nlohmann::json& given) {

@@ -9,8 +9,8 @@
 #pragma once
 
 #include <dtensor/rl/algorithms.hpp>
+#include <dtensor/rl/cut_passes.hpp>
 #include <dtensor/rl/hybrid.hpp>
-#include <dtensor/rl/passes.hpp>
 #include <dtensor/rl/turns.hpp>
 #include <dtensor/rl/value_loss.hpp>
 #include <dtensor/rl/sft.hpp>
@@ -46,7 +46,7 @@ class Learner {
   Model& model() { return *model_; }
 
  protected:
-  // Optimizer steps over minibatches of `mine`. `loss(part, counts, sums)` is what is differentiated.
+  // Optimizer steps over minibatches of `mine`. `loss(passes, part, counts, sums, epoch, number of the part)` is what is differentiated.
   template <class Loss>
   nlohmann::json learn(const Batch& mine, const Options& o, double lr, int64_t step, Loss loss);
 
@@ -61,19 +61,19 @@ class Actor : public Learner<Model> {
   Actor(const Options& o, const DeviceMesh& mesh, const Make& make, const Plan& plan = {})
       : Learner<Model>("actor", mesh, make, plan, o.lr, o.weight_decay) {}
 
-  // Adds the column `name`: log-probabilities of the batch's tokens, [batch, time - 1].
-  void log_prob(Batch& batch, const Options& o, const std::string& name = "old_logp", int64_t step = -1) {
-    add_logp(this->group_, *this->model_, batch, o, name, step);
-  }
-  // Adds "advantages" and, with a critic, "returns", from "scores", "right", "flawed", and "values" or "ref_logp" where they are used.
-  // `kl_beta`: nothing: o.kl_beta.
+  // Adds the column `name`: log-probabilities of the batch's tokens, [batch, time - 1]; and beside "old_logp" the column "sum_squares" of
+  // the tokens' probabilities, where advantages are made of it.
+  void log_prob(Batch& batch, const Options& o, const std::string& name = "old_logp", int64_t step = -1);
+  // Adds "advantages" and, with a critic, "returns", from "scores", "right", "flawed", and "values", "ref_logp", "parts", "greedy_scores"
+  // or "sum_squares" where they are used. `kl_beta`: nothing: o.kl_beta.
   void advantages(Batch& batch, const Options& o, int64_t step = -1, std::optional<double> kl_beta = {});
   // Learns. Without a column "old_logp" ratios are to what the first epoch computes, which takes one minibatch. Returns metrics.
   nlohmann::json update(const Batch& batch, const Options& o, int64_t step = -1, std::optional<double> kl_beta = {});
   // Learns the answers as they stand. Returns the mean of -log p.
   double imitate(const Batch& batch, const Options& o, int64_t step = -1);
 
-  static void add_logp(WorkerGroup& group, Model& model, Batch& batch, const Options& o, const std::string& name, int64_t step);
+  static void add_logp(WorkerGroup& group, Model& model, Batch& batch, const Options& o, const std::vector<std::string>& names,
+                       int64_t step);
 
  private:
   std::vector<std::string> columns_for(const Batch& batch) const;
@@ -88,7 +88,7 @@ class Reference : public Learner<Model> {
   // All ranks of both call it.
   void take_weights(Actor<Model>& actor) { generate::copy_weights(*this->model_, actor.model()); }
   void log_prob(Batch& batch, const Options& o, int64_t step = -1) {
-    Actor<Model>::add_logp(this->group_, *this->model_, batch, o, "ref_logp", step);
+    Actor<Model>::add_logp(this->group_, *this->model_, batch, o, {"ref_logp"}, step);
   }
 };
 

@@ -25,20 +25,11 @@ namespace detail {
 
 inline std::vector<int64_t> lengths_of(const Batch& batch) { return batch.meta().at("lengths").get<std::vector<int64_t>>(); }
 
-// Results of parts of a rank's own rows, one after the other, as rows of the whole.
-template <class F>
-at::Tensor of_own_rows(const Batch& mine, const std::vector<Part>& parts, F f) {
-  const at::NoGradGuard no_grad;
-  const auto time = mine.get("mask").size(1);
-  std::vector<at::Tensor> own;
-  for (const auto& part : parts) {
-    const auto x = f(part);
-    const NoSpmd plain;
-    const auto local = is_dtensor(x) ? DTensor(x).to_local() : x;
-    own.push_back(at::constant_pad_nd(local, {0, time - local.size(1)}));
-  }
+// A part's column as it lies on this rank, as wide as the batch.
+inline at::Tensor own_rows(const at::Tensor& x, int64_t time) {
   const NoSpmd plain;
-  return own.size() == 1 ? own[0] : at::cat(own);
+  const auto local = is_dtensor(x) ? DTensor(x).to_local() : x;
+  return at::constant_pad_nd(local, {0, time - local.size(1)});
 }
 
 inline Mode own_rows_mode() {
@@ -47,13 +38,24 @@ inline Mode own_rows_mode() {
   return mode;
 }
 
-// What f says of each token, as a column.
+// What f says of each token of a part, as columns of these names.
 template <class F>
-void add_column(WorkerGroup& group, Batch& batch, const Options& o, const std::string& method, const std::string& name, int64_t step, F f) {
+void add_columns(WorkerGroup& group, Batch& batch, const Options& o, const std::string& method, const std::vector<std::string>& names,
+                 int64_t step, F f) {
   const auto lengths = lengths_of(batch);
-  batch.merge(group.run({method, {name}, own_rows_mode(), step}, batch.select({"ids", "mask"}), [&](const Batch& mine) {
+  batch.merge(group.run({method, names, own_rows_mode(), step}, batch.select({"ids", "mask"}), [&](const Batch& mine) {
     const at::NoGradGuard no_grad;
-    return Batch{{name, of_own_rows(mine, parts_of(mine, lengths, o.microbatch_tokens), f)}};
+    const auto time = mine.get("mask").size(1);
+    const Passes passes(group.mesh(), o);
+    std::vector<std::vector<at::Tensor>> own(names.size());
+    for (const auto& part : parts_of(mine, lengths, o.microbatch_tokens)) {
+      const std::vector<at::Tensor> columns = f(passes, part);
+      for (size_t i = 0; i < names.size(); ++i) own[i].push_back(own_rows(columns[i], time));
+    }
+    const NoSpmd plain;
+    Batch results;
+    for (size_t i = 0; i < names.size(); ++i) results.set(names[i], own[i].size() == 1 ? own[i][0] : at::cat(own[i]));
+    return results;
   }));
 }
 
@@ -72,15 +74,17 @@ template <class Loss>
 nlohmann::json Learner<Model>::learn(const Batch& mine, const Options& o, double lr, int64_t step, Loss loss) {
   auto& optimizer = *group_.optimizer();
   const auto lengths = detail::lengths_of(mine);
+  const Passes passes(group_.mesh(), o);
   for (auto& group : optimizer.param_groups()) group.options().set_lr(lr);
   Sums sums;
   double norms = 0;
+  const auto of_epoch = std::min(o.minibatches, mine.size());
   for (int64_t epoch = 0; epoch < o.epochs; ++epoch) {
     const auto seed = request_seed(o.seed, step, -1 - epoch);
-    const auto minibatches = minibatch_rows(mine.size(), o.minibatches, o.shuffle, seed);
+    const auto minibatches = minibatch_rows(mine.size(), of_epoch, o.shuffle, seed);
     for (auto rows : minibatches) {
-      const bool all = o.minibatches == 1 && !o.shuffle;
-      if (o.balance && !all) {  // not before: on other ranks minibatches would have other rows
+      const bool all = of_epoch == 1 && !o.shuffle;
+      if (!all && o.may_balance()) {  // not before: on other ranks minibatches would have other rows
         Rows ordered;
         for (const auto i : balanced_order(detail::lengths_at(lengths, rows), detail::ranks_of(mine.layout()))) ordered.push_back(rows[i]);
         rows = ordered;
@@ -90,14 +94,14 @@ nlohmann::json Learner<Model>::learn(const Batch& mine, const Options& o, double
       require(counts.tokens > 0, "rl::Learner", "a minibatch of {} answers has no token to learn from", rows.size());
       optimizer.zero_grad();
       const auto parts = parts_of(minibatch, detail::lengths_at(lengths, rows), o.microbatch_tokens);
-      for (size_t i = 0; i < parts.size(); ++i) loss(parts[i], counts, sums, epoch, i).backward();
+      for (size_t i = 0; i < parts.size(); ++i) loss(passes, parts[i], counts, sums, epoch, i).backward();
       const auto norm = clip_grad_norm_(model_->parameters(), o.grad_clip);
       require(std::isfinite(norm), "rl::Learner", "the gradients' norm is {}", norm);
       norms += norm;
       optimizer.step();
     }
   }
-  const auto updates = static_cast<double>(o.epochs * o.minibatches);
+  const auto updates = static_cast<double>(o.epochs * of_epoch);
   auto metrics = sums.read(updates);
   metrics["grad_norm"] = norms / updates;
   metrics["lr"] = lr;
@@ -108,16 +112,28 @@ namespace detail {
 // A learning rate at a step: rising, then falling.
 inline double lr_at(const Options& o, double lr, int64_t step) {
   const auto share = [](int64_t part, int64_t whole) { return static_cast<double>(part) / static_cast<double>(whole); };
-  const auto fallen = 1 - (1 - o.lr_end) * share(std::clamp<int64_t>(step, 0, o.steps), o.steps);
+  const auto end = o.lr_steps > 0 ? o.lr_steps : o.steps;
+  const auto fallen = 1 - (1 - o.lr_end) * share(std::clamp<int64_t>(step, 0, end), end);
   return lr * fallen * (o.warmup > step + 1 ? share(step + 1, o.warmup) : 1);
 }
 }  // namespace detail
 
 template <class Model>
-void Actor<Model>::add_logp(WorkerGroup& group, Model& model, Batch& batch, const Options& o, const std::string& name, int64_t step) {
-  detail::add_column(group, batch, o, "log_prob", name, step, [&](const Part& part) {
-    return score_tokens([&](const at::Tensor& ids) { return model.forward(ids); }, part, o.pack, {.temperature = o.temperature}).logp;
+void Actor<Model>::add_logp(WorkerGroup& group, Model& model, Batch& batch, const Options& o, const std::vector<std::string>& names,
+                            int64_t step) {
+  const bool squares = names.size() > 1;
+  detail::add_columns(group, batch, o, "log_prob", names, step, [&](const Passes& passes, const Part& part) {
+    const auto forward = [&](const at::Tensor& ids) { return model.forward(ids); };
+    const auto found = passes.score(forward, part, {.temperature = o.temperature, .sum_squares = squares});
+    return squares ? std::vector<at::Tensor>{found.logp, found.sum_squares} : std::vector<at::Tensor>{found.logp};
   });
+}
+
+template <class Model>
+void Actor<Model>::log_prob(Batch& batch, const Options& o, const std::string& name, int64_t step) {
+  const bool squares = name == "old_logp" && advantage_kinds().at(o.advantage).of_densities;
+  add_logp(this->group_, *this->model_, batch, o, squares ? std::vector<std::string>{name, "sum_squares"} : std::vector<std::string>{name},
+           step);
 }
 
 template <class Model>
@@ -129,31 +145,57 @@ std::vector<std::string> Actor<Model>::columns_for(const Batch& batch) const {
   return names;
 }
 
+namespace detail {
+
+// What advantages are computed from.
+inline std::vector<std::string> advantage_columns(const Options& o) {
+  std::vector<std::string> names{"scores", "right", "flawed", "groups", "mask", "rollout_logp"};
+  const bool penalized = o.has_reference() && o.kl_in == "reward";
+  const bool densities = advantage_kinds().at(o.advantage).of_densities;
+  if (o.has_critic()) names.emplace_back("values");
+  if (o.advantage == "remax") names.emplace_back("greedy_scores");
+  if (o.advantage == "gdpo") names.emplace_back("parts");
+  if (densities) names.emplace_back("sum_squares");
+  if (penalized || densities) names.emplace_back("old_logp");
+  if (penalized) names.emplace_back("ref_logp");
+  return names;
+}
+
+inline AdvantageTerms advantage_terms(const Options& o, const Batch& mine) {
+  const auto mask = mine.get("mask"), rollout_logp = mine.get("rollout_logp");
+  const auto dtype = rollout_logp.scalar_type();
+  AdvantageTerms terms{.groups = mine.get("groups"), .mask = mask};
+  terms.scores = shaped_scores(o, mine.get("scores").to(dtype), mask, mine.get("right"), mine.get("flawed"));
+  terms.rewards = at_last_token(terms.scores, mask);
+  if (o.has_critic()) terms.values = mine.get("values");
+  if (mine.has("greedy_scores")) terms.greedy_scores = mine.get("greedy_scores").to(dtype);
+  if (mine.has("parts")) terms.parts = mine.get("parts").to(dtype);
+  if (!mine.has("sum_squares")) return terms;
+  terms.logp = mine.get("old_logp"), terms.sum_squares = mine.get("sum_squares");
+  terms.weights = correction_weights(o, terms.logp, rollout_logp, mask);
+  return terms;
+}
+
+}  // namespace detail
+
 template <class Model>
 void Actor<Model>::advantages(Batch& batch, const Options& o, int64_t step, std::optional<double> kl_beta) {
-  auto needed = std::vector<std::string>{"scores", "right", "flawed", "groups", "mask", "rollout_logp"};
   const bool penalized = o.has_reference() && o.kl_in == "reward";
-  if (o.has_critic()) needed.emplace_back("values");
-  if (penalized) needed.insert(needed.end(), {"old_logp", "ref_logp"});
   std::vector<std::string> gives{"advantages", "rewards"};
   if (o.has_critic()) gives.emplace_back("returns");
-  batch.merge(this->group_.run({"advantages", gives, dp_compute(), step}, batch.select(needed), [&](const Batch& mine) {
+  const Method method{"advantages", gives, dp_compute(), step};
+  batch.merge(this->group_.run(method, batch.select(detail::advantage_columns(o)), [&](const Batch& mine) {
     const at::NoGradGuard no_grad;
-    const auto mask = mine.get("mask");
-    AdvantageTerms terms{.groups = mine.get("groups"), .mask = mask};
-    const auto scores = mine.get("scores").to(mine.get("rollout_logp").scalar_type());
-    terms.scores = shaped_scores(o, scores, mask, mine.get("right"), mine.get("flawed"));
-    terms.rewards = at_last_token(terms.scores, mask);
+    auto terms = detail::advantage_terms(o, mine);
     Batch results;
     if (penalized) {
       const auto kl = kl_estimate(mine.get("old_logp"), mine.get("ref_logp"), kl_by(o));
-      terms.rewards = rewards_with_kl(terms.rewards, kl, mask, kl_beta.value_or(o.kl_beta));
-      results.meta()["kl"] = mean_kl(kl, mask, count(mask));
+      terms.rewards = rewards_with_kl(terms.rewards, kl, terms.mask, kl_beta.value_or(o.kl_beta));
+      results.meta()["kl"] = mean_kl(kl, terms.mask, count(terms.mask));
     }
-    if (o.has_critic()) terms.values = mine.get("values");
     const auto [advantages, returns] = advantages_by(o, terms);
     results.set("advantages", advantages);
-    results.set("rewards", scores_of(terms.rewards, mask));
+    results.set("rewards", scores_of(terms.rewards, terms.mask));
     if (o.has_critic()) results.set("returns", returns);
     return results;
   }));
@@ -165,18 +207,15 @@ nlohmann::json Actor<Model>::update(const Batch& batch, const Options& o, int64_
           "the batch has no 'old_logp', and {} minibatches; hint: call log_prob() before", o.minibatches);
   const bool in_loss = o.has_reference() && o.kl_in == "loss";
   std::vector<at::Tensor> first;  // of the first epoch's parts
-  const auto loss = [&](const Part& part, const Counts& counts, Sums& sums, int64_t epoch, size_t i) {
+  const auto loss = [&](const Passes& passes, const Part& part, const Counts& counts, Sums& sums, int64_t epoch, size_t i) {
     const auto by = normalization_by(o, counts);
-    const auto [logp, entropy, squares] = score_tokens([&](const at::Tensor& ids) { return this->model_->forward(ids); }, part, o.pack,
+    const auto [logp, entropy, squares] = passes.score([&](const at::Tensor& ids) { return this->model_->forward(ids); }, part,
                                                        {.temperature = o.temperature, .entropy = true, .check = false});
     const auto mask = part.tokens("mask");
     if (epoch == 0 && !batch.has("old_logp")) first.push_back(logp.detach());
     const auto old_logp = batch.has("old_logp") ? part.tokens("old_logp") : first.at(i);
     PolicyTerms terms{.logp = logp, .old_logp = old_logp, .advantages = part.tokens("advantages"), .mask = mask};
-    if (o.correction != "none") {
-      const auto level = o.correction == "token" ? Level::token : Level::sequence;
-      terms.weights = importance_weights(terms.old_logp, part.tokens("rollout_logp"), mask, {.level = level, .upper = o.correction_upper});
-    }
+    terms.weights = correction_weights(o, terms.old_logp, part.tokens("rollout_logp"), mask);
     const auto policy = policy_loss_by(o, terms, by, request_seed(o.seed, step, epoch));
     auto total = policy.loss;
     const auto entropies = aggregate(entropy, mask, by);
@@ -209,8 +248,8 @@ template <class Model>
 double Actor<Model>::imitate(const Batch& batch, const Options& o, int64_t step) {
   auto once = o;
   once.epochs = once.minibatches = 1;
-  const auto loss = [&](const Part& part, const Counts& counts, Sums& sums, int64_t, size_t) {
-    const auto logp = score_tokens([&](const at::Tensor& ids) { return this->model_->forward(ids); }, part, o.pack, {.check = false}).logp;
+  const auto loss = [&](const Passes& passes, const Part& part, const Counts& counts, Sums& sums, int64_t, size_t) {
+    const auto logp = passes.score([&](const at::Tensor& ids) { return this->model_->forward(ids); }, part, {.check = false}).logp;
     const auto value = sft_loss(logp, part.tokens("mask"), {counts});
     sums.add("loss", value);
     return value;
@@ -225,15 +264,15 @@ double Actor<Model>::imitate(const Batch& batch, const Options& o, int64_t step)
 
 template <class Model>
 void Critic<Model>::values(Batch& batch, const Options& o, int64_t step) {
-  detail::add_column(this->group_, batch, o, "values", "values", step, [&](const Part& part) {
-    return value_tokens([&](const at::Tensor& ids) { return this->model_->forward(ids); }, part, o.pack);
+  detail::add_columns(this->group_, batch, o, "values", {"values"}, step, [&](const Passes& passes, const Part& part) {
+    return std::vector<at::Tensor>{passes.values([&](const at::Tensor& ids) { return this->model_->forward(ids); }, part)};
   });
 }
 
 template <class Model>
 nlohmann::json Critic<Model>::update(const Batch& batch, const Options& o, int64_t step) {
-  const auto loss = [&](const Part& part, const Counts& counts, Sums& sums, int64_t, size_t) {
-    const auto values = value_tokens([&](const at::Tensor& ids) { return this->model_->forward(ids); }, part, o.pack);
+  const auto loss = [&](const Passes& passes, const Part& part, const Counts& counts, Sums& sums, int64_t, size_t) {
+    const auto values = passes.values([&](const at::Tensor& ids) { return this->model_->forward(ids); }, part);
     const auto found = value_loss(values, part.tokens("values"), part.tokens("returns"), part.tokens("mask"), {counts}, o.value_clip);
     sums.add("vf_loss", found.loss);
     sums.add("vf_clipfrac", found.clip_fraction);

@@ -13,6 +13,18 @@ inline constexpr const char* kTrainer = "rl::Trainer";
 
 inline DeviceMesh world_mesh() { return init_device_mesh(c10::kCPU, {World::current().size()}, {"all"}); }
 
+// What f does between methods, of which an error names the trainer's part and the step, as errors of methods do.
+template <class F>
+decltype(auto) as_method(const char* name, int64_t step, F&& f) {
+  try {
+    return std::forward<F>(f)();
+  } catch (const std::exception& error) {
+    const auto reason = reason_of(error);
+    if (reason.find(" failed at step ") != std::string::npos) throw;
+    fail(kTrainer, "trainer.{} failed at step {}: {}", name, step, reason);
+  }
+}
+
 // Wider, so that rows of batches can stand below each other.
 inline Batch widened(const Batch& batch, int64_t time, int64_t padding) {
   auto result = batch;
@@ -64,18 +76,33 @@ Trainer<Model, Values>::Trainer(const Options& options, Task task, const Placed<
       everyone_(detail::world_mesh()),
       actor_(o_, placed.training, placed.actor, placed.plan),
       rollouts_(actor_, placed.generation, placed.actor, placed.plan, task_.engine),
-      judge_(placed.training, task_.verifier, {.seconds = o_.verify_seconds, .threads = o_.verify_threads}),
-      kl_beta_(o_.kl_beta) {
+      judge_(placed.training, task_.verifier, {.seconds = o_.verify_seconds, .threads = o_.verify_threads},
+             static_cast<int64_t>(task_.kinds.size())),
+      kl_beta_(o_.kl_beta),
+      lr_end_(o_.lr_end),
+      lr_steps_(o_.lr_steps > 0 ? o_.lr_steps : o_.steps) {
   require(task_.prompt && task_.held_out, detail::kTrainer, "the task has no prompts; expected `prompt` and `held_out`");
   require(o_.sft_steps == 0 || task_.example, detail::kTrainer, "'sft_steps' is {}, and the task has no examples", o_.sft_steps);
   require(!o_.has_critic() || placed.critic, detail::kTrainer, "advantage '{}' needs a critic; expected `critic`", o_.advantage);
+  require(o_.advantage != "gdpo" || !task_.kinds.empty(), detail::kTrainer,
+          "advantage 'gdpo' compares kinds of scores, and the task names none; expected `kinds`");
   if (o_.has_reference()) reference_.emplace(placed.training, placed.actor, placed.plan);
+  if (placed.verdicts) {
+    verdicts_.emplace(placed.verdicts_mesh.value_or(placed.generation), placed.verdicts, placed.verdicts_plan, task_.engine,
+                      task_.verdicts);
+  }
   if (o_.has_critic()) critic_.emplace(o_, placed.critic_mesh.value_or(placed.training), placed.critic, placed.critic_plan);
 }
 
 template <class Model, class Values>
 at::Tensor Trainer<Model, Values>::whole(const Batch& batch, const std::string& name) const {
   return full_tensor(batch.get(name, everyone_));
+}
+
+template <class Model, class Values>
+void Trainer<Model, Values>::judge(Batch& batch) {
+  if (verdicts_) verdicts_->write(batch, steps_);
+  judge_.score(batch, steps_, verdicts_ ? "verdicts" : "texts");
 }
 
 template <class Model, class Values>
@@ -93,16 +120,30 @@ Batch Trainer<Model, Values>::generate(Metrics& metrics) {
     failed = (failed.is_number() ? failed.get<int64_t>() : 0) + batch.meta().at("failed_tools").template get<int64_t>();
     batch.meta().erase("failed_tools");
   }
-  phase("reward", [&] { judge_.score(batch, steps_); });
+  phase("reward", [&] { judge(batch); });
+  if (o_.advantage == "remax") phase("gen_max", [&] { batch.set("greedy_scores", greedy_scores(prompts, options)); });
   return batch;
 }
 
-// A batch of rollouts with scores; with dynamic sampling of groups that have a signal.
+// Of the most probable answer to each prompt, for each of its answers.
 template <class Model, class Values>
-Batch Trainer<Model, Values>::collect(Metrics& metrics) {
+at::Tensor Trainer<Model, Values>::greedy_scores(const std::vector<Prompt>& prompts, RolloutOptions options) {
+  const auto samples = std::exchange(options.samples, 1);
+  options.settings.temperature = 0;
+  auto greedy = rollouts_.generate(prompts, options, steps_, task_.tool, task_.turns);
+  judge(greedy);
+  const auto of = [&](const char* name) { return whole(greedy, name); };
+  const auto scores = of("scores"), mask = of("mask"), right = of("right"), flawed = of("flawed");
+  const NoSpmd plain;
+  return shaped_scores(o_, scores, mask, right, flawed).repeat_interleave(samples);
+}
+
+// A batch of rollouts with scores; with dynamic sampling of groups that have a signal, and nothing where none has.
+template <class Model, class Values>
+std::optional<Batch> Trainer<Model, Values>::collect(Metrics& metrics) {
   if (!o_.dynamic_sampling) return generate(metrics);
   std::vector<Batch> kept;
-  int64_t rows = 0, all = 0, right = 0, wrong = 0;
+  int64_t rows = 0, all = 0, right = 0;
   const auto wanted = o_.prompts * o_.samples;
   for (int64_t i = 0; i < o_.resamples && rows < wanted; ++i) {
     auto batch = generate(metrics);
@@ -110,27 +151,30 @@ Batch Trainer<Model, Values>::collect(Metrics& metrics) {
     const NoSpmd plain;
     const auto signal = groups_with_signal(scores, groups);
     Rows chosen;
-    for (int64_t row = 0; row < batch.size(); ++row) {
-      if (signal[row].template item<bool>() && rows + static_cast<int64_t>(chosen.size()) < wanted) chosen.push_back(row);
-      else if (!signal[row].template item<bool>()) (is_right[row].template item<bool>() ? right : wrong) += 1;
+    for (int64_t row = 0; row < batch.size() && rows + static_cast<int64_t>(chosen.size()) < wanted; ++row) {
+      if (signal[row].template item<bool>()) chosen.push_back(row);
     }
     all += batch.size();
+    right += is_right.sum().template item<int64_t>();
     rows += static_cast<int64_t>(chosen.size());
     if (!chosen.empty()) kept.push_back(detail::rows_of(batch, chosen));
   }
   metrics["train/num_gen_batches"] = all / wanted;
-  require(
-      rows == wanted, detail::kTrainer,
-      "step {}: of {} groups in {} generations {} have scores that differ; expected {}; of the other answers {} are right and {} wrong; "
-      "hint: easier or harder prompts, more 'samples', or a larger 'resamples'",
-      steps_, all / o_.samples, o_.resamples, rows / o_.samples, o_.prompts, right, wrong);
-  return detail::stacked(std::move(kept), o_.samples);
+  metrics["groups/signal"] = rows / o_.samples;
+  if (rows > 0) return detail::stacked(std::move(kept), o_.samples);
+  require(right > 0, detail::kTrainer,
+          "none of {} groups in {} generations has scores that differ, and none of {} answers is right; hint: easier prompts, examples "
+          "before (sft_steps), scores for parts of an answer, more 'samples'",
+          all / o_.samples, o_.resamples, all);
+  why_ended_ = fmt::format("{} after {} steps: no group of {} in {} generations has scores that differ, and {} of {} answers are right",
+                           right == all ? "task learned" : "nothing left to learn", steps_, all / o_.samples, o_.resamples, right, all);
+  return {};
 }
 
 template <class Model, class Values>
 void Trainer<Model, Values>::learn(Batch& batch, Metrics& metrics) {
   Phases phase(metrics);
-  const bool several = o_.minibatches > 1 || o_.shuffle || o_.correction != "none";
+  const bool several = o_.minibatches > 1 || o_.shuffle || o_.correction != "none" || advantage_kinds().at(o_.advantage).of_densities;
   if (several || (reference_ && o_.kl_in == "reward")) phase("old_log_prob", [&] { actor_.log_prob(batch, o_, "old_logp", steps_); });
   if (reference_) phase("ref", [&] { reference_->log_prob(batch, o_, steps_); });
   if (critic_) phase("values", [&] { critic_->values(batch, o_, steps_); });
@@ -158,6 +202,11 @@ void Trainer<Model, Values>::tell(const Batch& batch, Metrics& metrics) const {
   add_statistics(metrics, "critic/score", scores);
   add_statistics(metrics, "critic/rewards", whole(batch, "rewards"));
   const auto mask = whole(batch, "mask"), advantages = whole(batch, "advantages");
+  if (!task_.kinds.empty()) {
+    const auto parts = whole(batch, "parts").mean(0);
+    for (size_t i = 0; i < task_.kinds.size(); ++i)
+      metrics["reward/" + task_.kinds[i]] = parts[static_cast<int64_t>(i)].template item<double>();
+  }
   for (const auto* name : {"right", "failed", "late"})
     metrics[std::string("reward/") + name] = whole(batch, name).to(at::kDouble).mean().template item<double>();
   const NoSpmd plain;
@@ -180,17 +229,21 @@ Metrics Trainer<Model, Values>::step() {
   Metrics metrics;
   metrics["training/global_step"] = steps_;
   Batch batch;
+  why_ended_.clear();
   Phases phase(metrics);
   phase("step", [&] {
-    batch = collect(metrics);
-    if (o_.balance && o_.minibatches == 1 && !o_.shuffle) {
+    auto collected = detail::as_method("collect", steps_, [&] { return collect(metrics); });
+    if (!collected) return;
+    batch = std::move(*collected);
+    if (o_.may_balance() && o_.minibatches == 1 && !o_.shuffle) {
       const auto lengths = detail::lengths_of(batch);
       const auto order = balanced_order(lengths, detail::ranks_of(rows_over(actor_.mesh())));
       if (order != detail::numbers(0, batch.size())) batch = detail::rows_of(batch, order);
     }
-    learn(batch, metrics);
+    detail::as_method("learn", steps_, [&] { learn(batch, metrics); });
   });
-  tell(batch, metrics);
+  if (!why_ended_.empty()) return metrics;
+  detail::as_method("tell", steps_, [&] { tell(batch, metrics); });
   ++steps_;
   return metrics;
 }
@@ -203,8 +256,8 @@ double Trainer<Model, Values>::evaluate() {
   options.settings.max_tokens = o_.max_tokens;
   options.settings.temperature = 0;
   auto batch = rollouts_.generate(prompts, options, steps_, task_.tool, task_.turns);
-  judge_.score(batch, steps_);
-  return whole(batch, "right").to(at::kDouble).mean().template item<double>();
+  judge(batch);
+  return detail::as_method("evaluate", steps_, [&] { return whole(batch, "right").to(at::kDouble).mean().template item<double>(); });
 }
 
 template <class Model, class Values>
@@ -236,7 +289,9 @@ State Trainer<Model, Values>::state() {
               {"steps", steps_},
               {"next_prompt", next_prompt_},
               {"generations", generations_},
-              {"kl_beta", kl_beta_}};
+              {"kl_beta", kl_beta_},
+              {"lr_end", lr_end_},
+              {"lr_steps", lr_steps_}};
   if (reference_) state.add({"reference", reference_->model()});
   if (critic_) {
     state.add({"critic", critic_->model()});
@@ -251,16 +306,26 @@ bool Trainer<Model, Values>::run(const std::function<void(const Metrics&)>& told
   if (!o_.save.empty()) manager.emplace(state(), o_.save, ManagerOptions{.every_steps = o_.save_every});
   const bool goes_on = o_.resume && manager->resume();
   if (goes_on) {
+    const auto lr_steps = o_.lr_steps > 0 ? o_.lr_steps : o_.steps;
+    require(
+        lr_end_ == o_.lr_end && (o_.lr_end == 1 || lr_steps_ == lr_steps), detail::kTrainer,
+        "the run in '{}' has learning rates that fall to {:g} within {} steps, and these fall to {:g} within {}; expected the same; hint: "
+        "lr_end {:g} and lr_steps {}",
+        o_.save, lr_end_, lr_steps_, o_.lr_end, lr_steps, lr_end_, lr_steps_);
     rollouts_.update(steps_);
   } else {
     imitate();
     if (reference_) reference_->take_weights(actor_);
   }
-  JsonLines log(World::current().rank() == 0 ? o_.log : "", steps_);
+  const bool writes = World::current().rank() == 0;
+  JsonLines log(writes ? o_.log : "", steps_);
+  EventFile events(writes ? o_.tensorboard : "", steps_);
   while (steps_ < o_.steps) {
     auto metrics = step();
+    if (!why_ended_.empty()) break;
     if (o_.eval_every > 0 && steps_ % o_.eval_every == 0) metrics["val-core/acc/mean@1"] = evaluate();
     log.add(metrics);
+    events.add(metrics);
     if (told) told(metrics);
     if (manager && !manager->step(steps_)) return false;
   }

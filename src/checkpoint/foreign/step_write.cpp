@@ -1,8 +1,9 @@
 // Writes a step of dt::save without ranks: one process, of which the memory holds one tensor at a time.
-#include "src/checkpoint/crc32c.hpp"
 #include "src/checkpoint/disk.hpp"
 #include "src/checkpoint/foreign/common.hpp"
 #include "src/checkpoint/step_files.hpp"
+
+#include <dtensor/checkpoint/crc32c.hpp>
 
 #include <fmt/format.h>
 

@@ -30,9 +30,10 @@ struct GaeOptions {
   double lambda = 1;
   // Lambda of the returns; as the policy's if it is not given. VAPO (arXiv 2504.05118) has 1: "decoupled".
   std::optional<double> critic_lambda{};
-  // Above 0: the policy's lambda depends on a sequence's number l of tokens, lambda = max(0, 1 - 1 / (length_alpha l)) in place of the one
-  // above (VAPO has 0.05).
+  // Above 0: the policy's lambda depends on a sequence's number l of tokens, lambda = 1 - 1 / (length_alpha l), or length_least_lambda
+  // where that is more, in place of the one above (VAPO has 0.05 for answers of thousands of tokens, and 0).
   double length_alpha = 0;
+  double length_least_lambda = 0;
   bool whiten = true;  // advantages, over the whole batch, after the returns are known
 };
 
@@ -83,6 +84,7 @@ inline void check_gae(const char* tag, const GaeOptions& o) {
   require(in_unit(o.gamma) && in_unit(o.lambda) && in_unit(o.critic_lambda.value_or(1)) && o.length_alpha >= 0, tag,
           "got gamma {}, lambda {}, critic_lambda {} and length_alpha {}; expected numbers from 0 to 1, and 0 or more", o.gamma, o.lambda,
           o.critic_lambda.value_or(o.lambda), o.length_alpha);
+  require(in_unit(o.length_least_lambda), tag, "got a length_least_lambda of {}; expected a number from 0 to 1", o.length_least_lambda);
 }
 
 // Recurrences are computed in float64: a power of gamma in float32 has lost digits after a few hundred tokens.
@@ -100,7 +102,7 @@ inline at::Tensor advantages_of_steps(const at::Tensor& rewards, const at::Tenso
 inline at::Tensor policy_decay(const at::Tensor& steps, const GaeOptions& o) {
   const auto lengths = steps.sum(1, /*keepdim=*/true).clamp_min(1).to(at::kDouble);
   if (o.length_alpha == 0) return lengths.mul(0).add(o.gamma * o.lambda);
-  return lengths.mul(o.length_alpha).reciprocal().neg().add(1).clamp_min(0).mul(o.gamma);
+  return lengths.mul(o.length_alpha).reciprocal().neg().add(1).clamp_min(o.length_least_lambda).mul(o.gamma);
 }
 
 // Both, at `steps`; what is between two steps has the numbers of the next.

@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
@@ -29,6 +30,7 @@ struct Verdict {
   bool right = false;   // what evaluations count; may be false where a score has parts
   bool flawed = false;  // right by reasoning that is not (FAPO)
   enum class How { ended, failed, late } how = How::ended;
+  std::vector<double> parts{};  // the score kind by kind, where a task names kinds (GDPO)
 };
 
 // A function of an answer's text and of what its prompt knows. Several threads call it.
@@ -125,7 +127,8 @@ inline void Verifiers::work(const std::shared_ptr<Shared>& shared, int64_t numbe
     std::string why;
     try {
       verdict = shared->verifier(job->text, job->truth);
-      if (!std::isfinite(verdict.score)) why = "the score is NaN or infinite";
+      const auto is_number = [](double x) { return std::isfinite(x); };
+      if (!is_number(verdict.score) || !std::ranges::all_of(verdict.parts, is_number)) why = "the score is NaN or infinite";
     } catch (const std::exception& error) {
       why = error.what();
     } catch (...) {

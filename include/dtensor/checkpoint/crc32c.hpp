@@ -1,9 +1,11 @@
-// CRC32C (Castagnoli, polynomial 0x1EDC6F41; RFC 3720, appendix B.4): the checksum of data in checkpoints.
+// CRC32C (Castagnoli, polynomial 0x1EDC6F41; RFC 3720, appendix B.4): the checksum of data in checkpoints and of records of TensorBoard.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
+
+#pragma GCC visibility push(default)
 
 namespace dtensor::checkpoints {
 
@@ -17,3 +19,5 @@ std::vector<uint32_t> crc32c_of_chunks(const void* data, int64_t bytes, int64_t 
 uint32_t crc32c_by_table(const void* data, size_t size, uint32_t before = 0);
 
 }  // namespace dtensor::checkpoints
+
+#pragma GCC visibility pop
