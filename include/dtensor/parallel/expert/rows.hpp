@@ -1,0 +1,90 @@
+// The rows that experts compute: a token's row for each expert that it chose, sorted by expert and, within an expert, in the order of
+// tokens.
+#pragma once
+
+#include <dtensor/collectives/pending.hpp>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/bincount.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/zeros.h>
+
+#include <vector>
+
+#pragma GCC visibility push(default)
+
+namespace dtensor::expert {
+
+struct Rows {
+  at::Tensor slots;             // int64 [rows]: token * k + choice
+  at::Tensor tokens;            // int64 [rows]
+  at::Tensor experts;           // int64 [rows], ascending
+  std::vector<int64_t> counts;  // of each expert
+  int64_t choices = 0;          // k
+};
+
+// `chosen`, int64 [tokens, k], plain: the experts of each token; -1: none. Ties and equal experts keep the order of tokens.
+Rows sorted_rows(const at::Tensor& chosen, int64_t experts);
+
+// x [tokens, dim] -> [rows, dim].
+at::Tensor take_rows(const at::Tensor& x, const Rows& rows);
+
+// The sum of each token's rows, weighted: `computed` [rows, dim], `weights` [tokens, k] -> [tokens, dim], in the dtype of `computed`. Sums
+// are in float32 at least, and in the order of the token's choices, whoever computed the rows.
+at::Tensor weighted_sums(const at::Tensor& computed, const at::Tensor& weights, const Rows& rows);
+
+// -- How ------------------------------------------------------------------------------------------------------------------
+
+inline std::vector<int64_t> numbers_of(const at::Tensor& x) {
+  const auto here = x.to(at::kCPU, at::kLong).contiguous();
+  return {here.data_ptr<int64_t>(), here.data_ptr<int64_t>() + here.numel()};
+}
+
+inline Rows sorted_rows(const at::Tensor& chosen, int64_t experts) {
+  auto [sorted, slots] = at::sort(chosen.reshape({-1}), /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  const auto counts = numbers_of(at::bincount(sorted.clamp(-1, experts).add(1), {}, experts + 2));  // of none, of each, of too large ones
+  require(counts.back() == 0 && (sorted.numel() == 0 || sorted[0].item<int64_t>() >= -1), "mix_experts",
+          "a token chose an expert that there is not; expected numbers below {}, or -1 for none", experts);
+  const auto rows = sorted.numel() - counts[0];
+  slots = slots.narrow(0, counts[0], rows);
+  return {slots, slots.div(chosen.size(1), "floor"), sorted.narrow(0, counts[0], rows), {counts.begin() + 1, counts.end() - 1}, chosen.size(1)};
+}
+
+// [rows, dim] -> [tokens, dim]: the sum of each token's rows. No two rows have one place, so this is the same on every device and each time.
+inline at::Tensor sums_of_rows(const at::Tensor& x, const Rows& rows, int64_t tokens) {
+  const auto places = at::zeros({tokens * rows.choices, x.size(1)}, x.options()).index_copy_(0, rows.slots, x);
+  return places.view({tokens, rows.choices, x.size(1)}).sum(1);
+}
+
+// The same function of x, with an adjoint; both plain.
+template <class Forward, class Adjoint>
+at::Tensor linear(const at::Tensor& x, const Forward& forward, Adjoint adjoint) {
+  const NoSpmd plain;
+  const auto result = [&] {
+    c10::NoGradGuard no_grad;
+    return forward(x);
+  }();
+  return detail::linear_map({result}, {x}, [adjoint = std::move(adjoint)](const TensorVector& gradients) {
+    const NoSpmd plain;
+    return TensorVector{adjoint(gradients[0])};
+  })[0];
+}
+
+inline at::Tensor take_rows(const at::Tensor& x, const Rows& rows) {
+  return linear(
+      x, [&](const at::Tensor& y) { return y.index_select(0, rows.tokens); },
+      [rows, tokens = x.size(0)](const at::Tensor& gradient) { return sums_of_rows(gradient, rows, tokens); });
+}
+
+inline at::Tensor weighted_sums(const at::Tensor& computed, const at::Tensor& weights, const Rows& rows) {
+  const auto dtype = c10::promoteTypes(computed.scalar_type(), at::kFloat);
+  const auto factors = weights.reshape({-1}).index_select(0, rows.slots).to(dtype).unsqueeze(1);
+  const auto sums = linear(
+      computed.to(dtype).mul(factors), [&](const at::Tensor& y) { return sums_of_rows(y, rows, weights.size(0)); },
+      [tokens = rows.tokens](const at::Tensor& gradient) { return gradient.index_select(0, tokens); });
+  return sums.to(computed.scalar_type());
+}
+
+}  // namespace dtensor::expert
+
+#pragma GCC visibility pop
