@@ -2,6 +2,7 @@
 // Large Neural Networks", 2017).
 #pragma once
 
+#include <dtensor/gradients/kept_results.hpp>
 #include <dtensor/nn/moe_capacity.hpp>
 #include <dtensor/nn/moe_losses.hpp>
 #include <dtensor/nn/moe_router.hpp>
@@ -32,8 +33,8 @@ struct MoEOptions {
   // An expert takes at most capacity_factor times its equal share of the global batch; 0: all that come. Dropped rows add nothing.
   double capacity_factor = 0;
   std::string drop = "position";  // or probability, see limit_to_capacity
-  // Losses, which the layer adds to the gradients by itself. The balance is that of the batch of one forward pass, of each sequence of it, or
-  // of all forward passes since update_balance (global).
+  // Losses, which the layer adds to the gradients by itself. The balance is that of the batch of one forward pass, of each sequence of it,
+  // or of all forward passes since update_balance (global).
   double balance_loss = 0, z_loss = 0;
   std::string balance_over = "batch";
   // Balance without a loss: update_balance moves each expert's bias by so much, up where it has fewer tokens than the mean (Wang et al.,
@@ -65,6 +66,8 @@ class MoEImpl : public torch::nn::Module {
   torch::Tensor bias;              // a buffer [experts], float32; undefined where bias_rate is 0
 
  private:
+  at::Tensor within_capacity(const Routing& routing) const;
+  at::Tensor counts_for_balance(const Routing& routing);
   at::Tensor add_losses(const at::Tensor& y, const Routing& routing);
   MoEOptions options_;
   at::Tensor counts_;  // of the ranks' tokens, not yet added up
@@ -80,7 +83,9 @@ void for_each_moe(torch::nn::Module& module, const F& f) {
 }
 // After each step of the optimizer, on every rank: see MoEImpl.
 inline void update_balance(torch::nn::Module& module) { for_each_moe(module, [](MoEImpl& layer) { layer.update_balance(); }); }
-inline void set_loss_scale(torch::nn::Module& module, double scale) { for_each_moe(module, [&](MoEImpl& layer) { layer.loss_scale = scale; }); }
+inline void set_loss_scale(torch::nn::Module& module, double scale) {
+  for_each_moe(module, [&](MoEImpl& layer) { layer.loss_scale = scale; });
+}
 
 // -- How ------------------------------------------------------------------------------------------------------------------
 
@@ -103,8 +108,8 @@ inline torch::Tensor ExpertsImpl::forward(const torch::Tensor& x, const torch::T
 
 inline MoEImpl::MoEImpl(const MoEOptions& options) : options_(options) {
   const auto& o = options_;
-  require(o.dim >= 1 && o.hidden >= 1 && o.experts >= 1 && o.shared_hidden >= 0, "MoE", "got dim {}, hidden {}, {} experts, shared hidden {}",
-          o.dim, o.hidden, o.experts, o.shared_hidden);
+  require(o.dim >= 1 && o.hidden >= 1 && o.experts >= 1 && o.shared_hidden >= 0, "MoE",
+          "got dim {}, hidden {}, {} experts, shared hidden {}", o.dim, o.hidden, o.experts, o.shared_hidden);
   require(o.capacity_factor >= 0 && (o.drop == "position" || o.drop == "probability"), "MoE",
           "got a capacity factor of {} and drop '{}'; expected 0 or more, and position or probability", o.capacity_factor, o.drop);
   require(o.balance_over == "batch" || o.balance_over == "sequence" || o.balance_over == "global", "MoE",
@@ -117,27 +122,36 @@ inline MoEImpl::MoEImpl(const MoEOptions& options) : options_(options) {
 
 inline torch::Tensor MoEImpl::forward(const torch::Tensor& x) {
   const auto routing = gate(x, bias);
-  auto chosen = routing.experts;
-  if (options_.capacity_factor > 0) {
-    const auto tokens = c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
-    chosen = limit_to_capacity(chosen, routing.weights, options_.experts,
-                               capacity_of(options_.capacity_factor, tokens, chosen.size(-1), options_.experts), options_.drop);
-  }
-  auto y = experts(x, chosen, routing.weights);
+  auto y = experts(x, options_.capacity_factor > 0 ? within_capacity(routing) : routing.experts, routing.weights);
   if (shared_experts) y = y + shared_experts(x);
   return is_training() && c10::GradMode::is_enabled() ? add_losses(y, routing) : y;
 }
 
+// What is kept in checkpoints is neither exchanged nor counted again.
+inline at::Tensor MoEImpl::within_capacity(const Routing& routing) const {
+  const at::NoGradGuard no_grad;
+  return kept_in_checkpoints([&]() -> TensorVector {
+    const auto k = routing.experts.size(-1), experts = options_.experts;
+    const auto capacity = capacity_of(options_.capacity_factor, routing.experts.numel() / k, k, experts);
+    return {limit_to_capacity(routing.experts, routing.weights, experts, capacity, options_.drop)};
+  })[0];
+}
+
+inline at::Tensor MoEImpl::counts_for_balance(const Routing& routing) {
+  const at::NoGradGuard no_grad;
+  return kept_in_checkpoints([&]() -> TensorVector {
+    const auto now = tokens_per_expert(routing.experts, routing.scores);
+    counts_ = counts_.defined() ? counts_ + now : now;
+    if (options_.balance_over == "sequence") return {tokens_per_expert(routing.experts, routing.scores, true)};
+    return {options_.balance_over == "global" ? counts_ : now};
+  })[0];
+}
+
 inline at::Tensor MoEImpl::add_losses(const at::Tensor& y, const Routing& routing) {
-  const auto now = tokens_per_expert(routing.experts, routing.scores);
-  counts_ = counts_.defined() ? counts_ + now : now;
+  const auto counts = counts_for_balance(routing);
   if (options_.balance_loss == 0 && options_.z_loss == 0) return y;
   at::Tensor loss;
-  if (options_.balance_loss != 0) {
-    const auto& over = options_.balance_over;
-    const auto counts = over == "sequence" ? tokens_per_expert(routing.experts, routing.scores, true) : over == "global" ? counts_ : now;
-    loss = balance_loss(routing.scores, counts) * options_.balance_loss;
-  }
+  if (options_.balance_loss != 0) loss = balance_loss(routing.scores, counts) * options_.balance_loss;
   if (options_.z_loss != 0) {
     const auto z = nn::z_loss(routing.logits) * options_.z_loss;
     loss = loss.defined() ? loss + z : z;

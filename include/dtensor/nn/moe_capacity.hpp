@@ -65,7 +65,8 @@ inline at::Tensor limit_to_capacity(const at::Tensor& chosen, const at::Tensor& 
   const auto* layout = find_layout(chosen);
   if (!layout) return limit(chosen, weights.detach());
   const Placements whole(layout->mesh().ndim(), replicate());
-  const auto all = local_map(limit, layout->mesh(), {whole, whole}, {whole}, {.out_sizes = {chosen.sizes().vec()}})(chosen, weights.detach());
+  const LocalMapOptions known{.out_sizes = {chosen.sizes().vec()}};
+  const auto all = local_map(limit, layout->mesh(), {whole, whole}, {whole}, known)(chosen, weights.detach());
   return redistribute(all, layout->placements());
 }
 

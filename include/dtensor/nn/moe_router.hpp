@@ -54,7 +54,8 @@ TORCH_MODULE(Router);
 namespace detail {
 
 inline void check_router(const RouterOptions& o, int64_t experts) {
-  require(o.scores == "softmax" || o.scores == "sigmoid", "route", "there are no scores called '{}'; expected softmax or sigmoid", o.scores);
+  require(o.scores == "softmax" || o.scores == "sigmoid", "route", "there are no scores called '{}'; expected softmax or sigmoid",
+          o.scores);
   require(o.groups >= 1 && experts % o.groups == 0 && o.top_groups >= 1 && o.top_groups <= o.groups, "route",
           "got {} groups of which {} are chosen, for {} experts; expected a divisor of the experts, and no more than there are", o.groups,
           o.top_groups, experts);
@@ -76,8 +77,8 @@ inline at::Tensor of_best_groups(const at::Tensor& choice, const RouterOptions& 
   const auto each = sizes.back() / o.groups;
   sizes.back() = o.groups, sizes.push_back(each);
   const auto grouped = choice.reshape(sizes);
-  const auto best = std::get<0>(at::sort(grouped, /*stable=*/true, /*dim=*/-1, /*descending=*/true)).narrow(-1, 0, std::min(o.of_group, each));
-  const auto goodness = best.sum(-1);
+  const auto falling = std::get<0>(at::sort(grouped, /*stable=*/true, /*dim=*/-1, /*descending=*/true));
+  const auto goodness = falling.narrow(-1, 0, std::min(o.of_group, each)).sum(-1);
   const auto chosen = at::zeros_like(goodness).scatter(-1, largest(goodness, o.top_groups), 1);
   return grouped.masked_fill(chosen.unsqueeze(-1).eq(0), -std::numeric_limits<double>::infinity()).reshape(choice.sizes());
 }

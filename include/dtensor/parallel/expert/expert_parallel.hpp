@@ -51,14 +51,14 @@ inline void check_law(const std::string& layer, const at::Tensor& w1, const Devi
   int64_t ranks = 1;
   for (const auto& dim : options.dims) ranks *= mesh.size(mesh.dim(dim));
   require(w1.size(0) % ranks == 0, "expert_parallel",
-          "{}: experts = ranks x experts of a rank: {} experts cannot be shared alike by {} ranks; hint: along {} the mesh needs a divisor of "
-          "{}", layer, w1.size(0), ranks, fmt::join(options.dims, " x "), w1.size(0));
+          "{}: experts = ranks x experts of a rank: {} experts cannot be shared alike by {} ranks; hint: the mesh needs a divisor of {} "
+          "along {}", layer, w1.size(0), ranks, w1.size(0), fmt::join(options.dims, " x "));
   if (!options.hidden.empty()) {
     const auto cut = mesh.size(mesh.dim(options.hidden));
     require(std::ranges::find(options.dims, options.hidden) == options.dims.end(), "expert_parallel",
             "{}: {} cannot cut both experts and their hidden width; hint: take it out of one of dims and hidden", layer, options.hidden);
-    require(w1.size(1) % cut == 0, "expert_parallel", "{}: hidden = ranks x hidden of a rank: got {} and {} ranks along {}", layer, w1.size(1),
-            cut, options.hidden);
+    require(w1.size(1) % cut == 0, "expert_parallel", "{}: hidden = ranks x hidden of a rank: got {} and {} ranks along {}", layer,
+            w1.size(1), cut, options.hidden);
   }
   const auto* layout = find_layout(w1);
   for (size_t m = 0; layout && m < layout->placements().size(); ++m) {
@@ -70,6 +70,7 @@ inline void check_law(const std::string& layer, const at::Tensor& w1, const Devi
 }  // namespace expert
 
 inline void expert_parallel(torch::nn::Module& module, const DeviceMesh& mesh, const ExpertParallelOptions& options) {
+  expert::check_dispatch(options.dispatch);
   Plan plan;
   std::vector<expert::Layer*> layers;
   for (const auto& child : module.named_modules()) {
@@ -85,8 +86,8 @@ inline void expert_parallel(torch::nn::Module& module, const DeviceMesh& mesh, c
     }
     layers.push_back(layer);
   }
-  require(!layers.empty(), "expert_parallel", "the module has no layer of experts; hint: dtensor::nn::MoE is one, and so is any module that "
-          "derives from expert::Layer");
+  require(!layers.empty(), "expert_parallel",
+          "the module has no layer of experts; hint: dtensor::nn::MoE is one, and so is any module that derives from expert::Layer");
   parallelize_module(module, mesh, plan);
   for (auto* layer : layers) layer->mix.dispatch = options.dispatch;
 }

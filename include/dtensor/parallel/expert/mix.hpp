@@ -46,17 +46,24 @@ at::Tensor mix_experts(const at::Tensor& x, const at::Tensor& experts, const at:
 
 namespace expert {
 
+inline void check_dispatch(const std::string& name) {
+  require(name == "alltoall" || name == "allgather", "mix_experts",
+          "there is no way to dispatch called '{}'; expected alltoall or allgather", name);
+}
+
 inline void check_sizes(const at::Tensor& x, const at::Tensor& experts, const at::Tensor& weights, const Weights& w) {
-  using detail::str_of;
-  require(w.w1.dim() == 3 && w.w2.dim() == 3 && w.w1.size(0) == w.w2.size(0) && w.w1.size(1) == w.w2.size(2) && w.w1.size(2) == w.w2.size(1),
-          "mix_experts", "the weights do not fit together; got w1 {} and w2 {}; expected [experts, hidden, dim] and [experts, dim, hidden]",
-          str_of(w.w1.sizes()), str_of(w.w2.sizes()));
-  require(!w.w3.defined() || w.w3.sizes() == w.w1.sizes(), "mix_experts", "w3 is unlike w1; got {} and {}",
-          str_of(w.w3.defined() ? w.w3.sizes() : w.w1.sizes()), str_of(w.w1.sizes()));
+  const auto str = [](const at::Tensor& tensor) { return detail::str_of(tensor.sizes()); };
+  const auto &first = w.w1, &second = w.w2;
+  const bool together = first.dim() == 3 && second.dim() == 3 && first.size(0) == second.size(0) && first.size(1) == second.size(2) &&
+                        first.size(2) == second.size(1) && (!w.w3.defined() || w.w3.sizes() == first.sizes());
+  require(together, "mix_experts",
+          "the weights do not fit together; got w1 {}, w2 {} and w3 {}; expected [experts, hidden, dim], [experts, dim, hidden] and as w1",
+          str(first), str(second), w.w3.defined() ? str(w.w3) : "none");
   const bool fits = x.dim() >= 2 && experts.dim() == x.dim() && experts.sizes() == weights.sizes() && experts.size(-1) > 0 &&
-                    x.sizes().slice(0, x.dim() - 1) == experts.sizes().slice(0, x.dim() - 1) && x.size(-1) == w.w1.size(2);
-  require(fits, "mix_experts", "the tokens do not fit; got x {}, experts {} and weights {}, for weights w1 {}; expected [..., dim] and [..., k]",
-          str_of(x.sizes()), str_of(experts.sizes()), str_of(weights.sizes()), str_of(w.w1.sizes()));
+                    x.sizes().slice(0, x.dim() - 1) == experts.sizes().slice(0, x.dim() - 1) && x.size(-1) == first.size(2);
+  require(fits, "mix_experts",
+          "the tokens do not fit; got x {}, experts {} and weights {}, for weights w1 {}; expected [..., dim] and [..., k]", str(x),
+          str(experts), str(weights), str(first));
   require(experts.scalar_type() == at::kLong && weights.is_floating_point(), "mix_experts",
           "experts are numbered by int64 and weights are floating; got {} and {}", c10::toString(experts.scalar_type()),
           c10::toString(weights.scalar_type()));
@@ -73,7 +80,8 @@ inline bool is_finite(const at::Tensor& weights, const MixOptions& options) {
 // On one rank: of `chosen`, which are among `all` experts, those that this rank has.
 inline at::Tensor mix_here(const at::Tensor& x, const at::Tensor& chosen, const at::Tensor& weights, const Weights& w, Interval own,
                            int64_t all, const MixOptions& options) {
-  require(is_finite(weights, options), "mix_experts", "{}: the routing is not finite; hint: its logits or x hold NaN or infinity", options.layer);
+  require(is_finite(weights, options), "mix_experts",
+          "{}: the routing is not finite on this rank; hint: its logits or x hold NaN or infinity", options.layer);
   auto here = by_token(chosen);
   if (own.length() < all) here = at::where(here.ge(own.begin).logical_and(here.lt(own.end)), here.sub(own.begin), -1);
   const auto rows = sorted_rows(here, own.length());
@@ -149,16 +157,20 @@ inline Plan plan_of(const at::Tensor& x, const Weights& w, const MixOptions& opt
 }
 
 // The ranks that differ from this one along some dimensions of a mesh, in the order of the mesh, and their coordinates.
-inline std::pair<std::vector<int>, std::vector<std::vector<int64_t>>> ranks_along(const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
-  std::pair<std::vector<int>, std::vector<std::vector<int64_t>>> found;
+struct RanksAlong {
+  std::vector<int> ranks;
+  std::vector<std::vector<int64_t>> coordinates;
+};
+inline RanksAlong ranks_along(const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
+  RanksAlong found;
   const auto own = mesh.coordinate();
   for (int64_t i = 0; i < mesh.size(); ++i) {
     auto coordinate = mesh.coordinate_of(i);
     bool beside = true;
     for (int64_t m = 0; m < mesh.ndim(); ++m) beside &= coordinate[m] == own[m] || std::ranges::find(dims, m) != dims.end();
     if (!beside) continue;
-    found.first.push_back(mesh.ranks()[i]);
-    found.second.push_back(std::move(coordinate));
+    found.ranks.push_back(mesh.ranks()[i]);
+    found.coordinates.push_back(std::move(coordinate));
   }
   return found;
 }
@@ -215,8 +227,7 @@ inline at::Tensor mix_on_mesh(const at::Tensor& x, const at::Tensor& experts, co
 inline at::Tensor mix_experts(const at::Tensor& x, const at::Tensor& experts, const at::Tensor& weights, const expert::Weights& w,
                               const MixOptions& options) {
   expert::check_sizes(x, experts, weights, w);
-  require(options.dispatch == "alltoall" || options.dispatch == "allgather", "mix_experts",
-          "there is no way to dispatch called '{}'; expected alltoall or allgather", options.dispatch);
+  expert::check_dispatch(options.dispatch);
   auto named = options;
   if (named.layer.empty()) named.layer = is_dtensor(w.w1) ? module_name(w.w1) : "";
   if (!is_dtensor(x) && !is_dtensor(w.w1)) return expert::mix_here(x, experts, weights, w, {0, w.w1.size(0)}, w.w1.size(0), named);

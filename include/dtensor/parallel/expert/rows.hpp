@@ -42,15 +42,16 @@ inline std::vector<int64_t> numbers_of(const at::Tensor& x) {
 
 inline Rows sorted_rows(const at::Tensor& chosen, int64_t experts) {
   auto [sorted, slots] = at::sort(chosen.reshape({-1}), /*stable=*/true, /*dim=*/0, /*descending=*/false);
-  const auto counts = numbers_of(at::bincount(sorted.clamp(-1, experts).add(1), {}, experts + 2));  // of none, of each, of too large ones
+  // Of none, of each expert, and of those that there are not.
+  const auto counts = numbers_of(at::bincount(sorted.clamp(-1, experts).add(1), {}, experts + 2));
   require(counts.back() == 0 && (sorted.numel() == 0 || sorted[0].item<int64_t>() >= -1), "mix_experts",
           "a token chose an expert that there is not; expected numbers below {}, or -1 for none", experts);
-  const auto rows = sorted.numel() - counts[0];
+  const auto k = chosen.size(1), rows = sorted.numel() - counts[0];
   slots = slots.narrow(0, counts[0], rows);
-  return {slots, slots.div(chosen.size(1), "floor"), sorted.narrow(0, counts[0], rows), {counts.begin() + 1, counts.end() - 1}, chosen.size(1)};
+  return {slots, slots.div(k, "floor"), sorted.narrow(0, counts[0], rows), {counts.begin() + 1, counts.end() - 1}, k};
 }
 
-// [rows, dim] -> [tokens, dim]: the sum of each token's rows. No two rows have one place, so this is the same on every device and each time.
+// [rows, dim] -> [tokens, dim]: the sum of each token's rows. No two rows have one place, so it is the same on every device and each time.
 inline at::Tensor sums_of_rows(const at::Tensor& x, const Rows& rows, int64_t tokens) {
   const auto places = at::zeros({tokens * rows.choices, x.size(1)}, x.options()).index_copy_(0, rows.slots, x);
   return places.view({tokens, rows.choices, x.size(1)}).sum(1);

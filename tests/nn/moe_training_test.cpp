@@ -1,0 +1,241 @@
+// Models of experts train on meshes with the numbers of one device: every router, drop, loss and balance, cut in every way.
+#include "tests/support/core_support.hpp"
+#include "tests/support/refuses.hpp"
+
+#include <dtensor/dtensor.hpp>
+#include <dtensor/nn/moe.hpp>
+#include <dtensor/training/checkpoint.hpp>
+#include <dtensor/training/clip.hpp>
+
+#include <torch/torch.h>
+
+#include <optional>
+
+using namespace dtensor;
+using namespace dtensor::test;
+
+namespace {
+
+constexpr int64_t kDim = 8, kBatch = 4, kLength = 6, kSteps = 5;
+
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(const nn::MoEOptions& options) {
+    in = register_module("in", torch::nn::Linear(kDim, kDim));
+    moe = register_module("moe", nn::MoE(options));
+    out = register_module("out", torch::nn::Linear(kDim, kDim));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto h = torch::tanh(in(x));
+    return out(h + (checkpointed ? checkpoint([this](const at::Tensor& y) { return moe(y); }, h) : moe(h)));
+  }
+  bool checkpointed = false;
+  torch::nn::Linear in{nullptr}, out{nullptr};
+  nn::MoE moe{nullptr};
+};
+TORCH_MODULE(Net);
+
+nn::MoEOptions options_of(const std::function<void(nn::MoEOptions&)>& change = [](auto&) {}) {
+  nn::MoEOptions options{.dim = kDim, .hidden = 6, .experts = 8, .router = {.dtype = torch::kDouble}};
+  change(options);
+  return options;
+}
+
+struct Result {
+  std::vector<double> losses, norms;
+  std::vector<at::Tensor> gradients, parameters;  // gradients of the first step
+  at::Tensor bias, counts;                        // counts of the first step
+};
+
+using Place = std::function<at::Tensor(const at::Tensor&)>;
+
+// Five steps of AdamW over two microbatches each.
+Result train(const nn::MoEOptions& options, const std::function<void(Net&)>& lay_out, const Place& place, bool checkpointed = false) {
+  torch::manual_seed(3);
+  Net net(options);
+  net->to(torch::kDouble);
+  net->checkpointed = checkpointed;
+  lay_out(net);
+  nn::set_loss_scale(*net, 0.5);
+  torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.01));
+  Result result;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    double sum = 0;
+    for (int half = 0; half < 2; ++half) {
+      at::Tensor x, target;
+      {
+        const NoSpmd plain;
+        torch::manual_seed(100 + 2 * step + half);
+        x = torch::randn({kBatch, kLength, kDim}, torch::kDouble), target = torch::randn({kBatch, kLength, kDim}, torch::kDouble);
+      }
+      const auto loss = torch::mse_loss(net(place(x)), place(target)) / 2;
+      loss.backward();
+      sum += loss.item<double>();
+    }
+    result.losses.push_back(sum);
+    if (step == 0) {
+      for (const auto& p : net->parameters()) result.gradients.push_back(full_tensor(p.grad()).clone());
+      result.counts = net->moe->counts();
+    }
+    result.norms.push_back(clip_grad_norm_(net->parameters(), 0.5));
+    optimizer.step();
+    nn::update_balance(*net);
+  }
+  for (const auto& p : net->parameters()) result.parameters.push_back(full_tensor(p.detach()).clone());
+  if (net->moe->bias.defined()) result.bias = full_tensor(net->moe->bias);
+  return result;
+}
+
+Result on_one_device(const nn::MoEOptions& options, bool checkpointed = false) {
+  const NoSpmd plain;
+  return train(options, [](Net&) {}, [](const at::Tensor& x) { return x; }, checkpointed);
+}
+
+void check(const Result& got, const Result& expected, const std::string& what, double tolerance = 1e-12) {
+  const NoSpmd plain;
+  for (int64_t i = 0; i < kSteps; ++i) {
+    require(std::abs(got.losses[i] - expected.losses[i]) <= tolerance, "test", "{}: loss {} is {} and not {}", what, i, got.losses[i],
+            expected.losses[i]);
+    require(std::abs(got.norms[i] - expected.norms[i]) <= tolerance * expected.norms[i], "test", "{}: norm {} is {} and not {}", what, i,
+            got.norms[i], expected.norms[i]);
+  }
+  const auto same = [&](const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b, const char* kind) {
+    for (size_t i = 0; i < b.size(); ++i) {
+      const auto difference = (a[i] - b[i]).abs().max().item<double>();
+      require(difference <= tolerance * std::max(1.0, b[i].abs().max().item<double>()), "test", "{}: {} {} differs by {}", what, kind, i,
+              difference);
+    }
+  };
+  same(got.gradients, expected.gradients, "gradient");
+  same(got.parameters, expected.parameters, "parameter");
+  require(got.counts.equal(expected.counts), "test", "{}: the counts differ", what);
+  require(!expected.bias.defined() || got.bias.equal(expected.bias), "test", "{}: the biases differ", what);
+}
+
+struct Way {
+  Placements batch;
+  ExpertParallelOptions parallel;
+  std::optional<std::string> fully = {};  // the mesh dimension over which all parameters are sharded
+};
+
+void check_on(const DeviceMesh& mesh, const nn::MoEOptions& options, const Way& way, const Result& expected, const std::string& what,
+              bool checkpointed = false) {
+  const Spmd spmd(mesh);
+  const auto lay_out = [&](Net& net) {
+    expert_parallel(*net, mesh, way.parallel);
+    if (way.fully) fully_shard(*net, mesh[*way.fully]);
+  };
+  const auto got = train(options, lay_out, [&](const at::Tensor& x) { return distribute_tensor(x, mesh, way.batch).tensor(); }, checkpointed);
+  check(got, expected, what);
+}
+
+const std::vector<std::pair<std::string, nn::MoEOptions>>& kinds() {
+  static const std::vector<std::pair<std::string, nn::MoEOptions>> all{
+      {"dropless", options_of()},
+      {"gelu and sigmoid", options_of([](auto& o) { o.gated = false, o.router.scores = "sigmoid", o.router.scale = 2.5; })},
+      {"groups", options_of([](auto& o) { o.router.groups = 4, o.router.top_groups = 2, o.router.top_k = 3; })},
+      {"shared expert", options_of([](auto& o) { o.shared_hidden = 6; })},
+      {"capacity by position", options_of([](auto& o) { o.capacity_factor = 0.8; })},
+      {"capacity by probability", options_of([](auto& o) { o.capacity_factor = 0.8, o.drop = "probability"; })},
+      {"balance of the batch", options_of([](auto& o) { o.balance_loss = 0.5, o.z_loss = 0.1; })},
+      {"balance of sequences", options_of([](auto& o) { o.balance_loss = 0.5, o.balance_over = "sequence"; })},
+      {"global balance", options_of([](auto& o) { o.balance_loss = 0.5, o.balance_over = "global"; })},
+      {"bias", options_of([](auto& o) { o.bias_rate = 0.05, o.router.scores = "sigmoid"; })},
+      {"centered bias", options_of([](auto& o) { o.bias_rate = 0.05, o.center_bias = true; })},
+      {"all at once", options_of([](auto& o) {
+         o.capacity_factor = 1, o.balance_loss = 0.3, o.z_loss = 0.1, o.bias_rate = 0.05, o.shared_hidden = 6, o.drop = "probability";
+       })},
+  };
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("experts train on any mesh with the numbers of one device", "[experts]") {
+  for (const auto& [name, options] : kinds()) {
+    const auto expected = on_one_device(options);
+    CAPTURE(name);
+    for (const std::string transport : {"threads", "shm"}) {
+      REQUIRE_NOTHROW(on_ranks(
+          4,
+          [&, kind = name, o = options](World&) {
+            const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"dp", "ep"});
+            check_on(mesh, o, {{shard(0), shard(0)}, {}}, expected, kind);
+            check_on(mesh, o, {{shard(0), shard(1)}, {.dispatch = "allgather"}, "dp"}, expected, kind + ", gathered and fully sharded");
+          },
+          transport));
+    }
+  }
+}
+
+TEST_CASE("experts train with each way of cutting the mesh", "[experts]") {
+  const auto options = kinds().back().second;
+  const auto expected = on_one_device(options);
+  const auto check_all = [&](World&) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2, 2, 2}, {"dp", "cp", "tp"});
+    const Placement b = shard(0), l = shard(1), r = replicate();
+    check_on(mesh, options, {{b, l, r}, {.dims = {"cp"}, .hidden = "tp"}}, expected, "experts over cp and their width over tp");
+    check_on(mesh, options, {{b, l, l}, {.dims = {"cp", "tp"}}, "dp"}, expected, "experts over cp x tp");
+    check_on(mesh, options, {{b, l, r}, {.dims = {"dp", "cp", "tp"}}}, expected, "experts over all ranks");
+    check_on(mesh, options, {{b, b, r}, {.dims = {"dp"}, .hidden = "tp"}, "cp"}, expected, "fully sharded over what is left");
+  };
+  for (const std::string transport : {"threads", "gloo"}) REQUIRE_NOTHROW(on_ranks(8, check_all, transport));
+}
+
+TEST_CASE("experts of 1 to 8 ranks train alike", "[experts]") {
+  const auto options = options_of([](auto& o) { o.balance_loss = 0.3; });
+  const auto expected = on_one_device(options), of_six = on_one_device(options_of([](auto& o) { o.experts = 6; }));
+  for (const int ranks : {1, 2, 4, 8}) {
+    CAPTURE(ranks);
+    REQUIRE_NOTHROW(on_ranks(ranks, [&](World&) {
+      const auto mesh = init_device_mesh(c10::kCPU, {ranks}, {"ep"});
+      check_on(mesh, options, {{shard(0)}, {}}, expected, "cut along the batch");  // of 8 ranks four have no tokens
+    }));
+  }
+  REQUIRE_NOTHROW(on_ranks(3, [&](World&) {
+    const auto mesh = init_device_mesh(c10::kCPU, {3}, {"ep"});
+    check_on(mesh, options_of([](auto& o) { o.experts = 6; }), {{shard(1)}, {}}, of_six, "three ranks");
+  }));
+}
+
+TEST_CASE("experts that are computed again route alike and count once", "[experts]") {
+  for (const auto& [name, options] : kinds()) {
+    CAPTURE(name);
+    const auto expected = on_one_device(options), again = on_one_device(options, true);
+    REQUIRE_NOTHROW(check(again, expected, "one device", 0));
+    if (name != "all at once") continue;
+    for (const std::string transport : {"threads", "shm"}) {
+      REQUIRE_NOTHROW(on_ranks(
+          2,
+          [&, o = options](World&) {
+            check_on(init_device_mesh(c10::kCPU, {2}, {"ep"}), o, {{shard(0)}, {}}, expected, "two ranks", true);
+          },
+          transport));
+    }
+  }
+}
+
+TEST_CASE("experts that cannot be cut are refused on every rank", "[experts]") {
+  REQUIRE_NOTHROW(on_ranks(4, [](World& world) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"dp", "ep"});
+    const Spmd spmd(mesh);
+    Net net(options_of());
+    refuses("there is no dimension \"pe\"", [&] { expert_parallel(*net, mesh, {.dims = {"pe"}}); });
+    refuses("ep cannot cut both", [&] { expert_parallel(*net, mesh, {.hidden = "ep"}); });
+    refuses("there is no way to dispatch", [&] { expert_parallel(*net, mesh, {.dispatch = "pigeon"}); });
+    Net odd(options_of([](auto& o) { o.experts = 6; }));
+    refuses("moe.experts: experts = ranks x experts of a rank: 6 experts cannot be shared alike by 4 ranks",
+            [&] { expert_parallel(*odd, mesh, {.dims = {"dp", "ep"}}); });
+    expert_parallel(*net, mesh);
+    refuses("are cut already", [&] { expert_parallel(*net, mesh); });
+    refuses("no layer of experts", [&] { expert_parallel(*net->in, mesh); });
+    // A token of one rank that is not a number.
+    auto x = torch::zeros({kBatch, kLength, kDim});
+    const auto cut = distribute_tensor(x, mesh, {shard(0), shard(0)});
+    if (world.rank() == 3) {
+      const NoSpmd plain;
+      cut.to_local().fill_(std::nan(""));
+    }
+    if (world.rank() >= 2) refuses("moe.experts: the routing is not finite on rank 3", [&] { net->moe(cut); });
+  }));
+}
