@@ -125,8 +125,8 @@ void check_on(const DeviceMesh& mesh, const nn::MoEOptions& options, const Way& 
     expert_parallel(*net, mesh, way.parallel);
     if (way.fully) fully_shard(*net, mesh[*way.fully]);
   };
-  const auto got = train(options, lay_out, [&](const at::Tensor& x) { return distribute_tensor(x, mesh, way.batch).tensor(); }, checkpointed);
-  check(got, expected, what);
+  const auto place = [&](const at::Tensor& x) { return distribute_tensor(x, mesh, way.batch).tensor(); };
+  check(train(options, lay_out, place, checkpointed), expected, what);
 }
 
 const std::vector<std::pair<std::string, nn::MoEOptions>>& kinds() {

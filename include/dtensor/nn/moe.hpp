@@ -40,13 +40,14 @@ struct MoEOptions {
   // Balance without a loss: update_balance moves each expert's bias by so much, up where it has fewer tokens than the mean (Wang et al.,
   // 2024; DeepSeek-V3: 0.001).
   double bias_rate = 0;
+  bool biased = false;       // has biases whatever the rate: a model that was trained with them
   bool center_bias = false;  // the changes' mean is taken off (torchtitan)
 };
 
 class MoEImpl : public torch::nn::Module {
  public:
   // Throws for sizes below 1 and options that go together with nothing.
-  explicit MoEImpl(const MoEOptions& options);
+  explicit MoEImpl(const MoEOptions& o);
 
   // x [batch, length, dim], or any other [..., dim] -> as x. Tokens are counted, and losses take part, in training where gradients are
   // recorded: once, also where an activation checkpoint runs it twice.
@@ -63,13 +64,18 @@ class MoEImpl : public torch::nn::Module {
   Router gate{nullptr};
   Experts experts{nullptr};
   SwiGLU shared_experts{nullptr};  // empty without shared_hidden
-  torch::Tensor bias;              // a buffer [experts], float32; undefined where bias_rate is 0
+  torch::Tensor bias;              // a buffer [experts], float32; undefined without
+
+  // May be changed between steps, but for sizes, router and biased.
+  MoEOptions options;
+
+  // Sets the rate, and adds biases where there are none.
+  void balance_by_bias(double rate);
 
  private:
   at::Tensor within_capacity(const Routing& routing) const;
   at::Tensor counts_for_balance(const Routing& routing);
   at::Tensor add_losses(const at::Tensor& y, const Routing& routing);
-  MoEOptions options_;
   at::Tensor counts_;  // of the ranks' tokens, not yet added up
 };
 TORCH_MODULE(MoE);
@@ -106,8 +112,7 @@ inline torch::Tensor ExpertsImpl::forward(const torch::Tensor& x, const torch::T
   return mix_experts(x, experts, weights, {w1, w2, w3}, mix);
 }
 
-inline MoEImpl::MoEImpl(const MoEOptions& options) : options_(options) {
-  const auto& o = options_;
+inline MoEImpl::MoEImpl(const MoEOptions& o) : options(o) {
   require(o.dim >= 1 && o.hidden >= 1 && o.experts >= 1 && o.shared_hidden >= 0, "MoE",
           "got dim {}, hidden {}, {} experts, shared hidden {}", o.dim, o.hidden, o.experts, o.shared_hidden);
   require(o.capacity_factor >= 0 && (o.drop == "position" || o.drop == "probability"), "MoE",
@@ -117,12 +122,17 @@ inline MoEImpl::MoEImpl(const MoEOptions& options) : options_(options) {
   gate = register_module("gate", Router(o.dim, o.experts, o.router));
   experts = register_module("experts", Experts(o.experts, o.dim, o.hidden, o.gated));
   if (o.shared_hidden > 0) shared_experts = register_module("shared_experts", SwiGLU(o.dim, o.shared_hidden));
-  if (o.bias_rate != 0) bias = register_buffer("bias", torch::zeros({o.experts}));
+  if (o.bias_rate != 0 || o.biased) balance_by_bias(o.bias_rate);
+}
+
+inline void MoEImpl::balance_by_bias(double rate) {
+  options.bias_rate = rate;
+  if (!bias.defined()) bias = register_buffer("bias", torch::zeros({options.experts}));
 }
 
 inline torch::Tensor MoEImpl::forward(const torch::Tensor& x) {
   const auto routing = gate(x, bias);
-  auto y = experts(x, options_.capacity_factor > 0 ? within_capacity(routing) : routing.experts, routing.weights);
+  auto y = experts(x, options.capacity_factor > 0 ? within_capacity(routing) : routing.experts, routing.weights);
   if (shared_experts) y = y + shared_experts(x);
   return is_training() && c10::GradMode::is_enabled() ? add_losses(y, routing) : y;
 }
@@ -131,9 +141,9 @@ inline torch::Tensor MoEImpl::forward(const torch::Tensor& x) {
 inline at::Tensor MoEImpl::within_capacity(const Routing& routing) const {
   const at::NoGradGuard no_grad;
   return kept_in_checkpoints([&]() -> TensorVector {
-    const auto k = routing.experts.size(-1), experts = options_.experts;
-    const auto capacity = capacity_of(options_.capacity_factor, routing.experts.numel() / k, k, experts);
-    return {limit_to_capacity(routing.experts, routing.weights, experts, capacity, options_.drop)};
+    const auto k = routing.experts.size(-1), experts = options.experts;
+    const auto capacity = capacity_of(options.capacity_factor, routing.experts.numel() / k, k, experts);
+    return {limit_to_capacity(routing.experts, routing.weights, experts, capacity, options.drop)};
   })[0];
 }
 
@@ -142,18 +152,18 @@ inline at::Tensor MoEImpl::counts_for_balance(const Routing& routing) {
   return kept_in_checkpoints([&]() -> TensorVector {
     const auto now = tokens_per_expert(routing.experts, routing.scores);
     counts_ = counts_.defined() ? counts_ + now : now;
-    if (options_.balance_over == "sequence") return {tokens_per_expert(routing.experts, routing.scores, true)};
-    return {options_.balance_over == "global" ? counts_ : now};
+    if (options.balance_over == "sequence") return {tokens_per_expert(routing.experts, routing.scores, true)};
+    return {options.balance_over == "global" ? counts_ : now};
   })[0];
 }
 
 inline at::Tensor MoEImpl::add_losses(const at::Tensor& y, const Routing& routing) {
   const auto counts = counts_for_balance(routing);
-  if (options_.balance_loss == 0 && options_.z_loss == 0) return y;
+  if (options.balance_loss == 0 && options.z_loss == 0) return y;
   at::Tensor loss;
-  if (options_.balance_loss != 0) loss = balance_loss(routing.scores, counts) * options_.balance_loss;
-  if (options_.z_loss != 0) {
-    const auto z = nn::z_loss(routing.logits) * options_.z_loss;
+  if (options.balance_loss != 0) loss = balance_loss(routing.scores, counts) * options.balance_loss;
+  if (options.z_loss != 0) {
+    const auto z = nn::z_loss(routing.logits) * options.z_loss;
     loss = loss.defined() ? loss + z : z;
   }
   return with_loss(y, loss, loss_scale);
@@ -162,16 +172,16 @@ inline at::Tensor MoEImpl::add_losses(const at::Tensor& y, const Routing& routin
 inline torch::Tensor MoEImpl::counts() const {
   if (counts_.defined()) return full_tensor(counts_);
   const NoSpmd plain;
-  return torch::zeros({options_.experts}, torch::kLong);
+  return torch::zeros({options.experts}, torch::kLong);
 }
 
 inline void MoEImpl::update_balance() {
-  if (bias.defined() && counts_.defined()) {
+  if (bias.defined() && options.bias_rate != 0 && counts_.defined()) {
     torch::NoGradGuard no_grad;
     const auto load = counts_.to(at::kDouble);
     auto change = (load.mean() - load).sign();
-    if (options_.center_bias) change = change - change.mean();
-    bias.add_(change.to(bias.scalar_type()), options_.bias_rate);
+    if (options.center_bias) change = change - change.mean();
+    bias.add_(change.to(bias.scalar_type()), options.bias_rate);
   }
   counts_ = at::Tensor();
 }
