@@ -14,7 +14,7 @@ struct ExpertChoices {
 
 inline void add_expert_options(CLI::App& app, ExpertChoices& o) {
   app.add_option("--dispatch", o.dispatch, "with a mesh dimension ep: how tokens come to experts")
-      ->check(CLI::IsMember({"alltoall", "allgather"}));
+      ->check(CLI::IsMember({"alltoall", "deduplicated", "allgather", "automatic"}));
   app.add_option("--balance", o.balance, "what keeps experts equally busy: a loss, a bias without a loss, or nothing")
       ->check(CLI::IsMember({"loss", "bias", "none"}));
   app.add_option("--capacity", o.capacity, "how many times its equal share an expert takes; 0: all tokens that come")

@@ -62,7 +62,7 @@ TEST_CASE("experts: tokens that travel give the bits of one device", "[experts]"
 TEST_CASE("experts: routing that is as uneven as can be", "[experts]") {
   const auto check = [](const DeviceMesh& mesh, const MixCase& c, const std::string& what) {
     const auto expected = one_device(c);
-    for (const auto* dispatch : {"alltoall", "allgather"}) {
+    for (const auto* dispatch : {"alltoall", "deduplicated", "allgather", "automatic"}) {
       const bool travels = dispatch == std::string("alltoall");
       check_same(on_mesh(c, mesh, {shard(0)}, {shard(0)}, {.dispatch = dispatch}), expected, travels ? 0 : 1e-13, what);
     }
@@ -92,7 +92,7 @@ TEST_CASE("experts: every way of cutting them gives the numbers of one device", 
     const auto c = mix_case({.tokens = {4, 6}, .hidden = 6, .experts = 8});
     const auto expected = one_device(c);
     const Placement b = shard(0), l = shard(1), r = replicate(), s = shard(0), h = shard(1);
-    for (const auto* dispatch : {"alltoall", "allgather"}) {
+    for (const auto* dispatch : {"alltoall", "deduplicated", "allgather"}) {
       const auto check = [&](const Placements& tokens, const Placements& weights) {
         check_same(on_mesh(c, mesh, tokens, weights, {.dispatch = dispatch}), expected, 1e-13,
                    fmt::format("{} {} {}", dispatch, str(tokens), str(weights)));

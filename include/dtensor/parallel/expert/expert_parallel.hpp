@@ -34,7 +34,7 @@ struct ExpertParallelOptions {
   // sequence, each with tokens of its own, and what is left of the mesh (here dp) has copies of them.
   std::vector<std::string> dims = {"ep"};
   std::string hidden = "";  // the mesh dimension that cuts each expert's hidden width, as tensor parallelism does; empty: none
-  std::string dispatch = "alltoall";  // see MixOptions
+  std::string dispatch = "alltoall";  // or deduplicated, allgather, automatic: see MixOptions
 };
 
 // Cuts the experts of all expert::Layers of `module`, which was built inside Spmd on `mesh`: as many to each rank along options.dims. All

@@ -7,6 +7,8 @@
 // rank computes its own tokens.
 #pragma once
 
+#include <dtensor/parallel/expert/deduplicated.hpp>
+#include <dtensor/parallel/expert/dispatch.hpp>
 #include <dtensor/parallel/expert/exchange.hpp>
 #include <dtensor/parallel/expert/feed_forward.hpp>
 #include <dtensor/tensor/custom_op.hpp>
@@ -25,8 +27,11 @@ namespace dtensor {
 struct MixOptions {
   //   alltoall   each row to the rank of its expert, and back: exact numbers, no padding. Experts compute the rows of one device in their
   //              order, so outputs and the experts' gradients have its bits where nothing but experts and tokens is cut
+  //   deduplicated  each token once to each rank that has any of its experts, where its results are weighted and added: less where a
+  //              token has several experts on a rank
   //   allgather  every rank gets all tokens of the group, and its experts' share of the result is reduced: less where a token has more
   //              experts than there are ranks
+  //   automatic  what takes the least time by the prices of set_comm_cost
   std::string dispatch = "alltoall";
   std::string layer = "";  // its name in errors; empty: that of the weights' module
   bool error_if_nonfinite = true;
@@ -37,7 +42,8 @@ struct MixOptions {
 //
 // Differentiable in all but `experts`. Gradients are sums over all tokens, on any mesh. Every rank takes part in all that is communicated,
 // also one without tokens or whose experts nobody chose. Communicates, for alltoall, one all_gather of counts and two all_to_all, and two
-// more in backward; for allgather an all_gather and a reduce_scatter, and as many in backward. Throws for sizes that do not fit, an expert
+// more in backward; for deduplicated four all_to_all and one of counts, and three in backward; for allgather an all_gather and a
+// reduce_scatter, and as many in backward. Throws for sizes that do not fit, an expert
 // that there is not, weights that are cut in another way, and routing weights with NaN or infinity, naming the layer and the rank.
 at::Tensor mix_experts(const at::Tensor& x, const at::Tensor& experts, const at::Tensor& weights, const expert::Weights& w,
                        const MixOptions& options = {});
@@ -45,11 +51,6 @@ at::Tensor mix_experts(const at::Tensor& x, const at::Tensor& experts, const at:
 // -- How ------------------------------------------------------------------------------------------------------------------
 
 namespace expert {
-
-inline void check_dispatch(const std::string& name) {
-  require(name == "alltoall" || name == "allgather", "mix_experts",
-          "there is no way to dispatch called '{}'; expected alltoall or allgather", name);
-}
 
 inline void check_sizes(const at::Tensor& x, const at::Tensor& experts, const at::Tensor& weights, const Weights& w) {
   const auto str = [](const at::Tensor& tensor) { return detail::str_of(tensor.sizes()); };
@@ -89,9 +90,20 @@ inline at::Tensor mix_here(const at::Tensor& x, const at::Tensor& chosen, const 
   return weighted_sums(computed, by_token(weights), rows).view(x.sizes());
 }
 
+inline MixOptions unchecked(MixOptions options) {
+  options.error_if_nonfinite = false;
+  return options;
+}
+
 // On one rank of a group, with its own tokens and its own experts.
 inline at::Tensor mix_among(const Group& group, const at::Tensor& x, const at::Tensor& chosen, const at::Tensor& weights, const Weights& w,
                             const MixOptions& options) {
+  if (options.dispatch == "deduplicated") {
+    const TokenExchange exchange(group, by_token(chosen), is_finite(weights, options), options.layer);
+    const auto computed = mix_here(exchange.to_experts(by_token(x)), exchange.chosen(), exchange.to_experts(by_token(weights)), w,
+                                   {0, w.w1.size(0)}, w.w1.size(0), unchecked(options));
+    return exchange.to_tokens(computed).view(x.sizes());
+  }
   const auto rows = sorted_rows(by_token(chosen), group.first_expert.back());
   const Exchange exchange(group, rows, is_finite(weights, options), options.layer);
   const auto computed = feed_forward(exchange.to_experts(take_rows(by_token(x), rows)), exchange.counts(), w);
@@ -127,7 +139,7 @@ inline void check_cut(const Placement& placement, std::string_view layer, const 
           "dt::expert_parallel cuts them", layer, layout.str());
 }
 
-inline Plan plan_of(const at::Tensor& x, const Weights& w, const MixOptions& options) {
+inline Plan plan_of(const at::Tensor& x, const Weights& w, const std::string& dispatch, std::string_view layer) {
   const auto* of_w = find_layout(w.w1);
   const auto* of_x = find_layout(x);
   Plan plan{of_w ? of_w->mesh() : of_x->mesh(), {}, {}, {}, {}, {}};
@@ -137,14 +149,14 @@ inline Plan plan_of(const at::Tensor& x, const Weights& w, const MixOptions& opt
   const auto cut = of_w ? Placements(of_w->placements().begin(), of_w->placements().end()) : whole;
   plan.tokens = plan.w1 = plan.w2 = plan.out = whole;
   for (int64_t m = 0; m < ndim; ++m) {
-    if (of_w) check_cut(cut[m], options.layer, *of_w);
+    if (of_w) check_cut(cut[m], layer, *of_w);
     const bool by_tokens = now[m].is_shard() && now[m].dim + 1 < x.dim();
     if (by_tokens) plan.tokens[m] = now[m];
     if (!cut[m].is_shard() || plan.mesh.size(m) == 1) {
       plan.out[m] = plan.tokens[m];
       continue;
     }
-    const bool by_experts = cut[m].dim == 0, exchanges = by_experts && options.dispatch == "alltoall";
+    const bool by_experts = cut[m].dim == 0, exchanges = by_experts && dispatch != "allgather";
     plan.w1[m] = cut[m];
     plan.w2[m] = by_experts ? cut[m] : shard(2, cut[m].cut());
     if (by_experts) plan.expert_dims.push_back(m);
@@ -193,6 +205,26 @@ inline Group group_of(const at::Tensor& x, const Weights& w, const Plan& plan) {
   return group;
 }
 
+// Of plain tensors any.
+inline std::string automatic_dispatch(const at::Tensor& x, const at::Tensor& experts, const Weights& w) {
+  const auto* layout = find_layout(w.w1);
+  if (!layout) return dispatches()[0];
+  const auto plan = plan_of(x, w, dispatches()[0], "");
+  const auto* of_x = find_layout(x);
+  DispatchShape shape{.tokens = x.numel() / std::max<int64_t>(x.size(-1), 1), .dim = x.size(-1), .k = experts.size(-1),
+                      .experts = w.w1.size(0), .element_size = static_cast<int64_t>(x.element_size()), .whole = true};
+  std::vector<CommCost> links;
+  for (const auto m : plan.expert_dims) {
+    shape.ranks *= plan.mesh.size(m);
+    shape.whole &= !of_x || of_x->placements()[m].is_replicate();
+    links.push_back(comm_cost(plan.mesh, m));
+  }
+  for (int64_t m = 0; m < plan.mesh.ndim(); ++m) {
+    if (plan.tokens[m].is_shard()) shape.tokens = (shape.tokens + plan.mesh.size(m) - 1) / plan.mesh.size(m);
+  }
+  return links.empty() ? dispatches()[0] : cheapest_dispatch(shape, links);
+}
+
 // Where x lay, as far as that is a layout of the result.
 inline Placements as_before(const at::Tensor& x, const Plan& plan) {
   auto placements = plan.out;
@@ -206,7 +238,7 @@ inline Placements as_before(const at::Tensor& x, const Plan& plan) {
 
 inline at::Tensor mix_on_mesh(const at::Tensor& x, const at::Tensor& experts, const at::Tensor& weights, const Weights& w,
                               const MixOptions& options) {
-  const auto plan = plan_of(x, w, options);
+  const auto plan = plan_of(x, w, options.dispatch, options.layer);
   std::optional<Group> group;
   if (plan.exchanges) group = group_of(x, w, plan);
   const auto own = experts_at(w.w1, plan, plan.mesh.coordinate());
@@ -229,6 +261,7 @@ inline at::Tensor mix_experts(const at::Tensor& x, const at::Tensor& experts, co
   expert::check_sizes(x, experts, weights, w);
   expert::check_dispatch(options.dispatch);
   auto named = options;
+  if (named.dispatch == "automatic") named.dispatch = expert::automatic_dispatch(x, experts, w);
   if (named.layer.empty()) named.layer = is_dtensor(w.w1) ? module_name(w.w1) : "";
   if (!is_dtensor(x) && !is_dtensor(w.w1)) return expert::mix_here(x, experts, weights, w, {0, w.w1.size(0)}, w.w1.size(0), named);
   return expert::mix_on_mesh(x, experts, weights, w, named);
