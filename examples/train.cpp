@@ -286,7 +286,7 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
   if (trace) trace->stop();
   if (log) log->end(parameters, parameters_here, traffic.count(), traffic.bytes());
   if (log && has_experts(*learner.model) && !load.empty())
-    fmt::print("{}: most tokens of an expert over the mean: {:.3f} in the first step, {:.3f} in the last\n", name, load.front(), load.back());
+    fmt::print("{}: most tokens of an expert over the mean: {:.3f} at first, {:.3f} at last\n", name, load.front(), load.back());
   if (log && mesh && o.traffic) fmt::print("{}\n{}\n", traffic.str(), traffic.module_str());
   return curve;
 }

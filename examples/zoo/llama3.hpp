@@ -1,6 +1,6 @@
 // Llama 3 (Dubey et al., "The Llama 3 Herd of Models", 2024), and Mixtral (Jiang et al., "Mixtral of Experts", 2024), which has experts in
-// place of feed-forward layers; in plain libtorch, for one device. Their modules are named as in Meta's and Mistral's checkpoints. Shapes: b
-// batch, t length, d width.
+// place of feed-forward layers; in plain libtorch, for one device. Their modules are named as in Meta's and Mistral's checkpoints. Shapes:
+// b batch, t length, d width.
 #pragma once
 
 #include "model.hpp"

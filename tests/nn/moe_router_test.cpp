@@ -123,6 +123,40 @@ TEST_CASE("router: scores are in float32 at least whatever the model is in", "[e
   REQUIRE(exact(torch::randn({5, 4})).weights.scalar_type() == torch::kDouble);
 }
 
+TEST_CASE("router: sinkhorn evens out what scores do not", "[experts]") {
+  torch::manual_seed(6);
+  const auto logits = torch::randn({64, 4}, torch::kDouble) + torch::tensor({2., 0., 0., -2.}, torch::kDouble);
+  const auto busiest = [&](const std::string& by) {
+    const auto routing = nn::route(logits, {.top_k = 1, .choose_by = by, .sinkhorn_rounds = 50});
+    REQUIRE(routing.weights.reshape({-1}).equal(torch::ones({64}, torch::kDouble)));
+    return nn::tokens_per_expert(routing.experts, routing.scores).max().item<int64_t>();
+  };
+  REQUIRE(busiest("scores") > 40);
+  REQUIRE(busiest("sinkhorn") < 24);
+  const auto evened = nn::detail::evened(logits, 50);
+  REQUIRE((evened.sum(0) - 0.25).abs().max().item<double>() < 1e-12);
+  REQUIRE((evened.sum(1) - 1.0 / 64).abs().max().item<double>() < 1e-6);
+}
+
+TEST_CASE("router: in turns all experts are equally busy", "[experts]") {
+  const auto routing = nn::route(torch::randn({3, 4, 6}), {.top_k = 2, .normalize = false, .choose_by = "turns"});
+  REQUIRE(indices_of(nn::tokens_per_expert(routing.experts, routing.scores)) == std::vector<int64_t>(6, 4));
+  REQUIRE(indices_of(routing.experts.view({12, 2})[2]) == std::vector<int64_t>{4, 5});
+  REQUIRE(routing.weights.equal(routing.scores.gather(-1, routing.experts)));
+}
+
+TEST_CASE("router: jitter is of training, and small", "[experts]") {
+  torch::manual_seed(7);
+  nn::Router router(4, 3, nn::RouterOptions{.jitter = 0.1}), plain(4, 3, nn::RouterOptions{});
+  plain->weight.set_data(router->weight.data());
+  const auto x = torch::randn({50, 4});
+  const auto exact = plain(x).logits, noisy = router(x).logits;
+  REQUIRE_FALSE(noisy.equal(exact));
+  REQUIRE((noisy - exact).abs().max().item<double>() < 0.1 * torch::linear(x.abs(), plain->weight.abs()).max().item<double>());
+  router->eval();
+  REQUIRE(router(x).logits.equal(exact));
+}
+
 TEST_CASE("router: what cannot be is refused by name", "[experts]") {
   const auto logits = torch::zeros({2, 8});
   REQUIRE_THROWS_WITH(nn::route(logits, {.top_k = 9}), says("is to choose 9 experts among 8"));
@@ -130,6 +164,8 @@ TEST_CASE("router: what cannot be is refused by name", "[experts]") {
   REQUIRE_THROWS_WITH(nn::route(logits, {.top_k = 3, .groups = 4, .top_groups = 1}), says("is to choose 3 experts among 2"));
   REQUIRE_THROWS_WITH(nn::route(logits, {.groups = 3}), says("got 3 groups"));
   REQUIRE_THROWS_WITH(nn::route(logits, {.scores = "tanh"}), says("no scores called 'tanh'"));
+  REQUIRE_THROWS_WITH(nn::route(logits, {.choose_by = "dice"}), says("no choice by 'dice'"));
+  REQUIRE_THROWS_WITH(nn::route(logits, {.jitter = 1}), says("a jitter of 1"));
   REQUIRE_THROWS_WITH(nn::capacity_of(0, 8, 2, 4), says("capacity factor of 0"));
   REQUIRE_THROWS_WITH(nn::limit_to_capacity(torch::zeros({2, 1}, torch::kLong), torch::ones({2, 1}), 4, 0), says("capacity of 0"));
   REQUIRE_THROWS_WITH(nn::limit_to_capacity(torch::zeros({2, 1}, torch::kLong), torch::ones({2, 1}), 4, 1, "random"), says("'random'"));
