@@ -139,7 +139,7 @@ inline torch::Tensor MoEImpl::forward(const torch::Tensor& x) {
 
 // What is kept in checkpoints is neither exchanged nor counted again.
 inline at::Tensor MoEImpl::within_capacity(const Routing& routing) const {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   return kept_in_checkpoints([&]() -> TensorVector {
     const auto k = routing.experts.size(-1), experts = options.experts;
     const auto capacity = capacity_of(options.capacity_factor, routing.experts.numel() / k, k, experts);
@@ -148,7 +148,7 @@ inline at::Tensor MoEImpl::within_capacity(const Routing& routing) const {
 }
 
 inline at::Tensor MoEImpl::counts_for_balance(const Routing& routing) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   return kept_in_checkpoints([&]() -> TensorVector {
     const auto now = tokens_per_expert(routing.experts, routing.scores);
     counts_ = counts_.defined() ? counts_ + now : now;

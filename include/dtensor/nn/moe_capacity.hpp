@@ -5,6 +5,7 @@
 #include <dtensor/tensor/custom_op.hpp>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <cmath>
 #include <string>
@@ -61,7 +62,8 @@ inline at::Tensor limit_to_capacity(const at::Tensor& chosen, const at::Tensor& 
   const auto limit = [&](const at::Tensor& c, const at::Tensor& w) {
     return detail::within_capacity(c, w, experts, capacity, drop == "probability");
   };
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
+  if (chosen.is_meta()) return at::empty_like(chosen);  // in a dry run
   const auto* layout = find_layout(chosen);
   if (!layout) return limit(chosen, weights.detach());
   const Placements whole(layout->mesh().ndim(), replicate());

@@ -42,6 +42,8 @@ class TokenExchange {
 inline TokenExchange::TokenExchange(const Group& group, const at::Tensor& chosen, bool finite, std::string_view layer)
     : group_(group), tokens_(chosen.size(0)) {
   const auto ranks = static_cast<int64_t>(group.tokens.size()), experts = group.first_expert.back();
+  require(!chosen.is_meta(), "mix_experts", "{}: a dry run has no choices, so nobody knows how many tokens go where; hint: .dispatch "
+          "alltoall, which takes experts for equally busy", layer);
   require(chosen.numel() == 0 || (chosen.max().item<int64_t>() < experts && chosen.min().item<int64_t>() >= -1), "mix_experts",
           "a token chose an expert that there is not; expected numbers below {}, or -1 for none", experts);
   // Ranks from 1 on, and 0 for no expert.

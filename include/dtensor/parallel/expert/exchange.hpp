@@ -43,7 +43,8 @@ class Exchange {
     int64_t at, rows;       // among those received
   };
   at::Tensor counts_by_run(const Rows& rows, bool finite) const;
-  void sort(std::vector<Segment> segments);
+  std::vector<int64_t> even_counts(int64_t choices) const;
+  void sort(std::vector<Segment> segments, const at::TensorOptions& options);
 
   const Group& group_;
   Lengths send_, recv_;
@@ -59,6 +60,7 @@ inline at::Tensor Exchange::counts_by_run(const Rows& rows, bool finite) const {
   const auto columns = group_.first_expert.back() + 1, height = static_cast<int64_t>(runs.size());
   std::vector<int64_t> lengths;
   for (const auto& run : runs) lengths.push_back(run.length());
+  if (rows.slots.is_meta()) return at::empty({height, columns}, rows.slots.options());
   const auto device = rows.slots.device();
   const auto run_of = at::repeat_interleave(at::tensor(lengths, at::kLong).to(device)).index_select(0, rows.tokens);
   const auto counts = at::bincount(run_of.mul(columns).add(rows.experts), {}, height * columns).view({height, columns});
@@ -66,12 +68,28 @@ inline at::Tensor Exchange::counts_by_run(const Rows& rows, bool finite) const {
   return counts;
 }
 
+// Of all runs, for a dry run: a rank's rows are said to be of its first one.
+inline std::vector<int64_t> Exchange::even_counts(int64_t choices) const {
+  const auto experts = group_.first_expert.back();
+  std::vector<int64_t> all;
+  for (const auto& runs : group_.tokens) {
+    int64_t rows = 0;
+    for (const auto& run : runs) rows += run.length() * choices;
+    for (size_t i = 0; i < runs.size(); ++i) {
+      for (int64_t e = 0; e < experts; ++e) all.push_back(i == 0 ? even_share(rows, e, experts) : 0);
+      all.push_back(0);
+    }
+  }
+  return all;
+}
+
 inline Exchange::Exchange(const Group& group, const Rows& rows, bool finite, std::string_view layer) : group_(group) {
   const auto ranks = static_cast<int64_t>(group.tokens.size()), columns = group.first_expert.back() + 1;
   const auto own = detail::group_of(group.mesh).rank();
   Lengths heights;
   for (const auto& runs : group.tokens) heights.push_back(static_cast<int64_t>(runs.size()));
-  const auto all = numbers_of(all_gather(counts_by_run(rows, finite), group.mesh, {0, heights}));
+  const auto gathered = all_gather(counts_by_run(rows, finite), group.mesh, {0, heights});
+  const auto all = gathered.is_meta() ? even_counts(rows.choices) : numbers_of(gathered);
   const auto count = [&](int64_t run, int64_t e) { return all[run * columns + e]; };
 
   send_.resize(ranks), recv_.resize(ranks);
@@ -92,10 +110,10 @@ inline Exchange::Exchange(const Group& group, const Rows& rows, bool finite, std
   }
   counts_.resize(group.first_expert[own + 1] - group.first_expert[own]);
   for (const auto& segment : segments) counts_[segment.expert - group.first_expert[own]] += segment.rows;
-  sort(std::move(segments));
+  sort(std::move(segments), rows.slots.options());
 }
 
-inline void Exchange::sort(std::vector<Segment> segments) {
+inline void Exchange::sort(std::vector<Segment> segments, const at::TensorOptions& options) {
   std::erase_if(segments, [](const Segment& s) { return s.rows == 0; });
   const auto before = [](const Segment& a, const Segment& b) { return std::pair(a.expert, a.token) < std::pair(b.expert, b.token); };
   if (std::ranges::is_sorted(segments, before)) return;
@@ -106,9 +124,8 @@ inline void Exchange::sort(std::vector<Segment> segments) {
   }
   std::vector<int64_t> back(order.size());
   for (size_t i = 0; i < order.size(); ++i) back[order[i]] = static_cast<int64_t>(i);
-  const c10::Device device(group_.mesh.device_type());
-  order_ = at::tensor(order, at::kLong).to(device);
-  back_ = at::tensor(back, at::kLong).to(device);
+  order_ = at::tensor(order, at::kLong).to(options.device());
+  back_ = at::tensor(back, at::kLong).to(options.device());
 }
 
 inline at::Tensor reordered(const at::Tensor& rows, const at::Tensor& order, const at::Tensor& back) {

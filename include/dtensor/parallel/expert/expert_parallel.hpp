@@ -49,10 +49,14 @@ namespace expert {
 
 inline void check_law(const std::string& layer, const at::Tensor& w1, const DeviceMesh& mesh, const ExpertParallelOptions& options) {
   int64_t ranks = 1;
-  for (const auto& dim : options.dims) ranks *= mesh.size(mesh.dim(dim));
+  std::string along;
+  for (const auto& dim : options.dims) {
+    ranks *= mesh.size(mesh.dim(dim));
+    along += (along.empty() ? "" : " x ") + dim;
+  }
   require(w1.size(0) % ranks == 0, "expert_parallel",
           "{}: experts = ranks x experts of a rank: {} experts cannot be shared alike by {} ranks; hint: the mesh needs a divisor of {} "
-          "along {}", layer, w1.size(0), ranks, w1.size(0), fmt::join(options.dims, " x "));
+          "along {}", layer, w1.size(0), ranks, w1.size(0), along);
   if (!options.hidden.empty()) {
     const auto cut = mesh.size(mesh.dim(options.hidden));
     require(std::ranges::find(options.dims, options.hidden) == options.dims.end(), "expert_parallel",

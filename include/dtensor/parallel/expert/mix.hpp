@@ -75,7 +75,7 @@ inline at::Tensor by_token(const at::Tensor& x) {
 }
 
 inline bool is_finite(const at::Tensor& weights, const MixOptions& options) {
-  return !options.error_if_nonfinite || at::isfinite(weights).all().item<bool>();
+  return !options.error_if_nonfinite || weights.is_meta() || at::isfinite(weights).all().item<bool>();
 }
 
 // On one rank: of `chosen`, which are among `all` experts, those that this rank has.
@@ -85,7 +85,7 @@ inline at::Tensor mix_here(const at::Tensor& x, const at::Tensor& chosen, const 
           "{}: the routing is not finite on this rank; hint: its logits or x hold NaN or infinity", options.layer);
   auto here = by_token(chosen);
   if (own.length() < all) here = at::where(here.ge(own.begin).logical_and(here.lt(own.end)), here.sub(own.begin), -1);
-  const auto rows = sorted_rows(here, own.length());
+  const auto rows = here.is_meta() ? even_rows(here, own.length(), here.numel() * own.length() / all) : sorted_rows(here, own.length());
   const auto computed = feed_forward(take_rows(by_token(x), rows), rows.counts, w);
   return weighted_sums(computed, by_token(weights), rows).view(x.sizes());
 }

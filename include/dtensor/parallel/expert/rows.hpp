@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/bincount.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/zeros.h>
 
@@ -26,6 +27,9 @@ struct Rows {
 // `chosen`, int64 [tokens, k], plain: the experts of each token; -1: none. Ties and equal experts keep the order of tokens.
 Rows sorted_rows(const at::Tensor& chosen, int64_t experts);
 
+// So many rows of tensors without values (of the meta device, for dry runs), the same number for all experts.
+Rows even_rows(const at::Tensor& chosen, int64_t experts, int64_t rows);
+
 // x [tokens, dim] -> [rows, dim].
 at::Tensor take_rows(const at::Tensor& x, const Rows& rows);
 
@@ -40,7 +44,18 @@ inline std::vector<int64_t> numbers_of(const at::Tensor& x) {
   return {here.data_ptr<int64_t>(), here.data_ptr<int64_t>() + here.numel()};
 }
 
+// Of `whole` things, those of part i where parts are as equal as can be.
+inline int64_t even_share(int64_t whole, int64_t i, int64_t parts) { return whole / parts + (i < whole % parts ? 1 : 0); }
+
+inline Rows even_rows(const at::Tensor& chosen, int64_t experts, int64_t rows) {
+  const auto some = at::empty({rows}, chosen.options());
+  Rows result{some, some, some, {}, chosen.size(1)};
+  for (int64_t e = 0; e < experts; ++e) result.counts.push_back(even_share(rows, e, experts));
+  return result;
+}
+
 inline Rows sorted_rows(const at::Tensor& chosen, int64_t experts) {
+  if (chosen.is_meta()) return even_rows(chosen, experts, chosen.numel());
   auto [sorted, slots] = at::sort(chosen.reshape({-1}), /*stable=*/true, /*dim=*/0, /*descending=*/false);
   // Of none, of each expert, and of those that there are not.
   const auto counts = numbers_of(at::bincount(sorted.clamp(-1, experts).add(1), {}, experts + 2));
