@@ -3,6 +3,7 @@
 //
 //   dry_run --model llama3-8b --mesh dp=32,tp=8 --fsdp --sp
 //   dry_run --model llama3-405b --mesh pp=16,dp=128,tp=8 --sp --schedule 1f1b --microbatches 16
+#include "expert_choices.hpp"
 #include "mesh_option.hpp"
 #include "train_options.hpp"
 #include "zoo/zoo.hpp"
@@ -35,6 +36,7 @@ struct Options {
   std::string schedule = "1f1b";
   int rank = 0, microbatches = 0, chunks = 0;
   bool fsdp = false, sp = false, operators = false;
+  ExpertChoices experts;
   int64_t zero = 3, batch = 1, seq = 2048, steps = 2;
 };
 
@@ -44,6 +46,7 @@ constexpr double kMiB = 1 << 20;
 std::vector<std::string> mesh_names() {
   auto names = kMeshNames;
   names.insert(names.begin(), "pp");
+  names.push_back("ep");
   return names;
 }
 
@@ -56,13 +59,13 @@ void shard(torch::nn::Module& model, const dt::DeviceMesh& mesh, const Options& 
   if (o.fsdp) dt::fully_shard(model, has(mesh, "replicas") ? mesh[{"replicas", "dp"}] : mesh["dp"], options);
 }
 
-// Tokens over dp, and with --sp along tp.
+// Tokens over dp and ep, and with --sp along tp.
 at::Tensor tokens(const dt::DeviceMesh& mesh, const Options& o) {
   dt::Placements placements;
   int64_t parts = 1;
   for (int64_t m = 0; m < mesh.ndim(); ++m) {
     const auto& name = mesh.names()[m];
-    const bool batch = name == "dp" || name == "replicas";
+    const bool batch = name == "dp" || name == "ep" || name == "replicas";
     parts *= batch ? mesh.size(m) : 1;
     placements.push_back(batch ? dt::shard(0) : name == "sp" || (name == "tp" && o.sp) ? dt::shard(1) : dt::replicate());
   }
@@ -109,7 +112,9 @@ Stages run_stages(const Options& o, const dt::DeviceMesh& mesh, const dt::Pipeli
   std::optional<dt::DeferredInit> deferred(own);
   const auto model = zoo::find(o.model).make();
   deferred.reset();
+  set_experts(*model, o.experts, 1.0);
   if (has(own, "tp")) dt::parallelize_module(*model, own, dt::automatic_plan(*model, "tp", true));
+  cut_experts(*model, own, o.experts);
   auto pipe = dt::pipeline(*model, mesh, model->pieces(), options);
   for (auto* module : pipe.modules()) shard(*module, own, o);
   pipe.forget_values();
@@ -199,7 +204,9 @@ void run(const Options& o) {
   std::optional<dt::DeferredInit> deferred(mesh);
   const auto model = zoo::find(o.model).make();
   deferred.reset();
+  set_experts(*model, o.experts, 1.0);
   if (has(mesh, "tp")) dt::parallelize_module(*model, mesh, dt::automatic_plan(*model, "tp", true));
+  cut_experts(*model, mesh, o.experts);
   shard(*model, mesh, o);
   dt::forget_values(*model);
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-4));
@@ -250,7 +257,8 @@ int main(int argc, char** argv) try {
   app.add_option("--zero", o.zero, "with --fsdp: 1, 2 or 3")->check(CLI::Range(1, 3))->needs(fsdp);
   app.add_flag("--sp", o.sp, "sequence parallelism: tp cuts the positions too");
   app.add_flag("--operators", o.operators, "print which operators sent what");
-  app.add_option("--batch", o.batch, "sequences in a step, of each rank of dp")->check(positive);
+  add_expert_options(app, o.experts);
+  app.add_option("--batch", o.batch, "sequences in a step, of each rank of dp and ep")->check(positive);
   app.add_option("--seq", o.seq, "tokens in a sequence")->check(positive);
   app.add_option("--schedule", o.schedule,
                  "with pp in the mesh: in which order a rank works; build/tools/dtensor-schedule --help lists them");

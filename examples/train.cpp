@@ -3,6 +3,7 @@
 //   train --ranks 4 --model llama3-debug --mesh dp=2,tp=2 --sp --compare
 //   train --ranks 4 --model llama3-debug --mesh pp=2,dp=2 --schedule zbv --microbatches 8 --compare
 //   dtensor-run -n 4 train --model vit-debug --mesh dp=4 --log run.jsonl
+#include "expert_choices.hpp"
 #include "text_data.hpp"
 #include "training.hpp"
 #include "zoo/digits.hpp"
@@ -37,6 +38,7 @@ struct ZooOptions : RunOptions {
   double dropout = 0;
   int64_t sample_every = 0;  // steps; 0: never
   int neighbours = dt::ContextParallelOptions{}.neighbours;
+  ExpertChoices experts;
 };
 
 bool has(const dt::DeviceMesh& mesh, const std::string& name) { return std::ranges::find(mesh.names(), name) != mesh.names().end(); }
@@ -96,12 +98,12 @@ dt::PackedSequence documents(const ZooOptions& o, int64_t step) {
   return dt::PackedSequence(lengths);
 }
 
-// Of a mesh's dimensions, dp (and replicas) cut the batch; cp and sp, and with --sp tp too, cut positions of text or rows of images.
+// Of a mesh's dimensions, dp, ep and replicas cut the batch; cp and sp, and with --sp tp too, cut positions of text or rows of images.
 dt::Placements placements(const dt::DeviceMesh& mesh, std::optional<int64_t> along, bool over_tp) {
   dt::Placements result;
   for (const auto& name : mesh.names()) {
     const bool cuts = along && (name == "sp" || name == "cp" || (name == "tp" && over_tp));
-    result.push_back(name == "dp" || name == "replicas" ? dt::shard(0) : cuts ? dt::shard(*along) : dt::replicate());
+    result.push_back(name == "dp" || name == "ep" || name == "replicas" ? dt::shard(0) : cuts ? dt::shard(*along) : dt::replicate());
   }
   return result;
 }
@@ -187,8 +189,10 @@ Learner make(const ZooOptions& o, const zoo::Entry& entry, const std::optional<d
   auto& model = *learner.model;
   model.to(o.dtype == "float64" ? torch::kFloat64 : torch::kFloat32);
   if (o.dropout > 0) model.set_dropout(o.dropout);
+  set_experts(model, o.experts, 1.0 / microbatches(o));
   if (mesh) deferred.reset();
   if (mesh) dt::parallelize_module(model, *mesh, parameter_plan(model, entry, *mesh));
+  if (mesh) cut_experts(model, *mesh, o.experts);
   if (whole && has(*whole, "pp")) {
     const dt::PipelineOptions options{.schedule = o.schedule, .microbatches = microbatches(o), .chunks = o.chunks};
     learner.pipe = dt::pipeline(model, *whole, model.pieces(), options);
@@ -252,6 +256,7 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
   std::optional<dt::Trace> trace;
   if (mesh && !o.trace.empty()) trace.emplace(o.trace);
   const dt::OverlapLinear overlap(o.overlap);
+  std::vector<double> load;  // of experts, in the first and in the last step
   Samples samples(o, learner, log != nullptr);
   for (int64_t step = first; step < o.steps; ++step) {
     const auto start = std::chrono::steady_clock::now();
@@ -267,6 +272,8 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
     const double norm = learner.clip(o.clip > 0 ? o.clip : std::numeric_limits<double>::infinity());
     const double rate = scheduler.rates()[0];
     optimizer.step();
+    if (step == first || step + 1 == o.steps) load.push_back(most_over_mean(*learner.model));
+    dt::nn::update_balance(*learner.model);
     scope.reset();
     scheduler.step();
     const bool goes_on = saved.step(step + 1);
@@ -278,6 +285,8 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
   }
   if (trace) trace->stop();
   if (log) log->end(parameters, parameters_here, traffic.count(), traffic.bytes());
+  if (log && has_experts(*learner.model) && !load.empty())
+    fmt::print("{}: most tokens of an expert over the mean: {:.3f} at first, {:.3f} at last\n", name, load.front(), load.back());
   if (log && mesh && o.traffic) fmt::print("{}\n{}\n", traffic.str(), traffic.module_str());
   return curve;
 }
@@ -313,6 +322,10 @@ void check_use(const CLI::App& app, const ZooOptions& o) {
     const bool cuts = std::ranges::count(mesh.names, "cp") > 0;
     unused("--documents", cuts, "needs a dimension cp in each mesh: add one, as in --mesh dp=2,cp=2");
   }
+  const bool mixture = o.model.rfind("mixtral", 0) == 0;
+  unused("--dispatch", some_mesh_has("ep"), "no mesh has a dimension ep: add one, as in --mesh dp=2,ep=2");
+  for (const auto* option : {"--balance", "--capacity"}) unused(option, mixture, o.model + " has no experts");
+  if (some_mesh_has("ep") && !mixture) throw CLI::ValidationError("--mesh", "ep cuts experts, and " + o.model + " has none");
   unused("--seq", zoo::find(o.model).is_text(), o.model + " takes images, of one size");
 }
 
@@ -321,7 +334,7 @@ ZooOptions parse_options(CLI::App& app, int argc, char** argv) {
   ZooOptions o;
   auto mesh_names = kMeshNames;
   mesh_names.insert(mesh_names.begin(), "pp");
-  mesh_names.push_back("cp");
+  mesh_names.insert(mesh_names.end(), {"cp", "ep"});
   add_run_options(app, o, mesh_names);
   std::vector<std::string> names;
   for (const auto& entry : zoo::models()) names.push_back(entry.name);
@@ -345,6 +358,7 @@ ZooOptions parse_options(CLI::App& app, int argc, char** argv) {
                  "with a mesh dimension pp: in which order a rank works; build/tools/dtensor-schedule --help lists them");
   app.add_option("--microbatches", o.microbatches, "into how many a batch is cut (default: 1, or twice the ranks of pp)")->check(positive);
   app.add_option("--chunks", o.chunks, "with pp: stages of a rank (default: what the schedule has)")->check(positive);
+  add_expert_options(app, o.experts);
   app.add_option("--dropout", o.dropout, "how much of what transformer blocks add is dropped")->check(CLI::Range(0.0, 0.999));
   app.add_option("--sample-every", o.sample_every, "print what the model writes, every so many steps")->check(positive);
   app.add_flag("--traffic", o.traffic, "print what the ranks sent, by collective and operator, and by module");

@@ -10,13 +10,21 @@ namespace zoo {
 Llama3BlockImpl::Llama3BlockImpl(const Llama3Options& o)
     : attention_(register_module("attention", dtensor::nn::GroupedQueryAttention(
                                                   dtensor::nn::GroupedQueryAttentionOptions{o.dim, o.heads, o.kv_heads}))),
-      feed_forward_(register_module("feed_forward", dtensor::nn::SwiGLU(o.dim, o.hidden))),
+      feed_forward_(o.experts == 0 ? register_module("feed_forward", dtensor::nn::SwiGLU(o.dim, o.hidden)) : nullptr),
+      experts_(o.experts > 0 ? register_module("feed_forward", dtensor::nn::MoE(dtensor::nn::MoEOptions{
+                                                                    .dim = o.dim,
+                                                                    .hidden = o.hidden,
+                                                                    .experts = o.experts,
+                                                                    .router = o.router,
+                                                                    .balance_loss = o.balance_loss}))
+                             : nullptr),
       attention_norm_(register_module("attention_norm", dtensor::nn::RMSNorm(o.dim, o.eps))),
       ffn_norm_(register_module("ffn_norm", dtensor::nn::RMSNorm(o.dim, o.eps))) {}
 
 torch::Tensor Llama3BlockImpl::forward(torch::Tensor x, const dtensor::nn::RotaryTable& table) {
   x = x + at::dropout(attention_(attention_norm_(x), table), dropout, is_training());
-  return x + at::dropout(feed_forward_(ffn_norm_(x)), dropout, is_training());
+  const auto normal = ffn_norm_(x);
+  return x + at::dropout(experts_ ? experts_(normal) : feed_forward_(normal), dropout, is_training());
 }
 
 Llama3Impl::Llama3Impl(const Llama3Options& options)
@@ -28,7 +36,7 @@ Llama3Impl::Llama3Impl(const Llama3Options& options)
     output_ = register_module("output", torch::nn::Linear(torch::nn::LinearOptions(options.dim, options.vocabulary).bias(false)));
   }
   for (auto& parameter : parameters()) {  // what the checkpoints' configuration says: initializer_range
-    if (parameter.dim() == 2) torch::nn::init::normal_(parameter, 0, 0.02);
+    if (parameter.dim() >= 2) torch::nn::init::normal_(parameter, 0, 0.02);
   }
 }
 

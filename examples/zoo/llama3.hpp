@@ -1,10 +1,12 @@
-// Llama 3 (Dubey et al., "The Llama 3 Herd of Models", 2024), in plain libtorch, for one device. Its modules are named as in Meta's
-// checkpoints. Shapes: b batch, t length, d width.
+// Llama 3 (Dubey et al., "The Llama 3 Herd of Models", 2024), and Mixtral (Jiang et al., "Mixtral of Experts", 2024), which has experts in
+// place of feed-forward layers; in plain libtorch, for one device. Their modules are named as in Meta's and Mistral's checkpoints. Shapes:
+// b batch, t length, d width.
 #pragma once
 
 #include "model.hpp"
 
 #include <dtensor/nn/grouped_query_attention.hpp>
+#include <dtensor/nn/moe.hpp>
 #include <dtensor/nn/rms_norm.hpp>
 #include <dtensor/nn/swiglu.hpp>
 
@@ -20,6 +22,9 @@ struct Llama3Options {
   double eps = 1e-5;
   bool tied = false;  // the embeddings are the head too
   dtensor::nn::RotaryOptions rotary = {500000, dtensor::nn::RotaryScaling{}};
+  int64_t experts = 0;                         // of each layer; 0: one feed-forward layer, without a router
+  dtensor::nn::RouterOptions router = {};
+  double balance_loss = 0.02;                  // of experts
 };
 
 class Llama3BlockImpl : public torch::nn::Module {
@@ -30,7 +35,8 @@ class Llama3BlockImpl : public torch::nn::Module {
 
  private:
   dtensor::nn::GroupedQueryAttention attention_{nullptr};
-  dtensor::nn::SwiGLU feed_forward_{nullptr};
+  dtensor::nn::SwiGLU feed_forward_{nullptr};  // or
+  dtensor::nn::MoE experts_{nullptr};
   dtensor::nn::RMSNorm attention_norm_{nullptr}, ffn_norm_{nullptr};
 };
 TORCH_MODULE(Llama3Block);

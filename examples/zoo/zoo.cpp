@@ -21,6 +21,11 @@ Entry llama3(const std::string& name, int64_t parameters, const Llama3Options& o
   return {name, parameters, 0, 0, [options] { return std::make_shared<Llama3Impl>(options); }, [options] { return config_of(options); }};
 }
 
+Entry mixtral(const std::string& name, int64_t parameters, Llama3Options options, int64_t experts) {
+  options.experts = experts;
+  return {name, parameters, 0, 0, [options] { return std::make_shared<Llama3Impl>(options); }};
+}
+
 Entry vit(const std::string& name, int64_t parameters, const VitOptions& options) {
   return {name,
           parameters,
@@ -50,6 +55,9 @@ std::vector<Entry> all() {
       llama3("llama3.2-1b", 1235814400, {128256, 16, 2048, 32, 8, 8192, 1e-5, true, llama32}),
       llama3("llama3.2-3b", 3212749824, {128256, 28, 3072, 24, 8, 8192, 1e-5, true, llama32}),
       llama3("llama3-debug", 125248, {256, 2, 64, 4, 2, 176, 1e-5, false, short_text}),
+      mixtral("mixtral-8x7b", 46702792704, {32000, 32, 4096, 32, 8, 14336, 1e-5, false, {1000000, {}}}, 8),
+      mixtral("mixtral-8x22b", 140620634112, {32000, 56, 6144, 48, 8, 16384, 1e-5, false, {1000000, {}}}, 8),
+      mixtral("mixtral-debug", 205632, {256, 2, 64, 4, 2, 96, 1e-5, false, {10000, {}}}, 4),
       vit("vit-b/16", 86567656, {224, 3, 16, 1000, 12, 768, 12, 3072}),
       vit("vit-l/16", 304326632, {224, 3, 16, 1000, 24, 1024, 16, 4096}),
       vit("vit-h/14", 632045800, {224, 3, 14, 1000, 32, 1280, 16, 5120}),

@@ -67,6 +67,10 @@ TEST_CASE("zoo: parameters have the names of the published checkpoints", "[zoo]"
                                    "layers.0.feed_forward.w2.weight", "layers.0.feed_forward.w3.weight", "layers.0.attention_norm.weight",
                                    "layers.0.ffn_norm.weight"});
   REQUIRE(llama.back() == "output.weight");
+  const auto mixtral = names(*zoo::find("mixtral-debug").make());
+  REQUIRE(std::vector(mixtral.begin() + 5, mixtral.begin() + 9) ==
+          std::vector<std::string>{"layers.0.feed_forward.gate.weight", "layers.0.feed_forward.experts.w1",
+                                   "layers.0.feed_forward.experts.w2", "layers.0.feed_forward.experts.w3"});
 }
 
 TEST_CASE("zoo: an embedding that is the head is one tensor after construction without memory", "[zoo]") {
@@ -92,7 +96,7 @@ TEST_CASE("zoo: an embedding that is the head is one tensor after construction w
 
 TEST_CASE("zoo: the first loss is that of guessing", "[zoo]") {
   const auto ids = torch::arange(32).view({2, 16}), digits = torch::arange(2);
-  for (const auto* name : {"gpt2-debug", "llama3-debug", "vit-debug", "resnest-debug"}) {
+  for (const auto* name : {"gpt2-debug", "llama3-debug", "mixtral-debug", "vit-debug", "resnest-debug"}) {
     CAPTURE(name);
     torch::manual_seed(0);
     const auto& entry = zoo::find(name);

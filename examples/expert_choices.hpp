@@ -1,0 +1,57 @@
+// What a command line says about a model's layers of experts.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <dtensor/nn/moe.hpp>
+
+#include <algorithm>
+#include <string>
+
+struct ExpertChoices {
+  std::string dispatch = "alltoall", balance = "loss";
+  double capacity = 0;
+};
+
+inline void add_expert_options(CLI::App& app, ExpertChoices& o) {
+  app.add_option("--dispatch", o.dispatch, "with a mesh dimension ep: how tokens come to experts")
+      ->check(CLI::IsMember({"alltoall", "deduplicated", "allgather", "automatic"}));
+  app.add_option("--balance", o.balance, "what keeps experts equally busy: a loss, a bias without a loss, or nothing")
+      ->check(CLI::IsMember({"loss", "bias", "none"}));
+  app.add_option("--capacity", o.capacity, "how many times its equal share an expert takes; 0: all tokens that come")
+      ->check(CLI::NonNegativeNumber);
+}
+
+inline bool has_experts(torch::nn::Module& model) {
+  bool found = false;
+  dtensor::nn::for_each_moe(model, [&](auto&) { found = true; });
+  return found;
+}
+
+// How experts are balanced, and what they take.
+inline void set_experts(torch::nn::Module& model, const ExpertChoices& o, double loss_scale) {
+  dtensor::nn::for_each_moe(model, [&](dtensor::nn::MoEImpl& layer) {
+    layer.loss_scale = loss_scale;
+    layer.options.capacity_factor = o.capacity;
+    if (o.balance != "loss") layer.options.balance_loss = 0;
+    if (o.balance == "bias") layer.balance_by_bias(0.001);
+  });
+}
+
+// Experts over ep, and the width of each over tp.
+inline void cut_experts(torch::nn::Module& model, const dtensor::DeviceMesh& mesh, const ExpertChoices& o) {
+  const auto& names = mesh.names();
+  const bool cuts_experts = std::ranges::count(names, "ep") > 0;
+  dtensor::ExpertParallelOptions options{.dims = {}, .hidden = std::ranges::count(names, "tp") > 0 ? "tp" : "", .dispatch = o.dispatch};
+  if (cuts_experts) options.dims = {"ep"};
+  if (has_experts(model) || cuts_experts) dtensor::expert_parallel(model, mesh, options);
+}
+
+// Of the layers that this rank has: the tokens of the busiest expert over the mean, the largest of all layers. All ranks call it.
+inline double most_over_mean(torch::nn::Module& model) {
+  double most = 0;
+  dtensor::nn::for_each_moe(model, [&](const dtensor::nn::MoEImpl& layer) {
+    const auto counts = layer.counts().to(torch::kDouble);
+    if (counts.sum().item<double>() > 0) most = std::max(most, (counts.max() / counts.mean()).item<double>());
+  });
+  return most;
+}

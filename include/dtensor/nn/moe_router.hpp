@@ -1,0 +1,158 @@
+// Which experts a token goes to, and what their results weigh.
+#pragma once
+
+#include <dtensor/base/error.hpp>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+#include <torch/utils.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#pragma GCC visibility push(default)
+
+namespace dtensor::nn {
+
+struct RouterOptions {
+  int64_t top_k = 2;
+  std::string scores = "softmax";  // of the logits; or sigmoid (DeepSeek-V3)
+  bool normalize = true;           // a token's weights add up to 1. With softmax that is the softmax of the chosen logits (Mixtral)
+  double scale = 1;                // of the weights, after that
+  // Experts lie in so many groups of equal size, and a token chooses within the best `top_groups` of them (DeepSeek-V2 and V3: groups are
+  // nodes). A group is as good as the sum of its `of_group` best experts.
+  int64_t groups = 1, top_groups = 1, of_group = 2;
+  at::ScalarType dtype = at::kFloat;  // of logits and scores, at least
+  // What a token chooses by; its weights are its scores in any case.
+  //   scores     its own
+  //   sinkhorn   logits that were made even over all tokens of the batch, in so many rounds (Clark et al., "Unified Scaling Laws for Routed
+  //              Language Models", 2022)
+  //   turns      nothing: token t takes experts t k, t k + 1, ... in turn. All are equally busy, to measure with
+  std::string choose_by = "scores";
+  int64_t sinkhorn_rounds = 8;
+  double jitter = 0;  // in training, inputs are multiplied by random numbers from 1 - jitter to 1 + jitter (Fedus et al., 2021)
+};
+
+struct Routing {
+  at::Tensor logits, scores;    // [..., experts]
+  at::Tensor experts, weights;  // int64 and floating [..., k], the best first
+};
+
+// From logits [..., experts]. `bias` [experts] is added to what experts are chosen by, and has no share in the weights (Wang et al.,
+// "Auxiliary-Loss-Free Load Balancing", 2024). Of equal ones the lower number is chosen, on any device and mesh. Communicates nothing where
+// tokens are cut, but for sinkhorn an all_reduce a round. Throws for more choices than experts (of the groups that are chosen), groups that
+// do not divide the experts, and options that there are not.
+Routing route(const at::Tensor& logits, const RouterOptions& options, const at::Tensor& bias = {});
+
+class RouterImpl : public torch::nn::Module {
+ public:
+  RouterImpl(int64_t dim, int64_t experts, const RouterOptions& options);
+  // x [..., dim].
+  Routing forward(const torch::Tensor& x, const torch::Tensor& bias = {});
+
+  torch::Tensor weight;  // [experts, dim]
+
+ private:
+  RouterOptions options_;
+};
+TORCH_MODULE(Router);
+
+// -- How ------------------------------------------------------------------------------------------------------------------
+
+namespace detail {
+
+inline void check_router(const RouterOptions& o, int64_t experts) {
+  require(o.scores == "softmax" || o.scores == "sigmoid", "route", "there are no scores called '{}'; expected softmax or sigmoid",
+          o.scores);
+  require(o.groups >= 1 && experts % o.groups == 0 && o.top_groups >= 1 && o.top_groups <= o.groups, "route",
+          "got {} groups of which {} are chosen, for {} experts; expected a divisor of the experts, and no more than there are", o.groups,
+          o.top_groups, experts);
+  const auto among = experts / o.groups * o.top_groups;
+  require(o.top_k >= 1 && o.top_k <= among, "route", "a token is to choose {} experts among {}; expected 1 or more, and no more than that",
+          o.top_k, among);
+  require(o.choose_by == "scores" || o.choose_by == "sinkhorn" || o.choose_by == "turns", "route",
+          "there is no choice by '{}'; expected scores, sinkhorn or turns", o.choose_by);
+  require(o.sinkhorn_rounds >= 1 && o.jitter >= 0 && o.jitter < 1, "route",
+          "got {} rounds of sinkhorn and a jitter of {}; expected 1 or more, and 0 to below 1", o.sinkhorn_rounds, o.jitter);
+  require(o.of_group >= 1, "route", "a group is as good as its best {} experts; expected 1 or more", o.of_group);
+}
+
+// The `count` largest along the last dim, the lower index first among equals.
+inline at::Tensor largest(const at::Tensor& x, int64_t count) {
+  return std::get<1>(at::sort(x, /*stable=*/true, /*dim=*/-1, /*descending=*/true)).narrow(-1, 0, count);
+}
+
+// `choice` without the experts of other groups than a token's best.
+inline at::Tensor of_best_groups(const at::Tensor& choice, const RouterOptions& o) {
+  if (o.top_groups == o.groups) return choice;
+  auto sizes = choice.sizes().vec();
+  const auto each = sizes.back() / o.groups;
+  sizes.back() = o.groups, sizes.push_back(each);
+  const auto grouped = choice.reshape(sizes);
+  const auto falling = std::get<0>(at::sort(grouped, /*stable=*/true, /*dim=*/-1, /*descending=*/true));
+  const auto goodness = falling.narrow(-1, 0, std::min(o.of_group, each)).sum(-1);
+  const auto chosen = at::zeros_like(goodness).scatter(-1, largest(goodness, o.top_groups), 1);
+  return grouped.masked_fill(chosen.unsqueeze(-1).eq(0), -std::numeric_limits<double>::infinity()).reshape(choice.sizes());
+}
+
+// exp(logits), scaled until all tokens have one sum, and all experts another.
+inline at::Tensor evened(const at::Tensor& logits, int64_t rounds) {
+  const auto experts = static_cast<double>(logits.size(-1)), tokens = static_cast<double>(logits.numel()) / experts;
+  const auto costs = (logits - logits.amax(-1, /*keepdim=*/true)).exp().reshape({-1, logits.size(-1)});
+  auto of_experts = at::ones_like(costs.select(0, 0));
+  at::Tensor of_tokens;
+  for (int64_t i = 0; i < rounds; ++i) {
+    of_tokens = (costs * of_experts).sum(1, /*keepdim=*/true).reciprocal() / tokens;
+    of_experts = (costs * of_tokens).sum(0).reciprocal() / experts;
+  }
+  return (costs * of_experts * of_tokens).reshape(logits.sizes());
+}
+
+// int64 [..., k].
+inline at::Tensor in_turn(const at::Tensor& logits, int64_t k) {
+  auto sizes = logits.sizes().vec();
+  const auto experts = sizes.back();
+  sizes.back() = k;
+  const auto count = c10::multiply_integers(sizes);
+  return at::arange(count, logits.options().dtype(at::kLong).requires_grad(false)).remainder(experts).view(sizes);
+}
+
+inline at::Tensor choice_of(const at::Tensor& logits, const at::Tensor& scores, const RouterOptions& o, const at::Tensor& bias) {
+  if (o.choose_by == "turns") return in_turn(logits, o.top_k);
+  const auto own = o.choose_by == "sinkhorn" ? evened(logits.detach(), o.sinkhorn_rounds) : scores.detach();
+  return largest(of_best_groups(bias.defined() ? own + bias.to(own.scalar_type()) : own, o), o.top_k);
+}
+
+}  // namespace detail
+
+inline Routing route(const at::Tensor& logits, const RouterOptions& o, const at::Tensor& bias) {
+  detail::check_router(o, logits.size(-1));
+  const auto scores = o.scores == "softmax" ? logits.softmax(-1) : logits.sigmoid();
+  const auto experts = detail::choice_of(logits, scores, o, bias);
+  auto weights = scores.gather(-1, experts);
+  if (o.normalize) weights = weights / (weights.sum(-1, /*keepdim=*/true) + 1e-20);
+  if (o.scale != 1) weights = weights * o.scale;
+  return {logits, scores, experts, weights};
+}
+
+inline RouterImpl::RouterImpl(int64_t dim, int64_t experts, const RouterOptions& options) : options_(options) {
+  detail::check_router(options, experts);
+  weight = register_parameter("weight", torch::empty({experts, dim}));
+  const double bound = 1 / std::sqrt(static_cast<double>(dim));
+  torch::NoGradGuard no_grad;
+  weight.uniform_(-bound, bound);  // as torch::nn::Linear
+}
+
+inline Routing RouterImpl::forward(const torch::Tensor& x, const torch::Tensor& bias) {
+  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  const auto dtype = c10::promoteTypes(x.scalar_type(), options_.dtype);
+  auto input = x.to(dtype);
+  if (options_.jitter > 0 && is_training()) input = input * (1 + options_.jitter * (at::rand_like(input) * 2 - 1));
+  return route(at::linear(input, weight.to(dtype)), options_, bias);
+}
+
+}  // namespace dtensor::nn
+
+#pragma GCC visibility pop
