@@ -119,7 +119,7 @@ TilesPtr Tiles::make(const at::Tensor& rows, const std::vector<LinearLayer>& lay
   }
   const auto cut = find_layout(layers[0].weight)->placements()[*dim].cut();
   if (weight_dim == 1 && cut != Cut()) return {};
-  TilesPtr tiles = TilesPtr::reclaim(new Tiles(rows, *dim, shard(rows.dim() - 1, cut), pieces));
+  const auto tiles = c10::make_intrusive<Tiles>(rows, *dim, shard(rows.dim() - 1, cut), pieces);
   return tiles->before_ * tiles->length_ * tiles->after_ >= pieces ? tiles : TilesPtr();
 }
 

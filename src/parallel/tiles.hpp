@@ -21,6 +21,8 @@ class Tiles : public torch::CustomClassHolder {
   // Null if these layers should not, or cannot, be computed in pieces. All ranks get the same answer.
   static TilesPtr of_columns(const at::Tensor& x, const std::vector<LinearLayer>& layers, int64_t pieces);
   static TilesPtr of_rows(const at::Tensor& x, const LinearLayer& layer, const at::Tensor& like, int64_t pieces);
+  // Of `rows`, whatever the layers are; `across` is the placement by width along dimension `dim` of the mesh.
+  Tiles(const at::Tensor& rows, int64_t dim, const Placement& across, int64_t pieces);
 
   int64_t pieces() const { return pieces_; }
   bool gathers() const { return ranks_ > 1; }
@@ -45,7 +47,6 @@ class Tiles : public torch::CustomClassHolder {
   Placement cut(int64_t dim) const { return shard(dim, by_width_[dim_].cut()); }
 
  private:
-  Tiles(const at::Tensor& rows, int64_t dim, const Placement& across, int64_t pieces);
   static TilesPtr make(const at::Tensor& rows, const std::vector<LinearLayer>& layers, int64_t weight_dim, int64_t pieces);
 
   Placements along(const Placement& placement) const;

@@ -5,6 +5,7 @@
 #include <dtensor/dtensor.hpp>
 
 #include "tests/support/core_support.hpp"
+#include "tests/support/sanitizers.hpp"
 #include "tests/support/stderr_support.hpp"
 
 #include "src/launch/single_threaded.hpp"
@@ -129,9 +130,7 @@ class ScarceMemory {
 }  // namespace
 
 TEST_CASE("launch: where not all ranks can be started none begins", "[launch]") {
-#ifdef __SANITIZE_ADDRESS__
-  DTENSOR_SKIP("AddressSanitizer needs more memory than the test leaves");
-#endif
+  if (dtensor::test::kSanitized) DTENSOR_SKIP("a sanitizer needs more memory than the test leaves");
   dtensor::LaunchOptions options;
   options.ranks = 200;
   std::atomic<int> begun = 0;
