@@ -36,7 +36,8 @@ Rows2 gae_by_sums(const RlRows& rewards, const RlRows& values, const RlRows& mas
       r.push_back(rewards[b][t]);
       v.push_back(values[b][t]);
     }
-    const double lambda = o.length_alpha > 0 ? std::max(0.0, 1 - 1 / (o.length_alpha * static_cast<double>(r.size()))) : o.lambda;
+    const double lambda =
+        o.length_alpha > 0 ? std::max(o.length_least_lambda, 1 - 1 / (o.length_alpha * static_cast<double>(r.size()))) : o.lambda;
     for (size_t k = 0; k < tokens.size(); ++k) {
       out.advantages[b][tokens[k]] = advantage_by_sum(r, v, k, o.gamma, lambda);
       out.returns[b][tokens[k]] = advantage_by_sum(r, v, k, o.gamma, o.critic_lambda.value_or(o.lambda)) + v[k];
@@ -53,7 +54,7 @@ TEST_CASE("rl advantages: GAE is the sum of its definition", "[rl]") {
   for (const rl::GaeOptions& options :
        {rl::GaeOptions{}, rl::GaeOptions{.gamma = 0.9, .lambda = 0.8}, rl::GaeOptions{.gamma = 0.95, .lambda = 0.7, .critic_lambda = 1.0},
         rl::GaeOptions{.length_alpha = 0.4}, rl::GaeOptions{.gamma = 0.99, .critic_lambda = 0.5, .length_alpha = 0.25},
-        rl::GaeOptions{.gamma = 0, .lambda = 0}}) {
+        rl::GaeOptions{.length_alpha = 0.4, .length_least_lambda = 0.6}, rl::GaeOptions{.gamma = 0, .lambda = 0}}) {
     auto plain = options;
     plain.whiten = false;
     const auto expected = gae_by_sums(rl_rows(rewards), rl_rows(values), mask, options);

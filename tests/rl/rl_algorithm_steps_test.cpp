@@ -120,7 +120,7 @@ TEST_CASE("rl trainer: a task that is learned ends the run", "[rl]") {
   auto task = trainer_task();
   task.verifier = [](const std::string&, const nlohmann::json&) { return rl::Verdict{}; };
   const auto run = [&] { trained_alone(options, task); };
-  CHECK_NOTHROW(refuses("step 0: none of 18 groups in 3 generations has scores that differ, and none of 72 answers is right", run));
+  CHECK_NOTHROW(refuses("none of 18 groups in 3 generations has scores that differ, and none of 72 answers is right", run));
 }
 
 TEST_CASE("rl trainer: a verifier that fails scores 0 and is counted", "[rl]") {

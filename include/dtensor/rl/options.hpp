@@ -55,6 +55,8 @@ struct Options {
   // The roles that the algorithm needs.
   bool has_critic() const { return advantage == "gae"; }
   bool has_reference() const { return kl != "none"; }
+  // Whether rows may change their order: not where a loss chooses tokens by their place.
+  bool may_balance() const { return balance && !loss_kinds().at(loss).of_whole; }
 };
 
 // Each field: its name, itself, and what it is for. JSON objects and command lines are read by this list.
@@ -138,7 +140,7 @@ void for_each_option(O& o, F f) {
   f("pack", o.pack, "rows without padding");
   f("cp_method", o.cp_method, "of attention where the training mesh cuts positions over cp: ring, ulysses, usp, doublering, ...");
   f("cp_order", o.cp_order, "of positions there: contiguous, zigzag, stripes");
-  f("balance", o.balance, "ranks get rows of equal work");
+  f("balance", o.balance, "ranks get rows of equal work; losses that choose tokens keep their order");
   f("seed", o.seed, "of prompts, rollouts and minibatches");
   f("lr", o.lr, "learning rate of the actor");
   f("critic_lr", o.critic_lr, "learning rate of the critic");

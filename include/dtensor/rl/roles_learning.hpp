@@ -84,7 +84,7 @@ nlohmann::json Learner<Model>::learn(const Batch& mine, const Options& o, double
     const auto minibatches = minibatch_rows(mine.size(), of_epoch, o.shuffle, seed);
     for (auto rows : minibatches) {
       const bool all = of_epoch == 1 && !o.shuffle;
-      if (o.balance && !all) {  // not before: on other ranks minibatches would have other rows
+      if (!all && o.may_balance()) {  // not before: on other ranks minibatches would have other rows
         Rows ordered;
         for (const auto i : balanced_order(detail::lengths_at(lengths, rows), detail::ranks_of(mine.layout()))) ordered.push_back(rows[i]);
         rows = ordered;

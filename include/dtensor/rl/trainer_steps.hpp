@@ -235,7 +235,7 @@ Metrics Trainer<Model, Values>::step() {
     auto collected = detail::as_method("collect", steps_, [&] { return collect(metrics); });
     if (!collected) return;
     batch = std::move(*collected);
-    if (o_.balance && o_.minibatches == 1 && !o_.shuffle) {
+    if (o_.may_balance() && o_.minibatches == 1 && !o_.shuffle) {
       const auto lengths = detail::lengths_of(batch);
       const auto order = balanced_order(lengths, detail::ranks_of(rows_over(actor_.mesh())));
       if (order != detail::numbers(0, batch.size())) batch = detail::rows_of(batch, order);
