@@ -145,7 +145,7 @@ TEST_CASE("router: in turns all experts are equally busy", "[experts]") {
   REQUIRE(routing.weights.equal(routing.scores.gather(-1, routing.experts)));
 }
 
-TEST_CASE("router: jitter is of training, and small", "[experts]") {
+TEST_CASE("router: jitter is small and of training only", "[experts]") {
   torch::manual_seed(7);
   nn::Router router(4, 3, nn::RouterOptions{.jitter = 0.1}), plain(4, 3, nn::RouterOptions{});
   plain->weight.set_data(router->weight.data());

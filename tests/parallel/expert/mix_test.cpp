@@ -30,7 +30,7 @@ TEST_CASE("experts: without rows an expert has a gradient of zeros", "[experts]"
   for (const auto& gradient : none.gradients) REQUIRE(gradient.abs().max().item<double>() == 0);
 }
 
-TEST_CASE("experts: one expert is the dense layer, bit for bit", "[experts]") {
+TEST_CASE("experts: one expert has the bits of the dense layer", "[experts]") {
   auto c = mix_case({.experts = 1, .k = 1}, true, at::kFloat);
   c.weights = torch::ones_like(c.weights);
   const auto x = c.x.reshape({-1, c.x.size(-1)});
