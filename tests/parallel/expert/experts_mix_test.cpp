@@ -1,8 +1,7 @@
 // A mixture of experts on one device, against each token by itself, and on meshes against one device.
 #include "tests/support/experts_support.hpp"
 
-using namespace dtensor;
-using namespace dtensor::test;
+namespace dtensor::test::experts {
 
 TEST_CASE("experts: a mixture is what each token computes by itself", "[experts]") {
   for (const bool gated : {true, false}) {
@@ -111,3 +110,5 @@ TEST_CASE("experts: every way of cutting them gives the numbers of one device", 
   };
   for (const std::string transport : {"threads", "shm"}) REQUIRE_NOTHROW(on_ranks(8, check_all, transport));
 }
+
+}  // namespace dtensor::test::experts

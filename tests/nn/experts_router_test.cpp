@@ -10,8 +10,7 @@
 #include <algorithm>
 #include <numeric>
 
-using namespace dtensor;
-using namespace dtensor::test;
+namespace dtensor::test::experts {
 
 namespace {
 
@@ -220,3 +219,5 @@ TEST_CASE("losses of experts reach the gradients through the layer that has them
   REQUIRE(x.grad().equal(torch::full({3}, 2.0, torch::kDouble)));
   REQUIRE(z.grad().item<double>() == 0.5 * 2 * 2);
 }
+
+}  // namespace dtensor::test::experts
