@@ -1,6 +1,6 @@
 // A layer of experts (2048 tokens of 256 numbers, 8 experts of width 512, two each), forward and backward, on one rank and, experts and
 // tokens cut, on two that are threads: counter ratio is one rank's time over two's, cpu_ratio the same of processor time per rank, which
-// does not mind other programs. torch_moe.py is PyTorch's.
+// does not mind other programs.
 #include "main.hpp"
 
 #include <dtensor/dtensor.hpp>

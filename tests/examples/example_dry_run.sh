@@ -6,6 +6,11 @@ dry() { timeout 250 "$DTENSOR_BUILD/examples/dry_run" "$@" >"$TMPDIR/out" || { c
 dry --model llama3-debug --mesh dp=4,tp=2 --fsdp --sp --seq 64
 grep -Eq '^dp +reduce_scatter +[1-9]' "$TMPDIR/out" && grep -Eq '^tp +all_gather +[1-9]' "$TMPDIR/out"
 
+# Experts are said to be equally busy. Of 2 layers: rows go to them and back, forward and backward.
+dry --model mixtral-debug --mesh dp=2,ep=4 --fsdp --seq 64
+grep -Eq '^ep +all_to_all +8 ' "$TMPDIR/out" && grep -Eq '^ep +all_gather +[1-9]' "$TMPDIR/out" || { cat "$TMPDIR/out"; exit 1; }
+dry --model mixtral-8x22b --mesh dp=16,ep=8,tp=4 --fsdp --sp
+
 # The parameters of all stages, and the peaks, in tenths of a MiB.
 parameters() { awk '$1 ~ /^[0-9]+$/ { sum += 10 * $(NF - 2) } END { print sum }' "$TMPDIR/out"; }
 dry --model gpt2 --mesh pp=1 --seq 64 --microbatches 8

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace dtensor::test {
+namespace dtensor::test::experts {
 
 // Plain operands of mix_experts. Random, but the same on every rank.
 struct MixCase {
@@ -120,4 +120,4 @@ inline void check_same(const MixResult& got, const MixResult& expected, double t
   }
 }
 
-}  // namespace dtensor::test
+}  // namespace dtensor::test::experts

@@ -96,7 +96,7 @@ inline at::Tensor TokenExchange::to_tokens(const at::Tensor& x) const {
   const auto own = all_to_all(reordered(x, back_, order_), group_.mesh, recv_, send_);
   return linear(
       own, [&](const at::Tensor& y) { return sums_of_rows(y, rows_, tokens_); },
-      [tokens = rows_.tokens](const at::Tensor& gradient) { return gradient.index_select(0, tokens); });
+      [tokens = rows_.tokens](const at::Tensor& gradient) { return selected(gradient, tokens); });
 }
 
 }  // namespace dtensor::expert

@@ -130,8 +130,8 @@ inline void Exchange::sort(std::vector<Segment> segments, const at::TensorOption
 
 inline at::Tensor reordered(const at::Tensor& rows, const at::Tensor& order, const at::Tensor& back) {
   return linear(
-      rows, [&](const at::Tensor& x) { return x.index_select(0, order); },
-      [back](const at::Tensor& gradient) { return gradient.index_select(0, back); });
+      rows, [&](const at::Tensor& x) { return selected(x, order); },
+      [back](const at::Tensor& gradient) { return selected(gradient, back); });
 }
 
 inline at::Tensor Exchange::to_experts(const at::Tensor& rows) const {

@@ -195,7 +195,9 @@ inline Interval experts_at(const at::Tensor& w1, const Plan& plan, c10::IntArray
 
 inline Group group_of(const at::Tensor& x, const Weights& w, const Plan& plan) {
   const auto [ranks, coordinates] = ranks_along(plan.mesh, plan.expert_dims);
-  Group group{{plan.mesh.device_type(), ranks, {static_cast<int64_t>(ranks.size())}, {"experts"}}, {0}, {}};
+  std::string along;
+  for (const auto m : plan.expert_dims) along += (along.empty() ? "" : "+") + plan.mesh.names()[m];
+  Group group{{plan.mesh.device_type(), ranks, {static_cast<int64_t>(ranks.size())}, {along}}, {0}, {}};
   const auto tokens = Layout::get(plan.mesh, plan.tokens, x.sizes().slice(0, x.dim() - 1), x.scalar_type());
   for (const auto& coordinate : coordinates) {
     group.first_expert.push_back(group.first_expert.back() + experts_at(w.w1, plan, coordinate).length());
@@ -236,6 +238,13 @@ inline Placements as_before(const at::Tensor& x, const Plan& plan) {
   return placements;
 }
 
+// A weight of a fully sharded unit, gathered. Its gradient stays a pending sum, which the unit reduces with its others.
+inline at::Tensor gathered(const at::Tensor& weight, const Placements& placements) {
+  const auto* layout = weight.defined() ? find_layout(weight) : nullptr;
+  if (!layout || !layout->is_flat()) return weight;
+  return detail::linear_map({redistribute(weight.detach(), placements)}, {weight}, [](const TensorVector& g) { return g; })[0];
+}
+
 inline at::Tensor mix_on_mesh(const at::Tensor& x, const at::Tensor& experts, const at::Tensor& weights, const Weights& w,
                               const MixOptions& options) {
   const auto plan = plan_of(x, w, options.dispatch, options.layer);
@@ -247,9 +256,9 @@ inline at::Tensor mix_on_mesh(const at::Tensor& x, const at::Tensor& experts, co
     if (group) return {mix_among(*group, in[0], in[1], in[2], local, options)};
     return {mix_here(in[0], in[1], in[2], local, own, w.w1.size(0), options)};
   };
-  std::vector<at::Tensor> inputs{x, experts, weights, w.w1, w.w2};
+  std::vector<at::Tensor> inputs{x, experts, weights, gathered(w.w1, plan.w1), gathered(w.w2, plan.w2)};
   std::vector<Placements> in{plan.tokens, plan.tokens, plan.tokens, plan.w1, plan.w2};
-  if (w.w3.defined()) inputs.push_back(w.w3), in.push_back(plan.w1);
+  if (w.w3.defined()) inputs.push_back(gathered(w.w3, plan.w1)), in.push_back(plan.w1);
   const auto result = dtensor::detail::run_local_map(mix, plan.mesh, in, {plan.out}, {.out_sizes = {x.sizes().vec()}}, inputs)[0];
   return redistribute(result, as_before(x, plan));
 }

@@ -86,18 +86,30 @@ at::Tensor linear(const at::Tensor& x, const Forward& forward, Adjoint adjoint) 
   })[0];
 }
 
+// index_select along dim 0, also in dry runs, for which libtorch 1.13 has no such operator.
+inline at::Tensor selected(const at::Tensor& x, const at::Tensor& index) {
+  if (!x.is_meta()) return x.index_select(0, index);
+  auto sizes = x.sizes().vec();
+  sizes[0] = index.size(0);
+  return at::empty(sizes, x.options());
+}
+
 inline at::Tensor take_rows(const at::Tensor& x, const Rows& rows) {
   return linear(
-      x, [&](const at::Tensor& y) { return y.index_select(0, rows.tokens); },
+      x, [&](const at::Tensor& y) { return selected(y, rows.tokens); },
       [rows, tokens = x.size(0)](const at::Tensor& gradient) { return sums_of_rows(gradient, rows, tokens); });
 }
 
 inline at::Tensor weighted_sums(const at::Tensor& computed, const at::Tensor& weights, const Rows& rows) {
   const auto dtype = c10::promoteTypes(computed.scalar_type(), at::kFloat);
-  const auto factors = weights.reshape({-1}).index_select(0, rows.slots).to(dtype).unsqueeze(1);
+  const auto factors = linear(
+      weights.reshape({-1}), [&](const at::Tensor& y) { return selected(y, rows.slots); },
+      [slots = rows.slots, all = weights.numel()](const at::Tensor& gradient) {
+        return at::zeros({all}, gradient.options()).index_copy_(0, slots, gradient);
+      });
   const auto sums = linear(
-      computed.to(dtype).mul(factors), [&](const at::Tensor& y) { return sums_of_rows(y, rows, weights.size(0)); },
-      [tokens = rows.tokens](const at::Tensor& gradient) { return gradient.index_select(0, tokens); });
+      computed.to(dtype).mul(factors.to(dtype).unsqueeze(1)), [&](const at::Tensor& y) { return sums_of_rows(y, rows, weights.size(0)); },
+      [tokens = rows.tokens](const at::Tensor& gradient) { return selected(gradient, tokens); });
   return sums.to(computed.scalar_type());
 }
 

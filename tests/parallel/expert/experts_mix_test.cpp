@@ -1,8 +1,7 @@
 // A mixture of experts on one device, against each token by itself, and on meshes against one device.
 #include "tests/support/experts_support.hpp"
 
-using namespace dtensor;
-using namespace dtensor::test;
+namespace dtensor::test::experts {
 
 TEST_CASE("experts: a mixture is what each token computes by itself", "[experts]") {
   for (const bool gated : {true, false}) {
@@ -30,7 +29,7 @@ TEST_CASE("experts: without rows an expert has a gradient of zeros", "[experts]"
   for (const auto& gradient : none.gradients) REQUIRE(gradient.abs().max().item<double>() == 0);
 }
 
-TEST_CASE("experts: one expert is the dense layer, bit for bit", "[experts]") {
+TEST_CASE("experts: one expert has the bits of the dense layer", "[experts]") {
   auto c = mix_case({.experts = 1, .k = 1}, true, at::kFloat);
   c.weights = torch::ones_like(c.weights);
   const auto x = c.x.reshape({-1, c.x.size(-1)});
@@ -111,3 +110,5 @@ TEST_CASE("experts: every way of cutting them gives the numbers of one device", 
   };
   for (const std::string transport : {"threads", "shm"}) REQUIRE_NOTHROW(on_ranks(8, check_all, transport));
 }
+
+}  // namespace dtensor::test::experts

@@ -2,9 +2,7 @@
 #include "tests/support/experts_training.hpp"
 #include "tests/support/refuses.hpp"
 
-using namespace dtensor;
-using namespace dtensor::test;
-using namespace dtensor::test::experts;
+namespace dtensor::test::experts {
 
 namespace {
 
@@ -120,3 +118,5 @@ TEST_CASE("experts that cannot be cut are refused on every rank", "[experts]") {
     if (world.rank() >= 2) refuses("moe.experts: the routing is not finite on rank 3", [&] { net->moe(cut); });
   }));
 }
+
+}  // namespace dtensor::test::experts

@@ -10,8 +10,7 @@
 #include <algorithm>
 #include <numeric>
 
-using namespace dtensor;
-using namespace dtensor::test;
+namespace dtensor::test::experts {
 
 namespace {
 
@@ -145,7 +144,7 @@ TEST_CASE("router: in turns all experts are equally busy", "[experts]") {
   REQUIRE(routing.weights.equal(routing.scores.gather(-1, routing.experts)));
 }
 
-TEST_CASE("router: jitter is of training, and small", "[experts]") {
+TEST_CASE("router: jitter is small and of training only", "[experts]") {
   torch::manual_seed(7);
   nn::Router router(4, 3, nn::RouterOptions{.jitter = 0.1}), plain(4, 3, nn::RouterOptions{});
   plain->weight.set_data(router->weight.data());
@@ -220,3 +219,5 @@ TEST_CASE("losses of experts reach the gradients through the layer that has them
   REQUIRE(x.grad().equal(torch::full({3}, 2.0, torch::kDouble)));
   REQUIRE(z.grad().item<double>() == 0.5 * 2 * 2);
 }
+
+}  // namespace dtensor::test::experts

@@ -4,8 +4,7 @@
 
 #include <dtensor/observe/comm_debug.hpp>
 
-using namespace dtensor;
-using namespace dtensor::test;
+namespace dtensor::test::experts {
 
 namespace {
 
@@ -139,3 +138,5 @@ TEST_CASE("dispatch: what does not fit is refused in words", "[experts]") {
     }
   }));
 }
+
+}  // namespace dtensor::test::experts

@@ -8,9 +8,7 @@
 
 #include <filesystem>
 
-using namespace dtensor;
-using namespace dtensor::test;
-using namespace dtensor::test::experts;
+namespace dtensor::test::experts {
 
 namespace {
 
@@ -252,3 +250,5 @@ TEST_CASE("faults: a stage of a pipeline without experts", "[experts]") {
     }
   });
 }
+
+}  // namespace dtensor::test::experts
