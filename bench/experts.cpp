@@ -1,6 +1,7 @@
 // A layer of experts (2048 tokens of 256 numbers, 8 experts of width 512, two each), forward and backward, on one rank and, experts and
 // tokens cut, on two that are threads: counter ratio is one rank's time over two's, cpu_ratio the same of processor time per rank, which
 // does not mind other programs.
+#include "clocks.hpp"
 #include "main.hpp"
 
 #include <dtensor/dtensor.hpp>
@@ -9,8 +10,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <chrono>
-#include <ctime>
 #include <mutex>
 
 namespace dt = dtensor;
@@ -18,14 +17,6 @@ namespace dt = dtensor;
 namespace {
 
 constexpr int64_t kTokens = 2048, kDim = 256, kHidden = 512, kExperts = 8, kChoices = 2;
-
-double processor_ms() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return 1e3 * static_cast<double>(now.tv_sec) + 1e-6 * static_cast<double>(now.tv_nsec);
-}
-
-double wall_ms() { return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 struct Cost {
   double wall = 0, processor = 0;  // of a pass; the median, of the slowest rank
@@ -47,13 +38,13 @@ Cost run(int ranks, const std::string& dispatch) {
     const dt::Spmd spmd(mesh);
     std::vector<double> walls, processors;
     for (int i = 0; i < kWarmUp + kCounted; ++i) {
-      for (const auto& leaf : {w1, w2, gate, x}) const_cast<torch::Tensor&>(leaf).mutable_grad() = torch::Tensor();
-      const auto wall = wall_ms(), processor = processor_ms();
+      for (const auto& leaf : {w1, w2, gate, x}) leaf.mutable_grad() = torch::Tensor();
+      const auto wall = bench::wall_ms(), processor = bench::processor_ms();
       const auto scores = torch::linear(x, gate).softmax(-1);
       const auto [weights, chosen] = scores.topk(kChoices, -1);
       dt::mix_experts(x, chosen, weights, {w1, w2}, {.dispatch = dispatch}).backward(g);
       if (i < kWarmUp) continue;
-      walls.push_back(wall_ms() - wall), processors.push_back(processor_ms() - processor);
+      walls.push_back(bench::wall_ms() - wall), processors.push_back(bench::processor_ms() - processor);
     }
     std::ranges::sort(walls), std::ranges::sort(processors);
     const std::lock_guard lock(mutex);

@@ -1,6 +1,7 @@
 // A training step of recurrent layers with default states on one rank and, the batch cut, on two that are threads: counter ratio is one
 // rank's time over two's, cpu_ratio the same of processor time per rank, which does not mind other programs; gathers counts what two ranks
 // communicate but for sums of gradients.
+#include "clocks.hpp"
 #include "main.hpp"
 
 #include <dtensor/dtensor.hpp>
@@ -8,8 +9,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <chrono>
-#include <ctime>
 #include <mutex>
 
 namespace dt = dtensor;
@@ -17,14 +16,6 @@ namespace dt = dtensor;
 namespace {
 
 constexpr int64_t kSteps = 32, kBatch = 64, kIn = 128, kHidden = 256;
-
-double processor_ms() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return 1e3 * static_cast<double>(now.tv_sec) + 1e-6 * static_cast<double>(now.tv_nsec);
-}
-
-double wall_ms() { return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 struct Cost {
   double wall = 0, processor = 0;  // of a step; the slowest rank's
@@ -50,11 +41,11 @@ Cost train(int ranks, const std::function<Layer()>& make) {
     };
     for (int i = 0; i < kWarmUp; ++i) step();
     dt::CommDebugMode comm;
-    const auto wall = wall_ms(), processor = processor_ms();
+    const auto wall = bench::wall_ms(), processor = bench::processor_ms();
     for (int i = 0; i < kCounted; ++i) step();
     std::lock_guard lock(mutex);
-    cost.wall = std::max(cost.wall, (wall_ms() - wall) / kCounted);
-    cost.processor = std::max(cost.processor, (processor_ms() - processor) / kCounted);
+    cost.wall = std::max(cost.wall, (bench::wall_ms() - wall) / kCounted);
+    cost.processor = std::max(cost.processor, (bench::processor_ms() - processor) / kCounted);
     cost.gathers = comm.count() - comm.count(dt::comm::Collective::all_reduce);
   });
   return cost;

@@ -102,6 +102,18 @@ def saving(s: Setting) -> list[Row]:
     return list(rows.values())
 
 
+def experts(s: Setting) -> list[Row]:
+    """A layer of experts, forward and backward: how many times as fast as one rank two are, which share experts and tokens."""
+    rows: dict = {}
+    for i in range(s.rounds):
+        for name, entry in benchmark(s.build / "bench/experts").items():
+            way = name.split("/")[1]
+            collect(rows, Row("experts", f"{way}, 2 ranks", "x one rank", [], higher_is_better=True, here_at_least=1.8), entry["ratio"])
+            collect(rows, Row("experts", f"{way}, 2 ranks, processor time", "x one rank", [], higher_is_better=True), entry["cpu_ratio"])
+        s.progress(f"experts: round {i + 1} of {s.rounds}")
+    return list(rows.values())
+
+
 def llama_cpp(folder: str) -> float | None:
     """Tokens a second of one prompt by llama.cpp; None where it is not installed."""
     model = pathlib.Path(folder) / "model.gguf"

@@ -96,16 +96,9 @@ inline void set_loss_scale(torch::nn::Module& module, double scale) {
 // -- How ------------------------------------------------------------------------------------------------------------------
 
 inline ExpertsImpl::ExpertsImpl(int64_t experts, int64_t dim, int64_t hidden, bool gated) {
-  const auto drawn = [&](const char* name, int64_t out, int64_t in) {
-    auto& weight = register_parameter(name, torch::empty({experts, out, in}));
-    const double bound = 1 / std::sqrt(static_cast<double>(in));
-    torch::NoGradGuard no_grad;
-    weight.uniform_(-bound, bound);  // as torch::nn::Linear
-    return weight;
-  };
-  w1 = drawn("w1", hidden, dim);
-  w2 = drawn("w2", dim, hidden);
-  if (gated) w3 = drawn("w3", hidden, dim);
+  w1 = register_parameter("w1", detail::linear_weight({experts, hidden, dim}));
+  w2 = register_parameter("w2", detail::linear_weight({experts, dim, hidden}));
+  if (gated) w3 = register_parameter("w3", detail::linear_weight({experts, hidden, dim}));
 }
 
 inline torch::Tensor ExpertsImpl::forward(const torch::Tensor& x, const torch::Tensor& experts, const torch::Tensor& weights) {
@@ -115,8 +108,8 @@ inline torch::Tensor ExpertsImpl::forward(const torch::Tensor& x, const torch::T
 inline MoEImpl::MoEImpl(const MoEOptions& o) : options(o) {
   require(o.dim >= 1 && o.hidden >= 1 && o.experts >= 1 && o.shared_hidden >= 0, "MoE",
           "got dim {}, hidden {}, {} experts, shared hidden {}", o.dim, o.hidden, o.experts, o.shared_hidden);
-  require(o.capacity_factor >= 0 && (o.drop == "position" || o.drop == "probability"), "MoE",
-          "got a capacity factor of {} and drop '{}'; expected 0 or more, and position or probability", o.capacity_factor, o.drop);
+  require(o.capacity_factor >= 0, "MoE", "got a capacity factor of {}; expected 0 or more", o.capacity_factor);
+  detail::check_drop(o.drop);
   require(o.balance_over == "batch" || o.balance_over == "sequence" || o.balance_over == "global", "MoE",
           "the balance is over a batch, a sequence or global; got '{}'", o.balance_over);
   gate = register_module("gate", Router(o.dim, o.experts, o.router));

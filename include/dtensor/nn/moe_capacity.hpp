@@ -33,6 +33,11 @@ inline int64_t capacity_of(double factor, int64_t tokens, int64_t k, int64_t exp
 
 namespace detail {
 
+inline void check_drop(const std::string& drop) {
+  require(drop == "position" || drop == "probability", "limit_to_capacity",
+          "there is no way to drop called '{}'; expected position or probability", drop);
+}
+
 // On one device.
 inline at::Tensor within_capacity(const at::Tensor& chosen, const at::Tensor& weights, int64_t experts, int64_t capacity, bool by_weight) {
   const auto flat = chosen.reshape({-1});
@@ -57,8 +62,7 @@ inline at::Tensor within_capacity(const at::Tensor& chosen, const at::Tensor& we
 inline at::Tensor limit_to_capacity(const at::Tensor& chosen, const at::Tensor& weights, int64_t experts, int64_t capacity,
                                     const std::string& drop) {
   require(capacity >= 1, "limit_to_capacity", "got a capacity of {}; expected 1 or more", capacity);
-  require(drop == "position" || drop == "probability", "limit_to_capacity",
-          "there is no way to drop called '{}'; expected position or probability", drop);
+  detail::check_drop(drop);
   const auto limit = [&](const at::Tensor& c, const at::Tensor& w) {
     return detail::within_capacity(c, w, experts, capacity, drop == "probability");
   };

@@ -63,6 +63,12 @@ TORCH_MODULE(Router);
 
 namespace detail {
 
+// [..., out, in], drawn as torch::nn::Linear draws it.
+inline torch::Tensor linear_weight(c10::IntArrayRef sizes) {
+  const double bound = 1 / std::sqrt(static_cast<double>(sizes.back()));
+  return torch::empty(sizes).uniform_(-bound, bound);
+}
+
 inline void check_router(const RouterOptions& o, int64_t experts) {
   require(o.scores == "softmax" || o.scores == "sigmoid", "route", "there are no scores called '{}'; expected softmax or sigmoid",
           o.scores);
@@ -139,10 +145,7 @@ inline Routing route(const at::Tensor& logits, const RouterOptions& o, const at:
 
 inline RouterImpl::RouterImpl(int64_t dim, int64_t experts, const RouterOptions& options) : options_(options) {
   detail::check_router(options, experts);
-  weight = register_parameter("weight", torch::empty({experts, dim}));
-  const double bound = 1 / std::sqrt(static_cast<double>(dim));
-  torch::NoGradGuard no_grad;
-  weight.uniform_(-bound, bound);  // as torch::nn::Linear
+  weight = register_parameter("weight", detail::linear_weight({experts, dim}));
 }
 
 inline Routing RouterImpl::forward(const torch::Tensor& x, const torch::Tensor& bias) {

@@ -44,6 +44,8 @@ namespace detail {
 using AdvantageBy = Advantages (*)(const Options& o, const AdvantageTerms& t);
 using LossBy = PolicyLoss (*)(const Options& o, const PolicyTerms& t, const Normalization& by, uint64_t seed);
 
+inline Advantages no_returns(at::Tensor advantages) { return {std::move(advantages), {}}; }
+
 inline Advantages gae_by(const Options& o, const AdvantageTerms& t) {
   GaeOptions options{.gamma = o.gamma, .lambda = o.lambda, .length_alpha = o.length_alpha, .length_least_lambda = o.length_least_lambda};
   if (o.critic_lambda >= 0) options.critic_lambda = o.critic_lambda;
@@ -55,40 +57,16 @@ inline const std::map<std::string, AdvantageBy>& advantages_by_name() {
   using T = const AdvantageTerms&;
   static const std::map<std::string, AdvantageBy> all{
       {"gae", gae_by},
-      {"grpo",
-       [](O, T t) -> Advantages {
-         return {grpo(t.scores, t.groups, t.mask), {}};
-       }},
-      {"drgrpo",
-       [](O, T t) -> Advantages {
-         return {grpo(t.scores, t.groups, t.mask, {.by_std = false}), {}};
-       }},
-      {"grpo_pass_at_k",
-       [](O, T t) -> Advantages {
-         return {grpo_pass_at_k(t.scores, t.groups, t.mask), {}};
-       }},
-      {"gdpo",
-       [](O o, T t) -> Advantages {
-         return {gdpo(t.parts, t.groups, t.mask, o.gdpo_weights), {}};
-       }},
-      {"rloo",
-       [](O, T t) -> Advantages {
-         return {rloo(t.scores, t.groups, t.mask), {}};
-       }},
-      {"opo",
-       [](O, T t) -> Advantages {
-         return {opo(t.scores, t.groups, t.mask), {}};
-       }},
+      {"grpo", [](O, T t) { return no_returns(grpo(t.scores, t.groups, t.mask)); }},
+      {"drgrpo", [](O, T t) { return no_returns(grpo(t.scores, t.groups, t.mask, {.by_std = false})); }},
+      {"grpo_pass_at_k", [](O, T t) { return no_returns(grpo_pass_at_k(t.scores, t.groups, t.mask)); }},
+      {"gdpo", [](O o, T t) { return no_returns(gdpo(t.parts, t.groups, t.mask, o.gdpo_weights)); }},
+      {"rloo", [](O, T t) { return no_returns(rloo(t.scores, t.groups, t.mask)); }},
+      {"opo", [](O, T t) { return no_returns(opo(t.scores, t.groups, t.mask)); }},
       {"remax", [](O, T t) { return remax(t.rewards, t.greedy_scores, t.mask); }},
       {"reinforce_plus_plus", [](O o, T t) { return reinforce_plus_plus(t.rewards, t.mask, o.gamma); }},
-      {"reinforce_plus_plus_baseline",
-       [](O, T t) -> Advantages {
-         return {reinforce_plus_plus_baseline(t.scores, t.groups, t.mask), {}};
-       }},
-      {"gpg",
-       [](O, T t) -> Advantages {
-         return {gpg(t.scores, t.groups, t.mask), {}};
-       }},
+      {"reinforce_plus_plus_baseline", [](O, T t) { return no_returns(reinforce_plus_plus_baseline(t.scores, t.groups, t.mask)); }},
+      {"gpg", [](O, T t) { return no_returns(gpg(t.scores, t.groups, t.mask)); }},
       {"optimal_token_baseline",
        [](O, T t) { return optimal_token_baseline(t.rewards, t.logp, t.sum_squares, t.groups, t.mask, t.weights); }},
   };

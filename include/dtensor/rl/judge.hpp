@@ -35,12 +35,12 @@ namespace detail {
 inline at::Tensor parts_column(const std::vector<Verdict>& verdicts, int64_t kinds) {
   auto parts = at::zeros({static_cast<int64_t>(verdicts.size()), kinds}, at::kDouble);
   auto* row = parts.data_ptr<double>();
-  for (const auto& verdict : verdicts) {
-    const auto count = static_cast<int64_t>(verdict.parts.size());
-    require(count == kinds || verdict.how != Verdict::How::ended, "rl::Judge",
-            "a verdict has {} parts; expected {}, one for each kind of score", count, kinds);
-    row = std::ranges::copy_n(verdict.parts.begin(), verdict.how == Verdict::How::ended ? kinds : 0, row).out;
-    if (verdict.how != Verdict::How::ended) row += kinds;
+  for (size_t i = 0; i < verdicts.size(); ++i, row += kinds) {
+    if (verdicts[i].how != Verdict::How::ended) continue;
+    const auto& own = verdicts[i].parts;
+    require(static_cast<int64_t>(own.size()) == kinds, "rl::Judge", "a verdict has {} parts; expected {}, one for each kind of score",
+            own.size(), kinds);
+    std::ranges::copy(own, row);
   }
   return parts;
 }

@@ -25,13 +25,13 @@ namespace dtensor {
 
 // How tokens come to experts that lie on other ranks.
 struct MixOptions {
-  //   alltoall   each row to the rank of its expert, and back: exact numbers, no padding. Experts compute the rows of one device in their
-  //              order, so outputs and the experts' gradients have its bits where nothing but experts and tokens is cut
+  //   alltoall      each row to the rank of its expert, and back: exact numbers, no padding. Experts compute the rows of one device in
+  //                 their order, so outputs and the experts' gradients have its bits where nothing but experts and tokens is cut
   //   deduplicated  each token once to each rank that has any of its experts, where its results are weighted and added: less where a
-  //              token has several experts on a rank
-  //   allgather  every rank gets all tokens of the group, and its experts' share of the result is reduced: less where a token has more
-  //              experts than there are ranks
-  //   automatic  what takes the least time by the prices of set_comm_cost
+  //                 token has several experts on a rank
+  //   allgather     every rank gets all tokens of the group, and its experts' share of the result is reduced: less where a token has
+  //                 more experts than there are ranks
+  //   automatic     what takes the least time by the prices of set_comm_cost
   std::string dispatch = "alltoall";
   std::string layer = "";  // its name in errors; empty: that of the weights' module
   bool error_if_nonfinite = true;
@@ -43,8 +43,8 @@ struct MixOptions {
 // Differentiable in all but `experts`. Gradients are sums over all tokens, on any mesh. Every rank takes part in all that is communicated,
 // also one without tokens or whose experts nobody chose. Communicates, for alltoall, one all_gather of counts and two all_to_all, and two
 // more in backward; for deduplicated four all_to_all and one of counts, and three in backward; for allgather an all_gather and a
-// reduce_scatter, and as many in backward. Throws for sizes that do not fit, an expert
-// that there is not, weights that are cut in another way, and routing weights with NaN or infinity, naming the layer and the rank.
+// reduce_scatter, and as many in backward. Throws for sizes that do not fit, an expert that there is not, weights that are cut in another
+// way, and routing weights with NaN or infinity, naming the layer and the rank.
 at::Tensor mix_experts(const at::Tensor& x, const at::Tensor& experts, const at::Tensor& weights, const expert::Weights& w,
                        const MixOptions& options = {});
 
