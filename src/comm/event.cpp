@@ -69,7 +69,8 @@ void EventRef::done() const {
 void EventRef::failed() const {
   if (!log_) return;
   auto& slot = log_->ring->slot(number_);
-  if (slot.number == number_ && std::atomic_ref(slot.done).load(std::memory_order_acquire) == 0) std::atomic_ref(slot.failed).store(true);
+  if (std::atomic_ref(slot.number).load(std::memory_order_acquire) != number_) return;
+  if (std::atomic_ref(slot.done).load(std::memory_order_acquire) == 0) std::atomic_ref(slot.failed).store(true);
 }
 
 Events::Events() : log_(std::make_shared<EventLog>()) {}
@@ -116,17 +117,12 @@ EventRef Events::issue(Event event) {
   event.number = header.issued.load(std::memory_order_relaxed) + 1;
   event.issued = now_ns();
   event.thread = this_thread();
-  auto& slot = log_->ring->slot(event.number);
-  std::atomic_ref(slot.number).store(0, std::memory_order_release);
-  const auto number = std::exchange(event.number, 0);
-  slot = event;
-  event.number = number;
-  std::atomic_ref(slot.number).store(number, std::memory_order_release);
-  header.issued.store(number, std::memory_order_release);
+  flight::write_slot(log_->ring->slot(event.number), event);
+  header.issued.store(event.number, std::memory_order_release);
   for (auto* observer = log_->innermost; observer; observer = observer->outer_) {
     if (event.what == Event::What::collective) observer->on_issue(event);
   }
-  return {log_, number};
+  return {log_, event.number};
 }
 
 void Events::tell_end(const Event& event) {
@@ -137,9 +133,8 @@ void Events::tell_end(const Event& event) {
 }
 
 Event Events::get(uint64_t number) const {
-  const auto& slot = log_->ring->slot(number);
-  if (number == 0 || std::atomic_ref(const_cast<uint64_t&>(slot.number)).load(std::memory_order_acquire) != number) return {};
-  const Event event = slot;
+  if (number == 0) return {};
+  const auto event = flight::read_slot(log_->ring->slot(number));
   return event.number == number ? event : Event();
 }
 

@@ -3,6 +3,7 @@
 #include "tests/support/refuses.hpp"
 
 #include <dtensor/gradients/leaf_hooks.hpp>
+#include <dtensor/gradients/saved_on_host.hpp>
 #include <dtensor/gradients/saved_tensors.hpp>
 
 #include <fmt/ranges.h>
@@ -61,6 +62,73 @@ TEST_CASE("saved tensors go through hooks", "[gradients]") {
       require(rounded.packed == 2 && full_tensor(x.grad()).equal(expected + values * 2), "test", "what was saved as ever");
     }
   }));
+}
+
+TEST_CASE("saved tensors on the host give the same gradients and their memory back", "[gradients]") {
+  for (const std::string transport : {"threads", "shm"}) {
+    CAPTURE(transport);
+    CHECK_NOTHROW(on_ranks(
+        2,
+        [](World& world) {
+          const auto mesh = line(world);
+          const auto values = counting({8, 6}), weights = counting({6, 6});
+          // Gradients of two leaves; `during` sees what is kept between forward and backward.
+          const auto gradients = [&](bool distributed, SavedOnHost* on_host, const auto& during) {
+            const auto leaf = [&](const at::Tensor& t, const Placement& p) {
+              return (distributed ? distribute_tensor(t, mesh, {p}).tensor().detach() : t.clone()).requires_grad_();
+            };
+            const auto x = leaf(values, shard(0)), w = leaf(weights, shard(1));
+            at::Tensor loss;
+            {
+              const SaveWith save(on_host);
+              const auto h = x.sin().matmul(w);
+              loss = (h * h.exp() + h.t().matmul(h).sum()).sum();
+            }
+            during(w);
+            loss.backward();
+            return std::vector{full_tensor(x.grad()), full_tensor(w.grad())};
+          };
+          for (const bool distributed : {false, true}) {
+            const auto expected = gradients(distributed, nullptr, [](const at::Tensor&) {});
+            double whole = 0;
+            for (const double share : {1.0, 0.5, 0.0}) {
+              SavedOnHost on_host({.share = share, .at_least_bytes = 1, .of_cpu = true});
+              const auto got = gradients(distributed, &on_host, [&](const at::Tensor&) {
+                const auto bytes = static_cast<double>(on_host.bytes());
+                if (share == 1) whole = bytes;
+                require(share == 0 ? bytes == 0 : bytes > 0 && bytes <= share * whole, "test", "{} of {} bytes", bytes, whole);
+              });
+              require(on_host.bytes() == 0, "test", "{} bytes are left", on_host.bytes());
+              for (size_t i = 0; i < got.size(); ++i) require(got[i].equal(expected[i]), "test", "gradient {} of {}", i, share);
+            }
+          }
+        },
+        transport));
+  }
+  refuses("[SavedOnHost] got a share of 1.5; expected 0 to 1", [] { SavedOnHost({.share = 1.5}); });
+}
+
+TEST_CASE("saved tensors on the host are copied once and freed but for those that stay", "[gradients]") {
+  const auto w = torch::rand({64, 64}).requires_grad_();
+  SavedOnHost on_host({.at_least_bytes = 1, .except = {w}, .of_cpu = true});
+  at::Tensor y;
+  c10::weak_intrusive_ptr<c10::TensorImpl> saved(at::Tensor().getIntrusivePtr());
+  {
+    const SaveWith save(&on_host);
+    const auto h = w.matmul(w);  // saves w, which stays
+    CHECK(on_host.bytes() == 0);
+    saved = c10::weak_intrusive_ptr<c10::TensorImpl>(h.getIntrusivePtr());
+    y = h.sin() + h.cos() + h.t().matmul(h);  // all of these save h or a view of it
+  }
+  CHECK(on_host.bytes() == 2 * 64 * 64 * 4);  // h and the view
+  CHECK(saved.expired());
+  y.sum().backward();
+  CHECK(on_host.bytes() == 0);
+  // The CPU's tensors stay unless asked for.
+  SavedOnHost as_ever({.at_least_bytes = 1});
+  const SaveWith save(&as_ever);
+  const auto z = w.sin();
+  CHECK(as_ever.bytes() == 0);
 }
 
 TEST_CASE("hooks of leaves see the gradient in its layout and when it has been added", "[gradients]") {

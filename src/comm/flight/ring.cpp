@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -49,7 +50,7 @@ Recording copy_of(const RingHeader& header, const Event* events) {
   const auto issued = header.issued.load();
   const auto kept = std::min(issued, Events::kKept);
   for (auto number = issued - kept; kept > 0 && number < issued; ++number) {
-    const Event event = events[number % Events::kKept];  // whole before it is looked at: the rank goes on writing
+    const Event event = read_slot(events[number % Events::kKept]);
     if (event.number == number + 1) copy.events.push_back(event);
   }
   return copy;
@@ -61,7 +62,31 @@ bool is_sane(const RingHeader& header) {
          header.state.load() >= State::running && header.state.load() <= State::failed;
 }
 
+using Word [[gnu::may_alias]] = uint64_t;
+constexpr size_t kWords = sizeof(Event) / sizeof(Word);
+
+Word* words_of(const Event& event) { return reinterpret_cast<Word*>(const_cast<Event*>(&event)); }
+
 }  // namespace
+
+void write_slot(Event& slot, const Event& event) {
+  static_assert(offsetof(Event, number) == 0 && sizeof(Event) % sizeof(Word) == 0);
+  auto* const to = words_of(slot);
+  const auto* const from = words_of(event);
+  __atomic_store_n(to, 0, __ATOMIC_RELAXED);
+  for (size_t i = 1; i < kWords; ++i) __atomic_store_n(to + i, from[i], __ATOMIC_RELEASE);  // who sees the word sees the 0
+  __atomic_store_n(to, from[0], __ATOMIC_RELEASE);
+}
+
+Event read_slot(const Event& slot) {
+  Event copy;
+  auto* const to = words_of(copy);
+  const auto* const from = words_of(slot);
+  to[0] = __atomic_load_n(from, __ATOMIC_ACQUIRE);
+  for (size_t i = 1; i < kWords; ++i) to[i] = __atomic_load_n(from + i, __ATOMIC_ACQUIRE);
+  if (__atomic_load_n(from, __ATOMIC_RELAXED) != to[0]) copy.number = 0;
+  return copy;
+}
 
 Ring::Ring(const std::string& file) {
   if (file.empty()) {

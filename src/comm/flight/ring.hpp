@@ -44,6 +44,12 @@ struct RingHeader {
   RingGroup group[kMostGroups];
 };
 
+// Slots are written and read as whole words, since a reader may copy one while its rank writes over it. The number, which comes first, says
+// whether a copy is of one event: it is 0 while the rest is written (a sequence lock: Boehm, "Can Seqlocks Get Along with Programming
+// Language Memory Models?", 2012).
+void write_slot(Event& slot, const Event& event);
+Event read_slot(const Event& slot);  // of number 0 where the slot was written meanwhile
+
 // The header and Events::kKept events. Zeroes are an empty one.
 class Ring {
  public:

@@ -4,6 +4,7 @@
 #include <dtensor/dispatch/end_of_backward.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -14,10 +15,14 @@ namespace dtensor::fsdp {
 
 class Unit;
 
-// Counts bytes that are alive.
+// Counts bytes that are alive. A rank that takes part in a collective may be the last to let go of another's buffer: any thread.
 struct Counter {
-  int64_t now = 0, peak = 0;
-  void add(int64_t bytes) { peak = std::max(peak, now += bytes); }
+  std::atomic<int64_t> now = 0, peak = 0;
+  void add(int64_t bytes) {
+    const auto sum = now += bytes;
+    for (auto most = peak.load(); most < sum && !peak.compare_exchange_weak(most, sum);) {
+    }
+  }
 };
 
 class Schedule : public std::enable_shared_from_this<Schedule> {

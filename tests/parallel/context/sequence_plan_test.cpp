@@ -120,6 +120,29 @@ TEST_CASE("sequence plan: rounds hold each position once and no rank holds more 
   }
 }
 
+TEST_CASE("sequence plan: sequences whose activations go to the host take fewer ranks", "[context]") {
+  const auto lengths = lognormal(300, 7);
+  const SequenceCost cost{.host = 0.5};
+  CHECK(cost.share_on_host(1000) == Approx(1000 * cost.quadratic / cost.host));
+  CHECK(cost.share_on_host(1'000'000) == SequenceCost::kMostOnHost);
+  CHECK(SequenceCost{}.share_on_host(1000) == 0);
+  const auto widest = [](const SequencePlan& plan) {
+    return std::ranges::max(plan.groups, {}, &SequenceGroup::ranks).ranks;
+  };
+  const auto without = plan_sequences(lengths, 64, {.tokens_per_rank = 8192, .by = "greedy"});
+  const auto with = plan_sequences(lengths, 64, {.tokens_per_rank = 8192, .cost = cost, .by = "greedy"});
+  CHECK(widest(without) == 32);
+  CHECK(widest(with) == 4);
+  for (const auto& round : with.rounds()) {
+    for (size_t r = 0; r < round.rows.size(); ++r) {
+      const auto rows = static_cast<double>(round.rows[r].size());
+      CHECK(rows * (1 - round.on_host[r]) <= 8192 + static_cast<double>(lengths.size()));
+      CHECK((round.on_host[r] > 0) == (rows > 0));
+    }
+  }
+  for (const auto& round : without.rounds()) CHECK(std::ranges::all_of(round.on_host, [](double share) { return share == 0; }));
+}
+
 TEST_CASE("sequence plan: a model trains by it with one device's gradients and short sequences send nothing", "[context]") {
   const std::vector<int64_t> lengths{60, 9, 4, 7, 12, 1, 15, 3, 8};
   const double tokens = std::accumulate(lengths.begin(), lengths.end(), 0.0);
@@ -224,9 +247,10 @@ TEST_CASE("sequence plan: costs that cannot be compared are refused and extreme 
       CHECK_THROWS_WITH(plan({.linear = bad}), says("got a linear cost of"));
       CHECK_THROWS_WITH(plan({.message = bad}), says("got a message cost of"));
       CHECK_THROWS_WITH(plan({.fixed = bad}), says("got a fixed cost of"));
+      CHECK_THROWS_WITH(plan({.host = bad}), says("got a host cost of"));
     }
     for (const double extreme : {0.0, std::numeric_limits<double>::max(), std::numeric_limits<double>::denorm_min()}) {
-      CHECK_NOTHROW(plan({extreme, extreme, extreme, extreme}).rounds());
+      CHECK_NOTHROW(plan({extreme, extreme, extreme, extreme, extreme}).rounds());
     }
     const int64_t most = std::numeric_limits<int64_t>::max();  // no limit
     const auto any = plan_sequences(lengths, 4, {.by = by}), with_most = plan_sequences(lengths, 4, {.tokens_per_rank = most, .by = by});

@@ -27,12 +27,19 @@ struct SequenceCost {
   double linear = 1;        // of all else, for a position
   double message = 0.1;     // of keys and values that another rank gets, for a position; beside attention
   double fixed = 100;       // of a microbatch
+  double host = 0;          // of copying to the host what a position saves for the backward pass, beside attention; 0: nothing is copied
 
   // What each of `ranks` takes that share a sequence.
   double seconds(int64_t length, int ranks) const {
     const auto s = static_cast<double>(length), d = static_cast<double>(ranks);
     return std::max(quadratic * s * s / d, message * s * (d - 1) / d) + linear * s / d;
   }
+  // The share of what a sequence saves whose copies hide behind its attention: attention grows with the square of the length, and copies
+  // with the length (as ByteScale's selective offloading).
+  double share_on_host(int64_t length) const {
+    return host > 0 ? std::min(kMostOnHost, quadratic * static_cast<double>(length) / host) : 0;
+  }
+  static constexpr double kMostOnHost = 0.9;  // some layers are always on the device
 };
 
 // A microbatch of the ranks [first, first + ranks), which share each of its sequences.
@@ -42,7 +49,9 @@ struct SequenceGroup {
 };
 
 struct SequencePlanOptions {
-  int64_t tokens_per_rank = 0;  // the most that a rank holds at once, to one for each sequence that it shares; 0, or very many: any
+  // The most positions that a rank holds at once, to one for each sequence that it shares, without those whose share is on the host; 0, or
+  // very many: any.
+  int64_t tokens_per_rank = 0;
   SequenceCost cost{};
   // search: the best that is found, exact for few sequences. greedy: as many ranks as a length needs. static: all sequences are cut over as
   // many ranks as the longest one needs, the same groups in all microbatches.
@@ -54,12 +63,14 @@ struct SequenceRound {
   std::vector<int> sequences;  // in the order in which they are packed
   PackedSequence packed;
   std::vector<context::Positions> rows;
+  std::vector<double> on_host = {};  // the share of what each rank saves that goes to the host, for SavedOnHost (saved_on_host.hpp)
 };
 
 struct SequencePlan {
   std::vector<int64_t> lengths;
   std::vector<SequenceGroup> groups;  // a rank works on its own in this order
   std::vector<double> seconds;        // of each rank
+  SequenceCost cost{};
 
   double makespan() const { return *std::ranges::max_element(seconds); }
   // Ranks that have fewer microbatches than others have no rows in the last rounds. Within a group each sequence is cut in zigzag order.
@@ -82,7 +93,8 @@ class SequencePlanner {
       : lengths_(lengths), ranks_(ranks), options_(without_excess(options, lengths)), by_length_(lengths.size()) {
     std::iota(by_length_.begin(), by_length_.end(), 0);
     std::ranges::stable_sort(by_length_, std::greater<>(), [&](int i) { return lengths_[i]; });
-    for (const auto length : lengths_) least_.push_back(least_ranks(length));
+    for (const auto length : lengths_) held_.push_back(held(length));
+    for (size_t i = 0; i < lengths_.size(); ++i) least_.push_back(least_ranks(i));
   }
 
   SequencePlan greedy() const { return assigned(least_); }
@@ -134,13 +146,18 @@ class SequencePlanner {
   // The next larger group; past all ranks, one that there is not.
   int wider(int degree) const { return degree * 2 <= ranks_ || degree == ranks_ ? degree * 2 : ranks_; }
 
-  int least_ranks(int64_t length) const {
+  // Positions that take the device's memory.
+  int64_t held(int64_t length) const {
+    return static_cast<int64_t>(std::ceil(static_cast<double>(length) * (1 - options_.cost.share_on_host(length))));
+  }
+
+  int least_ranks(size_t sequence) const {
     if (options_.tokens_per_rank == 0) return 1;
     int ranks = 1;
-    while (ranks < ranks_ && ranks * options_.tokens_per_rank < length) ranks = wider(ranks);
-    require(ranks * options_.tokens_per_rank >= length, "plan_sequences",
-            "a sequence of {} positions does not fit on {} ranks of {}; hint: more ranks, or more tokens each", length, ranks_,
-            options_.tokens_per_rank);
+    while (ranks < ranks_ && ranks * options_.tokens_per_rank < held_[sequence]) ranks = wider(ranks);
+    require(ranks * options_.tokens_per_rank >= held_[sequence], "plan_sequences",
+            "a sequence of {} positions, of which {} stay on the device, does not fit on {} ranks of {}; hint: more ranks, or more tokens "
+            "each", lengths_[sequence], held_[sequence], ranks_, options_.tokens_per_rank);
     return ranks;
   }
 
@@ -153,7 +170,7 @@ class SequencePlanner {
 
   void add(SequencePlan& plan, Blocks& blocks, int sequence, int degree, int first) const {
     auto& block = blocks[{degree, first}];
-    const bool full = options_.tokens_per_rank > 0 && block.tokens + lengths_[sequence] > options_.tokens_per_rank * degree;
+    const bool full = options_.tokens_per_rank > 0 && block.tokens + held_[sequence] > options_.tokens_per_rank * degree;
     double seconds = options_.cost.seconds(lengths_[sequence], degree);
     if (block.group < 0 || full) {
       block = {static_cast<int>(plan.groups.size()), 0};
@@ -161,11 +178,11 @@ class SequencePlanner {
       seconds += options_.cost.fixed;
     }
     plan.groups[block.group].sequences.push_back(sequence);
-    block.tokens += lengths_[sequence];
+    block.tokens += held_[sequence];
     for (int r = first; r < first + degree; ++r) plan.seconds[r] += seconds;
   }
 
-  SequencePlan empty() const { return {lengths_, {}, std::vector<double>(ranks_, 0)}; }
+  SequencePlan empty() const { return {lengths_, {}, std::vector<double>(ranks_, 0), options_.cost}; }
 
   // Wide groups first, and of one width the longest sequence first, each to the ranks that have least to do.
   SequencePlan assigned(const std::vector<int>& degrees) const {
@@ -275,6 +292,7 @@ class SequencePlanner {
   const int ranks_;
   const SequencePlanOptions options_;
   std::vector<int> by_length_, least_;
+  std::vector<int64_t> held_;
 };
 
 }  // namespace context::detail
@@ -294,19 +312,22 @@ inline std::vector<SequenceRound> SequencePlan::rounds() const {
     std::vector<int> sequences;
     std::vector<int64_t> documents;
     std::vector<context::Positions> rows(ranks);
+    std::vector<double> copied(ranks, 0);  // positions, then their share of the rank's
     int64_t begin = 0;
     for (const auto* group : own) {
       for (const int sequence : group->sequences) {
         const auto order = context::zigzag_order(lengths[sequence], group->ranks);
         for (int r = 0; r < group->ranks; ++r) {
           for (const auto position : order[r]) rows[group->first + r].push_back(begin + position);
+          copied[group->first + r] += cost.share_on_host(lengths[sequence]) * static_cast<double>(order[r].size());
         }
         sequences.push_back(sequence);
         documents.push_back(lengths[sequence]);
         begin += lengths[sequence];
       }
     }
-    result.push_back({std::move(sequences), PackedSequence(documents), std::move(rows)});
+    for (int r = 0; r < ranks; ++r) copied[r] /= std::max<double>(1, static_cast<double>(rows[r].size()));
+    result.push_back({std::move(sequences), PackedSequence(documents), std::move(rows), std::move(copied)});
   }
   return result;
 }
@@ -315,7 +336,7 @@ namespace context::detail {
 
 inline void check_cost(const SequenceCost& cost) {
   const std::pair<const char*, double> numbers[] = {
-      {"quadratic", cost.quadratic}, {"linear", cost.linear}, {"message", cost.message}, {"fixed", cost.fixed}};
+      {"quadratic", cost.quadratic}, {"linear", cost.linear}, {"message", cost.message}, {"fixed", cost.fixed}, {"host", cost.host}};
   for (const auto& [name, number] : numbers) {
     require(std::isfinite(number) && number >= 0, "plan_sequences",
             "got a {} cost of {}; expected a finite number, 0 or more; hint: costs may be in any unit, all in the same", name, number);
