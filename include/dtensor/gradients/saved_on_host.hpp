@@ -50,7 +50,7 @@ class SavedOnHost final : public SavedTensors {
   // A tensor that was seen, as long as its memory is not another's.
   struct Known {
     c10::weak_intrusive_ptr<c10::StorageImpl> memory;
-    std::tuple<int64_t, std::vector<int64_t>, std::vector<int64_t>, at::ScalarType, int64_t> view;  // offset, sizes, strides, dtype, version
+    std::tuple<int64_t, std::vector<int64_t>, std::vector<int64_t>, at::ScalarType, int64_t> view;  // offset to version
     bool stays;
     std::weak_ptr<Copy> copy;
   };
