@@ -1,6 +1,8 @@
 // Tensors that come to a rank from another rank's thread, or from a launch that has ended: said with what to do.
 #include "tests/support/dispatch_support.hpp"
 
+#include <atomic>
+
 using namespace dtensor;
 using namespace dtensor::test;
 
@@ -19,12 +21,24 @@ void refuses(const std::function<void()>& call, const std::vector<std::string>& 
 
 const std::vector<std::string> kTold{"rank 0 of 2", "rank 1 of 2", "inside of the function that dt::launch runs"};
 
+// A barrier that orders what threads do with variables of one process. (Each rank maps shared memory for itself, so ThreadSanitizer does not
+// see that a barrier over it orders anything.)
+struct Together {
+  std::atomic<int> came = 0;
+  void wait(World& world) {
+    ++came;
+    world.barrier();
+    came.load();
+  }
+};
+
 }  // namespace
 
 TEST_CASE("shared tensors: of another rank", "[shared]") {
   for (const char* transport : {"threads", "shm"}) {
     at::Tensor made;  // by rank 0
     torch::nn::Linear model{nullptr};
+    Together together;
     CHECK_NOTHROW(on_ranks(
         2,
         [&](World& world) {
@@ -33,7 +47,7 @@ TEST_CASE("shared tensors: of another rank", "[shared]") {
           const auto x = torch::ones({2, 3});
           const torch::nn::Linear own(3, 4);  // all ranks draw
           if (world.rank() == 0) made = torch::ones({2, 3}), model = own;
-          world.barrier();
+          together.wait(world);
           if (world.rank() == 1) {
             refuses([&] { torch::add(x, made); }, kTold);
             refuses([&] { torch::relu(made); }, kTold);
@@ -48,9 +62,9 @@ TEST_CASE("shared tensors: of another rank", "[shared]") {
                 },
                 kTold);
           }
-          world.barrier();
+          together.wait(world);
           if (world.rank() == 0) torch::add(x, made);
-          world.barrier();
+          together.wait(world);
         },
         transport));
   }

@@ -156,8 +156,8 @@ class SequencePlanner {
     int ranks = 1;
     while (ranks < ranks_ && ranks * options_.tokens_per_rank < held_[sequence]) ranks = wider(ranks);
     require(ranks * options_.tokens_per_rank >= held_[sequence], "plan_sequences",
-            "a sequence of {} positions, of which {} stay on the device, does not fit on {} ranks of {}; hint: more ranks, or more tokens "
-            "each", lengths_[sequence], held_[sequence], ranks_, options_.tokens_per_rank);
+            "a sequence of {} positions does not fit on {} ranks of {}; hint: more ranks, more tokens each, or copies to the host",
+            lengths_[sequence], ranks_, options_.tokens_per_rank);
     return ranks;
   }
 
