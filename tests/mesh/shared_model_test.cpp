@@ -21,8 +21,8 @@ void refuses(const std::function<void()>& call, const std::vector<std::string>& 
 
 const std::vector<std::string> kTold{"rank 0 of 2", "rank 1 of 2", "inside of the function that dt::launch runs"};
 
-// A barrier that orders what threads do with variables of one process. (Each rank maps shared memory for itself, so ThreadSanitizer does not
-// see that a barrier over it orders anything.)
+// A barrier that orders what threads do with variables of one process. (Each rank maps shared memory for itself, so that a barrier over it
+// tells ThreadSanitizer nothing.)
 struct Together {
   std::atomic<int> came = 0;
   void wait(World& world) {
