@@ -72,12 +72,15 @@ class Fields {
 };
 
 dtensor::nn::YarnScaling yarn_from(const Fields& scaling) {
-  scaling.expect("mscale", scaling.get("mscale_all_dim", 1.0));
+  const auto sharpness = scaling.get("mscale_all_dim", 0.0);
+  dtensor::require(sharpness > 0 && scaling.get("mscale", 0.0) == sharpness, "zoo",
+                   "config.json has mscale {} and mscale_all_dim {}; expected the same, above 0; hint: write a model that has others",
+                   scaling.get("mscale", 0.0), sharpness);
   return {.factor = scaling.get("factor", 40.0),
           .fast = scaling.get("beta_fast", 32.0),
           .slow = scaling.get("beta_slow", 1.0),
           .original_length = scaling.count("original_max_position_embeddings", 4096),
-          .sharpness = scaling.get("mscale_all_dim", 1.0)};
+          .sharpness = sharpness};
 }
 
 dtensor::nn::RotaryOptions rotary_from(const Fields& fields, bool has_latent_attention = false) {
@@ -167,9 +170,9 @@ DeepSeekOptions deepseek_from(const Fields& fields) {
   options.heads = fields.count("num_attention_heads", 128);
   options.q_rank = fields.is_none("q_lora_rank") ? 0 : fields.count("q_lora_rank", 1536);
   options.kv_rank = fields.count("kv_lora_rank", 512);
-  options.nope_dim = fields.count("qk_nope_head_dim", 128);
-  options.rope_dim = fields.count("qk_rope_head_dim", 64);
-  options.value_dim = fields.count("v_head_dim", 128);
+  options.nope_dim = fields.count("qk_nope_head_dim", 128, kMost / 2);
+  options.rope_dim = fields.count("qk_rope_head_dim", 64, kMost / 2);
+  options.value_dim = fields.count("v_head_dim", 128, kMost / 2);
   options.dense_layers = fields.get("first_k_dense_replace", int64_t{3});
   options.hidden = fields.count("intermediate_size", 18432);
   options.experts = fields.count("n_routed_experts", 256);
