@@ -34,6 +34,7 @@ inline void set_experts(torch::nn::Module& model, const ExpertChoices& o, double
     layer.options.capacity_factor = o.capacity;
     if (o.balance != "loss") layer.options.balance_loss = 0;
     if (o.balance == "bias") layer.balance_by_bias(0.001);
+    if (o.balance == "none") layer.options.bias_rate = 0;
   });
 }
 

@@ -18,6 +18,7 @@
 #include <torch/optim/adamw.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <map>
@@ -322,7 +323,9 @@ void check_use(const CLI::App& app, const ZooOptions& o) {
     const bool cuts = std::ranges::count(mesh.names, "cp") > 0;
     unused("--documents", cuts, "needs a dimension cp in each mesh: add one, as in --mesh dp=2,cp=2");
   }
-  const bool mixture = o.model.rfind("mixtral", 0) == 0;
+  const bool mixture = std::ranges::any_of(std::array{"mixtral", "qwen3", "deepseek"}, [&](const char* family) {
+    return o.model.rfind(family, 0) == 0;
+  });
   unused("--dispatch", some_mesh_has("ep"), "no mesh has a dimension ep: add one, as in --mesh dp=2,ep=2");
   for (const auto* option : {"--balance", "--capacity"}) unused(option, mixture, o.model + " has no experts");
   if (some_mesh_has("ep") && !mixture) throw CLI::ValidationError("--mesh", "ep cuts experts, and " + o.model + " has none");

@@ -1,5 +1,5 @@
 // Hugging Face's tensors into the shards of a model. An index says where each box of a tensor is in a file, so rows in another order, and
-// three tensors in one, are the same bytes under another index.
+// several tensors in one, are the same bytes under another index.
 #include "huggingface.hpp"
 #include "huggingface_rows.hpp"
 
@@ -13,6 +13,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <tuple>
 
 namespace zoo {
 
@@ -41,25 +42,64 @@ SavedTensor with_rows_in_our_order(const SavedTensor& theirs, int64_t heads) {
   return ours;
 }
 
-// The three parts, one behind the other.
-SavedTensor three_in_one(const Index& theirs, const Row& row) {
+// The parts, one behind the other, or one above the other where they are stacked.
+SavedTensor joined(const Index& theirs, const Row& row, const Counts& counts) {
+  const bool is_stacked = row.how == How::stacked;
+  const auto parts = parts_of(row, counts);
+  const auto first = name_of_part(row, 0);
   SavedTensor ours;
-  for (size_t i = 0; i < kThree.size(); ++i) {
-    const auto name = name_of_part(row, kThree[i]);
+  std::vector<int64_t> sizes;  // of a part
+  for (int64_t i = 0; i < parts; ++i) {
+    const auto name = name_of_part(row, i);
     const auto* found = theirs.find(name);
-    dtensor::require(found != nullptr, "zoo", "the checkpoint has no '{}'; expected query, key and value", name);
-    if (i == 0) ours = {found->dtype, found->sizes, {}};
-    dtensor::require(found->sizes == ours.sizes && found->dtype == ours.dtype, "zoo", "'{}' is {}[{}]; expected {}[{}], as the query is",
-                     name, c10::toString(found->dtype), fmt::join(found->sizes, ", "), c10::toString(ours.dtype),
-                     fmt::join(ours.sizes, ", "));
-    const auto begin = static_cast<int64_t>(i) * ours.sizes[0];
+    dtensor::require(found != nullptr, "zoo", "the checkpoint has no '{}'; expected it beside '{}'", name, first);
+    if (i == 0) ours.dtype = found->dtype, sizes = found->sizes;
+    dtensor::require(found->sizes == sizes && found->dtype == ours.dtype, "zoo", "'{}' is {}[{}]; expected {}[{}], as '{}' is", name,
+                     c10::toString(found->dtype), fmt::join(found->sizes, ", "), c10::toString(ours.dtype), fmt::join(sizes, ", "), first);
     for (auto piece : found->pieces) {
-      piece.box[0] = Interval{piece.box[0].begin + begin, piece.box[0].end + begin};
+      if (is_stacked) piece.box.insert(piece.box.begin(), Interval{i, i + 1});
+      else piece.box[0] = Interval{piece.box[0].begin + i * sizes[0], piece.box[0].end + i * sizes[0]};
       ours.pieces.push_back(std::move(piece));
     }
   }
-  ours.sizes[0] *= 3;
+  ours.sizes = sizes;
+  if (is_stacked) ours.sizes.insert(ours.sizes.begin(), counts.experts);
+  else ours.sizes[0] *= parts;
   return ours;
+}
+
+// Of [experts, 2 hidden, dim] the first half of each expert's rows, or the second.
+SavedTensor half_of_rows(const SavedTensor& theirs, bool is_first) {
+  const auto hidden = theirs.sizes[1] / 2, from = is_first ? 0 : hidden;
+  SavedTensor ours{theirs.dtype, {theirs.sizes[0], hidden, theirs.sizes[2]}, {}};
+  for (const auto& piece : theirs.pieces) {
+    const auto& [experts, rows, columns] = std::tie(piece.box[0], piece.box[1], piece.box[2]);
+    const Interval wanted{std::max(rows.begin, from), std::min(rows.end, from + hidden)};
+    if (wanted.begin >= wanted.end) continue;
+    const auto bytes = columns.length() * static_cast<int64_t>(c10::elementSize(ours.dtype));  // of a row
+    for (auto expert = experts.begin; expert < experts.end; ++expert) {
+      auto one = piece;
+      one.box = {Interval{expert, expert + 1}, Interval{wanted.begin - from, wanted.end - from}, columns};
+      one.offset += ((expert - experts.begin) * rows.length() + wanted.begin - rows.begin) * bytes;
+      one.sums.clear();
+      ours.pieces.push_back(std::move(one));
+    }
+  }
+  return ours;
+}
+
+// Their tensor, or tensors, as the one of ours.
+SavedTensor ours_of(const Index& theirs, const SavedTensor& found, const Row& row, const Counts& counts) {
+  switch (row.how) {
+    case How::three_in_one:
+    case How::stacked: return joined(theirs, row, counts);
+    case How::rotary: return with_rows_in_our_order(found, counts.heads);
+    case How::kv_rotary: return with_rows_in_our_order(found, counts.kv_heads);
+    case How::head_rotary: return with_rows_in_our_order(found, 1);
+    case How::gates:
+    case How::ups: return half_of_rows(found, row.how == How::gates);
+    default: return found;
+  }
 }
 
 constexpr const char* kPart = "model.";
@@ -75,16 +115,13 @@ Ours ours_of(const std::string& config, const Index& theirs) {
   for (auto* index : {&ours.index, &ours.transposed}) index->tensors.clear(), index->same_as.clear(), index->values.clear();
   for (auto row : rows_of(counts)) {
     row.theirs = known_name([&](const std::string& name) { return theirs.find(name) != nullptr; }, row.theirs);
-    const bool is_three = row.how == How::three_in_one;
-    const auto name = is_three ? name_of_part(row, kThree[0]) : row.theirs;
+    const auto name = name_of_part(row, 0);
     const auto* found = theirs.find(name);
-    if (!found) continue;  // tied weights; what else is missing is found missing where it is wanted
-    check_sizes(name, found->sizes, row.how, counts, false);
-    const bool is_rotary = row.how == How::rotary || row.how == How::kv_rotary;
     auto& index = row.how == How::transposed ? ours.transposed : ours.index;
-    index.tensors[kPart + row.ours] = is_three    ? three_in_one(theirs, row)
-                                      : is_rotary ? with_rows_in_our_order(*found, row.how == How::rotary ? counts.heads : counts.kv_heads)
-                                                  : *found;
+    // Tied weights, and other forms; what else is missing is found missing where it is wanted.
+    if (!found || index.tensors.contains(kPart + row.ours)) continue;
+    check_sizes(name, found->sizes, row.how, counts, false);
+    index.tensors[kPart + row.ours] = ours_of(theirs, *found, row, counts);
   }
   return ours;
 }

@@ -8,8 +8,12 @@
 namespace zoo {
 
 Llama3BlockImpl::Llama3BlockImpl(const Llama3Options& o)
-    : attention_(register_module("attention", dtensor::nn::GroupedQueryAttention(
-                                                  dtensor::nn::GroupedQueryAttentionOptions{o.dim, o.heads, o.kv_heads}))),
+    : attention_(register_module("attention", dtensor::nn::GroupedQueryAttention(dtensor::nn::GroupedQueryAttentionOptions{
+                                                  .dim = o.dim,
+                                                  .heads = o.heads,
+                                                  .kv_heads = o.kv_heads,
+                                                  .head_dim = o.head_dim,
+                                                  .norm_eps = o.head_norms ? o.eps : 0}))),
       feed_forward_(o.experts == 0 ? register_module("feed_forward", dtensor::nn::SwiGLU(o.dim, o.hidden)) : nullptr),
       experts_(o.experts > 0 ? register_module("feed_forward", dtensor::nn::MoE(dtensor::nn::MoEOptions{
                                                                     .dim = o.dim,
@@ -43,7 +47,7 @@ Llama3Impl::Llama3Impl(const Llama3Options& options)
 torch::Tensor Llama3Impl::embed(const torch::Tensor& ids) { return dtensor::lay_out_like(tok_embeddings(ids), ids); }
 
 dtensor::nn::RotaryTable Llama3Impl::table(const torch::Tensor& x) const {
-  return dtensor::nn::rotary_table(x.size(1), options_.dim / options_.heads, options_.rotary, x);
+  return dtensor::nn::rotary_table(x.size(1), options_.dim_of_head(), options_.rotary, x);
 }
 
 torch::Tensor Llama3Impl::scores(const torch::Tensor& x) {

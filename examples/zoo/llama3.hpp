@@ -1,6 +1,6 @@
-// Llama 3 (Dubey et al., "The Llama 3 Herd of Models", 2024), and Mixtral (Jiang et al., "Mixtral of Experts", 2024), which has experts in
-// place of feed-forward layers; in plain libtorch, for one device. Their modules are named as in Meta's and Mistral's checkpoints. Shapes:
-// b batch, t length, d width.
+// Llama 3 (Dubey et al., "The Llama 3 Herd of Models", 2024); Mixtral (Jiang et al., "Mixtral of Experts", 2024), which has experts in
+// place of feed-forward layers; and Qwen3's models of experts (Yang et al., "Qwen3 Technical Report", 2025), which normalize heads besides.
+// In plain libtorch, for one device. Modules are named as in Meta's and Mistral's checkpoints. Shapes: b batch, t length, d width.
 #pragma once
 
 #include "model.hpp"
@@ -18,13 +18,17 @@ namespace zoo {
 struct Llama3Options {
   int64_t vocabulary = 128256;
   int64_t layers = 32, dim = 4096, heads = 32, kv_heads = 8;
-  int64_t hidden = 14336;  // of the feed-forward layers
+  int64_t hidden = 14336;  // of a feed-forward layer, or of an expert
   double eps = 1e-5;
   bool tied = false;  // the embeddings are the head too
   dtensor::nn::RotaryOptions rotary = {500000, dtensor::nn::RotaryScaling{}};
   int64_t experts = 0;                         // of each layer; 0: one feed-forward layer, without a router
   dtensor::nn::RouterOptions router = {};
   double balance_loss = 0.02;                  // of experts
+  int64_t head_dim = 0;                        // 0: dim / heads
+  bool head_norms = false;                     // each head of queries and keys is normalized
+
+  int64_t dim_of_head() const { return head_dim > 0 ? head_dim : dim / heads; }
 };
 
 class Llama3BlockImpl : public torch::nn::Module {

@@ -1,6 +1,7 @@
 // The published configurations, and small ones for tests.
 #include "zoo.hpp"
 
+#include "deepseek.hpp"
 #include "gpt2.hpp"
 #include "huggingface.hpp"
 #include "llama3.hpp"
@@ -23,7 +24,27 @@ Entry llama3(const std::string& name, int64_t parameters, const Llama3Options& o
 
 Entry mixtral(const std::string& name, int64_t parameters, Llama3Options options, int64_t experts) {
   options.experts = experts;
-  return {name, parameters, 0, 0, [options] { return std::make_shared<Llama3Impl>(options); }};
+  return llama3(name, parameters, options);
+}
+
+Entry qwen3_moe(const std::string& name, int64_t parameters, Llama3Options options, int64_t head_dim, int64_t experts, int64_t top_k) {
+  options.head_dim = head_dim, options.head_norms = true;
+  options.experts = experts, options.router.top_k = top_k, options.balance_loss = 0.001;
+  return llama3(name, parameters, options);
+}
+
+Entry deepseek(const std::string& name, int64_t parameters, const DeepSeekOptions& options) {
+  return {name, parameters, 0, 0, [options] { return std::make_shared<DeepSeekImpl>(options); }, [options] { return config_of(options); }};
+}
+
+DeepSeekOptions small_deepseek() {
+  DeepSeekOptions o;
+  o.vocabulary = 256, o.layers = 3, o.dim = 64, o.heads = 4;
+  o.q_rank = 32, o.kv_rank = 16, o.nope_dim = 16, o.rope_dim = 8, o.value_dim = 12;
+  o.dense_layers = 1, o.hidden = 160, o.experts = 8, o.expert_hidden = 32, o.shared_hidden = 32;
+  o.rotary.yarn = dtensor::nn::YarnScaling{4, 32, 1, 64};
+  o.router.top_k = 3, o.router.groups = 4, o.router.top_groups = 2;
+  return o;
 }
 
 Entry vit(const std::string& name, int64_t parameters, const VitOptions& options) {
@@ -58,6 +79,11 @@ std::vector<Entry> all() {
       mixtral("mixtral-8x7b", 46702792704, {32000, 32, 4096, 32, 8, 14336, 1e-5, false, {1000000, {}}}, 8),
       mixtral("mixtral-8x22b", 140620634112, {32000, 56, 6144, 48, 8, 16384, 1e-5, false, {1000000, {}}}, 8),
       mixtral("mixtral-debug", 205632, {256, 2, 64, 4, 2, 96, 1e-5, false, {10000, {}}}, 4),
+      qwen3_moe("qwen3-30b-a3b", 30532122624, {151936, 48, 2048, 32, 4, 768, 1e-6, false, {1000000, {}}}, 128, 128, 8),
+      qwen3_moe("qwen3-235b-a22b", 235093634560, {151936, 94, 4096, 64, 4, 1536, 1e-6, false, {1000000, {}}}, 128, 128, 8),
+      qwen3_moe("qwen3-moe-debug", 169376, {256, 2, 64, 4, 2, 32, 1e-6, false, {10000, {}}}, 24, 8, 4),
+      deepseek("deepseek-v3", 671026419200, {}),
+      deepseek("deepseek-debug", 210272, small_deepseek()),
       vit("vit-b/16", 86567656, {224, 3, 16, 1000, 12, 768, 12, 3072}),
       vit("vit-l/16", 304326632, {224, 3, 16, 1000, 24, 1024, 16, 4096}),
       vit("vit-h/14", 632045800, {224, 3, 14, 1000, 32, 1280, 16, 5120}),

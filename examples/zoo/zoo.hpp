@@ -12,7 +12,7 @@ namespace zoo {
 
 struct Entry {
   std::string name;                              // "llama3-8b"
-  int64_t parameters;                            // as published; elements of the learned tensors
+  int64_t parameters;                            // as published; elements of the learned tensors, and biases of experts
   int64_t image, channels;                       // height and width of the images that it takes; 0 for models of text
   std::function<std::shared_ptr<Model>()> make;  // its parameters are drawn from the generator; inside dt::DeferredInit it takes no memory
   std::function<std::string()> config{};         // the text of Hugging Face's config.json; empty for models that are not there

@@ -35,6 +35,28 @@ void pair(std::vector<Layer*> first, Layer& second) {
   second.style = RowwiseParallel();
 }
 
+// Layers from a short vector to wide ones, as latent attention has them: they are first layers of their pair. Those that make the short
+// vectors leave `widen` and stay whole: for each, the layer that has just its outputs or, of the others, the one with the fewest that are
+// enough (keys have a part that goes past it).
+std::vector<Layer*> take_latent(std::vector<Layer>& layers, std::vector<Layer*>& widen, int64_t width) {
+  std::vector<Layer*> latent, whole;
+  for (const bool just : {true, false}) {
+    for (auto& layer : layers) {
+      if (layer.in >= width || layer.out == width || std::ranges::count(latent, &layer) > 0) continue;
+      Layer* best = nullptr;
+      for (auto* from : widen) {
+        const bool makes = just ? from->out == layer.in : from->out > layer.in && std::ranges::count(whole, from) == 0;
+        if (makes && from->out < width && (!best || from->out < best->out)) best = from;
+      }
+      if (!best) continue;
+      latent.push_back(&layer);
+      whole.push_back(best);
+    }
+  }
+  std::erase_if(widen, [&](Layer* l) { return std::ranges::count(whole, l) > 0; });
+  return latent;
+}
+
 // Of the layers that one module holds.
 void pair_up(std::vector<Layer>& layers, int64_t width) {
   std::vector<Layer*> squares, widen, narrow;
@@ -42,6 +64,14 @@ void pair_up(std::vector<Layer>& layers, int64_t width) {
     if (layer.in == width && layer.out == width) squares.push_back(&layer);
     if (layer.in == width && layer.out != width) widen.push_back(&layer);
     if (layer.in != width && layer.out == width) narrow.push_back(&layer);
+  }
+  if (auto first = take_latent(layers, widen, width); !first.empty()) {
+    ranges::push_back(first, widen);
+    ranges::push_back(first, squares);
+    auto* second = narrow.empty() ? nullptr : narrow.back();
+    if (!second && !squares.empty()) second = squares.back(), first.pop_back();
+    if (second) pair(std::move(first), *second);
+    return;
   }
   const auto without_pair = [&](auto&& belongs) {
     std::vector<Layer*> found;

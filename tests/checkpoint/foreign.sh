@@ -43,12 +43,14 @@ if [ -x "$tool" ]; then
   done
 fi
 
-for name in llama llama_scaled gpt2 vit; do
+for name in llama llama_scaled gpt2 vit mixtral mixtral_stacked qwen3_moe deepseek_v3 deepseek_v3_queries; do
   input=text; [ $name = vit ] && input=images
   "$program" logits "$folder/hf_$name" "$folder/$input.safetensors" "$folder/output_$name"
 done
 "$program" zoo gpt2-debug "$folder/text.safetensors" "$folder/zoo_gpt2-debug"
-"$program" zoo llama3-debug "$folder/text.safetensors" "$folder/zoo_llama3-debug"
+for name in llama3-debug mixtral-debug qwen3-moe-debug deepseek-debug; do
+  "$program" zoo $name "$folder/text.safetensors" "$folder/zoo_$name"
+done
 "$program" zoo vit-debug "$folder/small_images.safetensors" "$folder/zoo_vit-debug"
 
 "$python" "$peer" check "$folder"

@@ -98,6 +98,25 @@ def models():
                                                      image_size=16, patch_size=4, num_labels=5, layer_norm_eps=1e-6))
 
 
+def models_of_experts():
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+    torch.manual_seed(4)
+    common = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    plain = {"rope_theta": 1e4, "rope_type": "default"}
+    mixtral = MixtralForCausalLM(MixtralConfig(**common, num_key_value_heads=2, intermediate_size=48, num_local_experts=4, rope_parameters=plain))
+    yield "mixtral", mixtral
+    yield "mixtral_stacked", mixtral
+    yield "qwen3_moe", Qwen3MoeForCausalLM(Qwen3MoeConfig(**common, num_key_value_heads=2, head_dim=24, moe_intermediate_size=40, num_experts=6,
+                                                          num_experts_per_tok=3, norm_topk_prob=True, rope_parameters=plain))
+    yarn = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32.0,
+            "beta_slow": 1.0, "mscale": 0.7, "mscale_all_dim": 0.7}
+    for name, q_rank in [("deepseek_v3", 24), ("deepseek_v3_queries", None)]:
+        yield name, DeepseekV3ForCausalLM(DeepseekV3Config(
+            **common, num_key_value_heads=4, intermediate_size=80, moe_intermediate_size=32, n_routed_experts=8, n_group=4, topk_group=2,
+            num_experts_per_tok=3, first_k_dense_replace=1, q_lora_rank=q_rank, kv_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8,
+            v_head_dim=10, rope_parameters=yarn))
+
+
 def give_inputs():
     generator = torch.Generator().manual_seed(9)
     text = torch.randint(0, 96, (2, 33), generator=generator)
@@ -136,6 +155,14 @@ def make():
         model.save_pretrained(FOLDER / f"hf_{name}", max_shard_size="100KB" if name == "llama" else "5GB")
         images = name == "vit"
         torch.save(output_of(model, "images.safetensors" if images else "text.safetensors"), FOLDER / f"hf_{name}.output")
+    for name, model in models_of_experts():
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, mean=1.0 if parameter.dim() == 1 else 0.0, std=0.15)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                torch.nn.init.normal_(buffer, std=0.2)
+        model.save_pretrained(FOLDER / f"hf_{name}", max_shard_size="100KB", save_original_format=name != "mixtral_stacked")
+        torch.save(output_of(model, "text.safetensors"), FOLDER / f"hf_{name}.output")
 
 
 def check_files():
@@ -181,13 +208,14 @@ def check_exports():
 
 def check_models():
     from transformers import AutoModelForCausalLM, AutoModelForImageClassification
-    for name in ["llama", "llama_scaled", "gpt2", "vit"]:
+    for name in ["llama", "llama_scaled", "gpt2", "vit"] + [name for name, _ in models_of_experts()]:
         expected = torch.load(FOLDER / f"hf_{name}.output")
         got = huggingface(FOLDER / f"output_{name}")["output"]
         difference = (got - expected).abs().max().item()
         print(f"{name}: logits up to {expected.abs().max():.3f}, ours differ by at most {difference:.2e}")
         assert difference < 1e-5 * expected.abs().max().item()
-    for name, file in [("gpt2-debug", "text"), ("llama3-debug", "text"), ("vit-debug", "small_images")]:
+    for name, file in [("gpt2-debug", "text"), ("llama3-debug", "text"), ("vit-debug", "small_images"), ("mixtral-debug", "text"),
+                       ("qwen3-moe-debug", "text"), ("deepseek-debug", "text")]:
         folder = FOLDER / f"zoo_{name}"
         kind = AutoModelForImageClassification if name == "vit-debug" else AutoModelForCausalLM
         model, report = kind.from_pretrained(folder / "model", output_loading_info=True)

@@ -10,6 +10,7 @@ grep -Eq '^dp +reduce_scatter +[1-9]' "$TMPDIR/out" && grep -Eq '^tp +all_gather
 dry --model mixtral-debug --mesh dp=2,ep=4 --fsdp --seq 64
 grep -Eq '^ep +all_to_all +8 ' "$TMPDIR/out" && grep -Eq '^ep +all_gather +[1-9]' "$TMPDIR/out" || { cat "$TMPDIR/out"; exit 1; }
 dry --model mixtral-8x22b --mesh dp=16,ep=8,tp=4 --fsdp --sp
+dry --model deepseek-v3 --mesh ep=64,tp=2 --sp --seq 512
 
 # The parameters of all stages, and the peaks, in tenths of a MiB.
 parameters() { awk '$1 ~ /^[0-9]+$/ { sum += 10 * $(NF - 2) } END { print sum }' "$TMPDIR/out"; }

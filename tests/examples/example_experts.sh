@@ -3,9 +3,9 @@
 set -euo pipefail
 train() {
   local status=0
-  timeout 600 "$DTENSOR_BUILD/examples/train" --model mixtral-debug --steps 4 --batch 8 --dtype float64 --compare --tolerance 1e-10 "$@" \
+  timeout 600 "$DTENSOR_BUILD/examples/train" --model "${model:-mixtral-debug}" --steps 4 --batch 8 --dtype float64 --compare --tolerance 1e-10 "$@" \
     >"$TMPDIR/out" 2>&1 || status=$?
-  echo "$*: $(tail -n 1 "$TMPDIR/out")"
+  echo "${model:-} $*: $(tail -n 1 "$TMPDIR/out")"
   [ $status = 0 ] || cat "$TMPDIR/out"
   grep -Fq 'initial parameters: are bit for bit those of one device' "$TMPDIR/out" && return $status
 }
@@ -16,6 +16,13 @@ train --ranks 4 --mesh cp=2,ep=2 --attention ring
 train --ranks 4 --mesh pp=2,ep=2 --microbatches 4 --schedule zbv --balance bias
 train --ranks 8 --mesh pp=2,dp=2,ep=2 --microbatches 4 --fsdp --capacity 1
 for dispatch in deduplicated allgather automatic; do train --ranks 4 --mesh dp=2,ep=2 --dispatch $dispatch --balance none; done
+for model in qwen3-moe-debug deepseek-debug; do
+  train --ranks 4 --meshes 'dp=2,ep=2;ep=2,tp=2;cp=2,ep=2'
+  train --ranks 4 --mesh dp=2,ep=2 --fsdp
+  train --ranks 4 --mesh ep=2,tp=2 --sp
+  train --ranks 4 --mesh pp=2,ep=2 --microbatches 4
+done
+unset model
 
 # Nothing but microbatches in order: bit for bit.
 train --ranks 2 --mesh pp=2 --microbatches 4

@@ -21,6 +21,7 @@ namespace {
 int64_t elements(const torch::nn::Module& module) {
   int64_t n = 0;
   for (const auto& p : module.parameters()) n += p.numel();
+  for (const auto& b : module.named_buffers()) n += b.key().ends_with("feed_forward.bias") ? b->numel() : 0;  // of experts
   return n;
 }
 
@@ -96,7 +97,8 @@ TEST_CASE("zoo: an embedding that is the head is one tensor after construction w
 
 TEST_CASE("zoo: the first loss is that of guessing", "[zoo]") {
   const auto ids = torch::arange(32).view({2, 16}), digits = torch::arange(2);
-  for (const auto* name : {"gpt2-debug", "llama3-debug", "mixtral-debug", "vit-debug", "resnest-debug"}) {
+  for (const auto* name :
+       {"gpt2-debug", "llama3-debug", "mixtral-debug", "qwen3-moe-debug", "deepseek-debug", "vit-debug", "resnest-debug"}) {
     CAPTURE(name);
     torch::manual_seed(0);
     const auto& entry = zoo::find(name);

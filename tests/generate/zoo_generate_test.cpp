@@ -72,7 +72,7 @@ void require_bits_of_training(zoo::Model& model, const std::vector<Tokens>& prom
 }  // namespace
 
 TEST_CASE("generate zoo: log-probabilities have the bits of training", "[generate]") {
-  for (const std::string name : {"llama3-debug", "gpt2-debug", "mixtral-debug"}) {
+  for (const std::string name : {"llama3-debug", "gpt2-debug", "mixtral-debug", "qwen3-moe-debug", "deepseek-debug"}) {
     for (const auto dtype : {at::kFloat, at::kDouble}) {
       CAPTURE(name, c10::toString(dtype));
       const auto model = zoo_model(name, dtype);
@@ -89,7 +89,7 @@ TEST_CASE("generate zoo: log-probabilities have the bits of training", "[generat
 }
 
 TEST_CASE("generate zoo: log-probabilities have the bits of training on ranks", "[generate]") {
-  for (const std::string name : {"llama3-debug", "gpt2-debug", "mixtral-debug"}) {
+  for (const std::string name : {"llama3-debug", "gpt2-debug", "mixtral-debug", "deepseek-debug"}) {
     for (const std::string transport : {"threads", "shm"}) {
       CAPTURE(name, transport);
       REQUIRE_NOTHROW(on_ranks(
@@ -100,7 +100,7 @@ TEST_CASE("generate zoo: log-probabilities have the bits of training on ranks", 
             for (const auto dtype : {at::kFloat, at::kDouble}) {
               const auto model = zoo_model(name, dtype);
               parallelize_module(*model, mesh, automatic_plan(*model));
-              if (name == "mixtral-debug") expert_parallel(*model, mesh, {.dims = {"tp"}});
+              if (name == "mixtral-debug" || name == "deepseek-debug") expert_parallel(*model, mesh, {.dims = {"tp"}});
               Engine engine(*model, {.tokens_per_step = 24, .batch_invariant = true});
               require(engine.runner().pages(), "test", "no pages");
               require_bits_of_training(*model, zoo_prompts(), engine.generate(zoo_prompts(), kOfZoo));

@@ -5,6 +5,7 @@
 #include <dtensor/tensor/decoding.hpp>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/constant_pad_nd.h>
 #if __has_include(<ATen/ops/scaled_dot_product_attention.h>)
 #include <ATen/ops/scaled_dot_product_attention.h>
 #else
@@ -26,10 +27,11 @@ struct AttentionOptions {
   double dropout = 0;   // of the weights
 };
 
-// softmax(q k^T / sqrt(dim)) v, for each head by itself: q, k and v [batch, heads, length, dim] -> [batch, heads, length, dim]. Calls
-// libtorch's kernel where there is one. Communicates nothing when batch and heads are sharded. In a dt::ContextParallel, over positions
-// that are cut, its method computes this; k and v may then have fewer heads, which groups share. Where a decoder runs the model, it
-// computes this from the keys and values that it keeps.
+// softmax(q k^T / sqrt(dim)) v, for each head by itself: q, k and v [batch, heads, length, dim] -> [batch, heads, length, dim]. Values may
+// be shorter than keys, and so is the result; what takes one length only (libtorch's kernel, methods for cut positions) gets zeros after
+// them. Calls libtorch's kernel where there is one. Communicates nothing when batch and heads are sharded. In a dt::ContextParallel, over
+// positions that are cut, its method computes this; k and v may then have fewer heads, which groups share. Where a decoder runs the model,
+// it computes this from the keys and values that it keeps.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options = {});
 
 // How often keys and values of `key_heads` are to be repeated for the heads of q [batch, heads, length, dim]: 1 where groups of heads may
@@ -45,9 +47,22 @@ at::Tensor repeat_heads(const at::Tensor& x, int64_t times);
 
 // -- How ------------------------------------------------------------------------------------------------------------------
 
+namespace detail {
+
+#if __has_include(<ATen/ops/scaled_dot_product_attention.h>)
+inline constexpr bool kHasKernel = true;
+#else
+inline constexpr bool kHasKernel = false;
+#endif
+
+}  // namespace detail
+
 inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
   if (auto* decoding = Decoding::current()) return decoding->attention({q, k, v, {}, options.dropout, options.causal});
-  if (auto* region = ContextParallel::of(q)) return region->attention(q, k, v, options.causal, options.dropout);
+  auto* region = ContextParallel::of(q);
+  if (const auto missing = q.size(3) - v.size(3); missing > 0 && (region || detail::kHasKernel))
+    return attention(q, k, at::constant_pad_nd(v, {0, missing}), options).narrow(3, 0, v.size(3));
+  if (region) return region->attention(q, k, v, options.causal, options.dropout);
 #if __has_include(<ATen/ops/scaled_dot_product_attention.h>)
   return at::scaled_dot_product_attention(q, k, v, {}, options.dropout, options.causal);  // which asks the hook
 #else

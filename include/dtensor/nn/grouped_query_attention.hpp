@@ -3,6 +3,7 @@
 #pragma once
 
 #include <dtensor/nn/attention.hpp>
+#include <dtensor/nn/rms_norm.hpp>
 #include <dtensor/nn/rotary_embedding.hpp>
 #include <dtensor/parallel/overlap.hpp>
 
@@ -20,6 +21,9 @@ struct GroupedQueryAttentionOptions {
   int64_t kv_heads = 0;  // divides heads
   int64_t head_dim = 0;  // 0: dim / heads
   double dropout = 0;    // of the attention weights, in training
+  // Each head of queries, and of keys, is normalized before its positions are turned in (Qwen3), with this added to the mean of squares.
+  // 0: none is.
+  double norm_eps = 0;
 };
 
 class GroupedQueryAttentionImpl : public torch::nn::Module {
@@ -31,6 +35,7 @@ class GroupedQueryAttentionImpl : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x, const RotaryTable& table);
 
   torch::nn::Linear wq{nullptr}, wk{nullptr}, wv{nullptr}, wo{nullptr};  // without bias
+  RMSNorm q_norm{nullptr}, k_norm{nullptr};                              // of head_dim; empty without norm_eps
 
  private:
   GroupedQueryAttentionOptions options_;
@@ -53,16 +58,23 @@ inline GroupedQueryAttentionImpl::GroupedQueryAttentionImpl(const GroupedQueryAt
   wk = linear("wk", o.dim, o.kv_heads * o.head_dim);
   wv = linear("wv", o.dim, o.kv_heads * o.head_dim);
   wo = linear("wo", o.heads * o.head_dim, o.dim);
+  if (o.norm_eps == 0) return;
+  q_norm = register_module("q_norm", RMSNorm(o.head_dim, o.norm_eps));
+  k_norm = register_module("k_norm", RMSNorm(o.head_dim, o.norm_eps));
 }
 
 inline torch::Tensor GroupedQueryAttentionImpl::forward(const torch::Tensor& input, const RotaryTable& table) {
   const auto projected = gather_linear(input, {wq, wk, wv});
   const auto batch = input.size(0), length = input.size(1);
   const auto split_heads = [&](const torch::Tensor& y, int64_t heads) { return y.reshape({batch, length, heads, options_.head_dim}); };
-  const auto q = apply_rotary(split_heads(projected[0], options_.heads), table).transpose(1, 2);
+  const auto turned = [&](const torch::Tensor& y, int64_t heads, RMSNorm& norm) {
+    const auto own = split_heads(y, heads);
+    return apply_rotary(norm ? norm(own) : own, table);
+  };
+  const auto q = turned(projected[0], options_.heads, q_norm).transpose(1, 2);
   const AttentionOptions options{/*causal=*/true, is_training() ? options_.dropout : 0};
   const auto repeats = repeats_of_keys(q, options_.kv_heads);
-  const auto k = repeat_heads(apply_rotary(split_heads(projected[1], options_.kv_heads), table), repeats);
+  const auto k = repeat_heads(turned(projected[1], options_.kv_heads, k_norm), repeats);
   const auto v = repeat_heads(split_heads(projected[2], options_.kv_heads), repeats);
   const auto y = attention(q, k.transpose(1, 2), v.transpose(1, 2), options);
   return linear_reduce(y.transpose(1, 2).reshape({batch, length, options_.heads * options_.head_dim}), wo, input);

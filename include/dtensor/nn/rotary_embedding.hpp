@@ -1,4 +1,4 @@
-// Rotary position embeddings (Su et al., "RoFormer", 2021), with the scaling of frequencies that came with Llama 3.1.
+// Rotary position embeddings (Su et al., "RoFormer", 2021), with the scaling of frequencies that came with Llama 3.1, and YaRN's.
 #pragma once
 
 #include <dtensor/parallel/context/context_parallel.hpp>
@@ -10,6 +10,7 @@
 #include <ATen/ops/stack.h>
 #include <c10/core/TensorOptions.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <numbers>
@@ -28,10 +29,23 @@ struct RotaryScaling {
   int64_t original_length = 8192;
 };
 
+// YaRN (Peng et al., 2023), which stretches long waves too. Those that turn `fast` times or more within `original_length` stay, those that
+// turn `slow` times or less become `factor` times as long, and between the two, the frequency goes linearly with its number.
+struct YarnScaling {
+  double factor = 40;
+  double fast = 32, slow = 1;
+  int64_t original_length = 4096;
+  double sharpness = 1;  // DeepSeek's mscale_all_dim: see yarn_attention_scale
+};
+
 struct RotaryOptions {
   double theta = 10000;  // the longest wave is nearly 2 pi theta positions
   std::optional<RotaryScaling> scaling = std::nullopt;
+  std::optional<YarnScaling> yarn = std::nullopt;  // one of the two at most
 };
+
+// What attention multiplies its scores by where positions are stretched: (0.1 sharpness log(factor) + 1)^2; 1 without YaRN.
+double yarn_attention_scale(const RotaryOptions& options);
 
 // Radians a position, float64 [dim / 2]: theta^(-2i / dim), scaled. Throws c10::Error when dim is odd.
 at::Tensor rotary_frequencies(int64_t dim, const RotaryOptions& options, const at::TensorOptions& device = {});
@@ -50,10 +64,34 @@ at::Tensor apply_rotary(const at::Tensor& x, const RotaryTable& table);
 
 // -- How ------------------------------------------------------------------------------------------------------------------
 
+namespace detail {
+
+// Of `frequencies` [dim / 2].
+inline at::Tensor stretched_by_yarn(const at::Tensor& frequencies, const RotaryOptions& options) {
+  const auto& yarn = *options.yarn;
+  const auto dim = 2 * static_cast<double>(frequencies.size(0));
+  const auto number_of = [&](double turns) {  // of the frequency that turns so often within the original length
+    return dim * std::log(static_cast<double>(yarn.original_length) / (turns * 2 * std::numbers::pi)) / (2 * std::log(options.theta));
+  };
+  const double first = std::max(std::floor(number_of(yarn.fast)), 0.0), last = std::min(std::ceil(number_of(yarn.slow)), dim - 1);
+  const auto numbers = at::arange(frequencies.size(0), frequencies.options());
+  const auto stretched = numbers.sub(first).div(first == last ? 0.001 : last - first).clamp(0, 1);
+  return frequencies.mul(at::rsub(stretched, 1).add(stretched.div(yarn.factor)));
+}
+
+}  // namespace detail
+
+inline double yarn_attention_scale(const RotaryOptions& options) {
+  if (!options.yarn || options.yarn->factor <= 1) return 1;
+  const double root = 0.1 * options.yarn->sharpness * std::log(options.yarn->factor) + 1;
+  return root * root;
+}
+
 inline at::Tensor rotary_frequencies(int64_t dim, const RotaryOptions& options, const at::TensorOptions& device) {
   TORCH_CHECK(dim > 0 && dim % 2 == 0, "rotary embedding: heads need an even number of elements; got ", dim);
   const auto exponents = at::arange(0, dim, 2, device.dtype(at::kDouble)).mul(-std::log(options.theta) / static_cast<double>(dim));
   const auto frequencies = exponents.exp();
+  if (options.yarn) return detail::stretched_by_yarn(frequencies, options);
   if (!options.scaling) return frequencies;
   const auto& s = *options.scaling;
   const auto waves = frequencies.mul(static_cast<double>(s.original_length) / (2 * std::numbers::pi));  // in the original length
