@@ -62,6 +62,11 @@ inline at::Tensor Exchange::counts_by_run(const Rows& rows, bool finite) const {
   for (const auto& run : runs) lengths.push_back(run.length());
   if (rows.slots.is_meta()) return at::empty({height, columns}, rows.slots.options());
   const auto device = rows.slots.device();
+  if (height == 1) {
+    auto counts = rows.counts;
+    counts.push_back(finite ? 0 : 1);
+    return at::tensor(counts, at::kLong).to(device).view({1, columns});
+  }
   const auto run_of = at::repeat_interleave(at::tensor(lengths, at::kLong).to(device)).index_select(0, rows.tokens);
   const auto counts = at::bincount(run_of.mul(columns).add(rows.experts), {}, height * columns).view({height, columns});
   counts.select(1, columns - 1).fill_(finite ? 0 : 1);

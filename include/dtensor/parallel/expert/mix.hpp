@@ -9,14 +9,13 @@
 
 #include <dtensor/parallel/expert/deduplicated.hpp>
 #include <dtensor/parallel/expert/dispatch.hpp>
-#include <dtensor/parallel/expert/exchange.hpp>
 #include <dtensor/parallel/expert/feed_forward.hpp>
+#include <dtensor/parallel/expert/plan.hpp>
 #include <dtensor/tensor/custom_op.hpp>
 
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/where.h>
 
-#include <optional>
 #include <string>
 
 #pragma GCC visibility push(default)
@@ -110,108 +109,12 @@ inline at::Tensor mix_among(const Group& group, const at::Tensor& x, const at::T
   return weighted_sums(exchange.to_tokens(computed), by_token(weights), rows).view(x.sizes());
 }
 
-// How operands are to lie for their ranks to compute.
-struct Plan {
-  DeviceMesh mesh;
-  std::vector<int64_t> expert_dims;  // of the mesh, which cut the weights along their experts
-  Placements tokens, w1, w2, out;
-  bool exchanges = false;  // rows travel
-};
-
-// The token dim that is longest on a rank: there tokens are cut that lie whole.
-inline int64_t dim_to_cut(const at::Tensor& x, const Placements& now, const DeviceMesh& mesh) {
-  int64_t best = 0;
-  double longest = -1;
-  for (int64_t d = 0; d + 1 < x.dim(); ++d) {
-    auto length = static_cast<double>(x.size(d));
-    for (int64_t m = 0; m < mesh.ndim(); ++m) {
-      if (now[m].is_shard(d)) length /= static_cast<double>(mesh.size(m));
-    }
-    if (length > longest) longest = length, best = d;
-  }
-  return best;
-}
-
-inline void check_cut(const Placement& placement, std::string_view layer, const Layout& layout) {
-  const bool known = placement.is_replicate() || placement.is_flat() || (placement.is_shard(0) && placement.cut().split == 1) ||
-                     placement.is_shard(1);
-  require(known, "mix_experts", "{}: weights are cut along their experts (dim 0) or their hidden width; got w1 {}; hint: "
-          "dt::expert_parallel cuts them", layer, layout.str());
-}
-
-inline Plan plan_of(const at::Tensor& x, const Weights& w, const std::string& dispatch, std::string_view layer) {
-  const auto* of_w = find_layout(w.w1);
-  const auto* of_x = find_layout(x);
-  Plan plan{of_w ? of_w->mesh() : of_x->mesh(), {}, {}, {}, {}, {}};
-  const auto ndim = plan.mesh.ndim();
-  const Placements whole(ndim, replicate());
-  const auto now = of_x ? Placements(of_x->placements().begin(), of_x->placements().end()) : whole;
-  const auto cut = of_w ? Placements(of_w->placements().begin(), of_w->placements().end()) : whole;
-  plan.tokens = plan.w1 = plan.w2 = plan.out = whole;
-  for (int64_t m = 0; m < ndim; ++m) {
-    if (of_w) check_cut(cut[m], layer, *of_w);
-    const bool by_tokens = now[m].is_shard() && now[m].dim + 1 < x.dim();
-    if (by_tokens) plan.tokens[m] = now[m];
-    if (!cut[m].is_shard() || plan.mesh.size(m) == 1) {
-      plan.out[m] = plan.tokens[m];
-      continue;
-    }
-    const bool by_experts = cut[m].dim == 0, exchanges = by_experts && dispatch != "allgather";
-    plan.w1[m] = cut[m];
-    plan.w2[m] = by_experts ? cut[m] : shard(2, cut[m].cut());
-    if (by_experts) plan.expert_dims.push_back(m);
-    if (exchanges && !by_tokens) plan.tokens[m] = shard(dim_to_cut(x, plan.tokens, plan.mesh));
-    if (!exchanges) plan.tokens[m] = replicate();
-    plan.out[m] = exchanges ? plan.tokens[m] : partial();
-    plan.exchanges |= exchanges;
-  }
-  return plan;
-}
-
-// The ranks that differ from this one along some dimensions of a mesh, in the order of the mesh, and their coordinates.
-struct RanksAlong {
-  std::vector<int> ranks;
-  std::vector<std::vector<int64_t>> coordinates;
-};
-inline RanksAlong ranks_along(const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
-  RanksAlong found;
-  const auto own = mesh.coordinate();
-  for (int64_t i = 0; i < mesh.size(); ++i) {
-    auto coordinate = mesh.coordinate_of(i);
-    bool beside = true;
-    for (int64_t m = 0; m < mesh.ndim(); ++m) beside &= coordinate[m] == own[m] || std::ranges::find(dims, m) != dims.end();
-    if (!beside) continue;
-    found.ranks.push_back(mesh.ranks()[i]);
-    found.coordinates.push_back(std::move(coordinate));
-  }
-  return found;
-}
-
-inline Interval experts_at(const at::Tensor& w1, const Plan& plan, c10::IntArrayRef coordinate) {
-  const auto layout = Layout::get(plan.mesh, plan.w1, w1.sizes(), w1.scalar_type());
-  const auto held = layout->intervals(0, coordinate);
-  return held.empty() ? Interval{0, 0} : Interval{held.front().begin, held.back().end};
-}
-
-inline Group group_of(const at::Tensor& x, const Weights& w, const Plan& plan) {
-  const auto [ranks, coordinates] = ranks_along(plan.mesh, plan.expert_dims);
-  std::string along;
-  for (const auto m : plan.expert_dims) along += (along.empty() ? "" : "+") + plan.mesh.names()[m];
-  Group group{{plan.mesh.device_type(), ranks, {static_cast<int64_t>(ranks.size())}, {along}}, {0}, {}};
-  const auto tokens = Layout::get(plan.mesh, plan.tokens, x.sizes().slice(0, x.dim() - 1), x.scalar_type());
-  for (const auto& coordinate : coordinates) {
-    group.first_expert.push_back(group.first_expert.back() + experts_at(w.w1, plan, coordinate).length());
-    const auto runs = tokens->runs(coordinate);
-    group.tokens.emplace_back(runs.begin(), runs.end());
-  }
-  return group;
-}
-
 // Of plain tensors any.
 inline std::string automatic_dispatch(const at::Tensor& x, const at::Tensor& experts, const Weights& w) {
   const auto* layout = find_layout(w.w1);
   if (!layout) return dispatches()[0];
-  const auto plan = plan_of(x, w, dispatches()[0], "");
+  const auto known = plan_for(x, w.w1, dispatches()[0], "");
+  const auto& plan = *known;
   const auto* of_x = find_layout(x);
   DispatchShape shape{.tokens = x.numel() / std::max<int64_t>(x.size(-1), 1), .dim = x.size(-1), .k = experts.size(-1),
                       .experts = w.w1.size(0), .element_size = static_cast<int64_t>(x.element_size()), .whole = true};
@@ -247,14 +150,12 @@ inline at::Tensor gathered(const at::Tensor& weight, const Placements& placement
 
 inline at::Tensor mix_on_mesh(const at::Tensor& x, const at::Tensor& experts, const at::Tensor& weights, const Weights& w,
                               const MixOptions& options) {
-  const auto plan = plan_of(x, w, options.dispatch, options.layer);
-  std::optional<Group> group;
-  if (plan.exchanges) group = group_of(x, w, plan);
-  const auto own = experts_at(w.w1, plan, plan.mesh.coordinate());
+  const auto known = plan_for(x, w.w1, options.dispatch, options.layer);
+  const auto& plan = *known;
   const auto mix = [&](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
     const Weights local{in[3], in[4], in.size() > 5 ? in[5] : at::Tensor()};
-    if (group) return {mix_among(*group, in[0], in[1], in[2], local, options)};
-    return {mix_here(in[0], in[1], in[2], local, own, w.w1.size(0), options)};
+    if (plan.group) return {mix_among(*plan.group, in[0], in[1], in[2], local, options)};
+    return {mix_here(in[0], in[1], in[2], local, plan.own, w.w1.size(0), options)};
   };
   std::vector<at::Tensor> inputs{x, experts, weights, gathered(w.w1, plan.w1), gathered(w.w2, plan.w2)};
   std::vector<Placements> in{plan.tokens, plan.tokens, plan.tokens, plan.w1, plan.w2};
