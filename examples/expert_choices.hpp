@@ -1,15 +1,19 @@
 // What a command line says about a model's layers of experts.
 #pragma once
 
+#include "train_options.hpp"
+
 #include <CLI/CLI.hpp>
-#include <dtensor/nn/moe.hpp>
+#include <dtensor/nn/expert_load.hpp>
 
 #include <algorithm>
+#include <fstream>
 #include <string>
 
 struct ExpertChoices {
   std::string dispatch = "alltoall", balance = "loss";
   double capacity = 0;
+  std::string map;  // a file for a picture of the last step
 };
 
 inline void add_expert_options(CLI::App& app, ExpertChoices& o) {
@@ -19,6 +23,8 @@ inline void add_expert_options(CLI::App& app, ExpertChoices& o) {
       ->check(CLI::IsMember({"loss", "bias", "none"}));
   app.add_option("--capacity", o.capacity, "how many times its equal share an expert takes; 0: all tokens that come")
       ->check(CLI::NonNegativeNumber);
+  app.add_option("--expert-map", o.map, "write a picture of how busy each expert was in the last step to this file (SVG)")
+      ->check(can_be_written);
 }
 
 inline bool has_experts(torch::nn::Module& model) {
@@ -46,12 +52,13 @@ inline void cut_experts(torch::nn::Module& model, const dtensor::DeviceMesh& mes
   if (has_experts(model) || cuts_experts) dtensor::expert_parallel(model, mesh, options);
 }
 
-// Of the layers that this rank has: the tokens of the busiest expert over the mean, the largest of all layers. All ranks call it.
-inline double most_over_mean(torch::nn::Module& model) {
+// Of the layers that this rank has: the tokens of the busiest expert over the mean, the largest of all layers.
+inline double most_over_mean(const std::vector<dtensor::nn::ExpertLoad>& loads) {
   double most = 0;
-  dtensor::nn::for_each_moe(model, [&](const dtensor::nn::MoEImpl& layer) {
-    const auto counts = layer.counts().to(torch::kDouble);
-    if (counts.sum().item<double>() > 0) most = std::max(most, (counts.max() / counts.mean()).item<double>());
-  });
+  for (const auto& load : loads) most = std::max(most, load.max_over_mean);
   return most;
+}
+
+inline void draw_experts(const ExpertChoices& o, const std::vector<dtensor::nn::ExpertLoad>& loads) {
+  if (!o.map.empty()) std::ofstream(o.map) << dtensor::nn::expert_map(loads);
 }

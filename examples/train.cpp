@@ -272,7 +272,11 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
     const double norm = learner.clip(o.clip > 0 ? o.clip : std::numeric_limits<double>::infinity());
     const double rate = scheduler.rates()[0];
     optimizer.step();
-    if (step == first || step + 1 == o.steps) load.push_back(most_over_mean(*learner.model));
+    if (step == first || step + 1 == o.steps) {
+      const auto of_step = dt::nn::expert_load(*learner.model);
+      load.push_back(most_over_mean(of_step));
+      if (log && step + 1 == o.steps) draw_experts(o.experts, of_step);
+    }
     dt::nn::update_balance(*learner.model);
     scope.reset();
     scheduler.step();
@@ -324,7 +328,8 @@ void check_use(const CLI::App& app, const ZooOptions& o) {
   }
   const bool mixture = o.model.rfind("mixtral", 0) == 0;
   unused("--dispatch", some_mesh_has("ep"), "no mesh has a dimension ep: add one, as in --mesh dp=2,ep=2");
-  for (const auto* option : {"--balance", "--capacity"}) unused(option, mixture, o.model + " has no experts");
+  unused("--expert-map", !pp, "a rank of pp has some of the layers only");
+  for (const auto* option : {"--balance", "--capacity", "--expert-map"}) unused(option, mixture, o.model + " has no experts");
   if (some_mesh_has("ep") && !mixture) throw CLI::ValidationError("--mesh", "ep cuts experts, and " + o.model + " has none");
   unused("--seq", zoo::find(o.model).is_text(), o.model + " takes images, of one size");
 }
