@@ -11,7 +11,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_to_all_single_autograd
 from torch.nn import functional as F
 
 
@@ -22,7 +22,8 @@ def feed_forward(rows, counts, w1, w2):
 
 
 def exchanged(rows, received, sent):
-    return dist._functional_collectives.wait_tensor(all_to_all_single_autograd(rows, received, sent, dist.group.WORLD))
+    under_way = all_to_all_single_autograd(rows, received, sent, dist.group.WORLD)
+    return under_way.wait() if isinstance(under_way, AsyncCollectiveTensor) else under_way
 
 
 def on_their_ranks(rows, counts, w1, w2):
