@@ -11,6 +11,7 @@
 #include <dtensor/parallel/expert/dispatch.hpp>
 #include <dtensor/parallel/expert/feed_forward.hpp>
 #include <dtensor/parallel/expert/plan.hpp>
+#include <dtensor/parallel/expert/tiles.hpp>
 #include <dtensor/tensor/custom_op.hpp>
 
 #include <ATen/ops/isfinite.h>
@@ -34,6 +35,12 @@ struct MixOptions {
   std::string dispatch = "alltoall";
   std::string layer = "";  // its name in errors; empty: that of the weights' module
   bool error_if_nonfinite = true;
+  // What rows are while they travel to experts, and results on their way back, by alltoall and deduplicated; gradients of each as they
+  // were: exact, bfloat16, or blocks8, a byte a number and a scale for 128 of them (expert::Wire has the errors).
+  std::string rows = "exact", results = "exact";
+  // By alltoall: so many parts of each rank's tokens, of which one is computed while others travel. It pays where rows wait for a network.
+  // Experts multiply fewer rows at once, and gradients are added in another order.
+  int64_t tiles = 1;
 };
 
 // x [..., dim], `experts` int64 [..., k] (each token's, -1: none), `weights` [..., k] of any floating dtype; w.w1 [experts, hidden, dim],
@@ -73,6 +80,17 @@ inline at::Tensor by_token(const at::Tensor& x) {
   return x.reshape({c10::multiply_integers(x.sizes().slice(0, x.dim() - 1)), x.size(-1)});
 }
 
+inline bool is_exact(const MixOptions& options) { return wire(options.rows).name == "exact" && wire(options.results).name == "exact"; }
+
+inline void check_options(const MixOptions& options) {
+  check_dispatch(options.dispatch);
+  require(is_exact(options) || options.dispatch != "allgather", "mix_experts",
+          "allgather sends all numbers as they are; got rows {} and results {}; hint: .dispatch alltoall or deduplicated", options.rows,
+          options.results);
+  require(options.tiles >= 1 && (options.tiles == 1 || options.dispatch == "alltoall"), "mix_experts",
+          "tokens travel in one tile, or by alltoall in more; got {} tiles and {}", options.tiles, options.dispatch);
+}
+
 inline bool is_finite(const at::Tensor& weights, const MixOptions& options) {
   return !options.error_if_nonfinite || weights.is_meta() || at::isfinite(weights).all().item<bool>();
 }
@@ -99,18 +117,23 @@ inline at::Tensor mix_among(const Group& group, const at::Tensor& x, const at::T
                             const MixOptions& options) {
   if (options.dispatch == "deduplicated") {
     const TokenExchange exchange(group, by_token(chosen), is_finite(weights, options), options.layer);
-    const auto computed = mix_here(exchange.to_experts(by_token(x)), exchange.chosen(), exchange.to_experts(by_token(weights)), w,
-                                   {0, w.w1.size(0)}, w.w1.size(0), unchecked(options));
-    return exchange.to_tokens(computed).view(x.sizes());
+    const auto arrived = exchange.to_experts(by_token(x), wire(options.rows)), factors = exchange.to_experts(by_token(weights));
+    const auto computed = mix_here(arrived, exchange.chosen(), factors, w, {0, w.w1.size(0)}, w.w1.size(0), unchecked(options));
+    return exchange.to_tokens(computed, wire(options.results)).view(x.sizes());
+  }
+  if (options.tiles > 1) {
+    return mix_in_tiles(group, by_token(x), by_token(chosen), by_token(weights), w, options.tiles, is_finite(weights, options),
+                        options.layer, wire(options.rows), wire(options.results)).view(x.sizes());
   }
   const auto rows = sorted_rows(by_token(chosen), group.first_expert.back());
   const Exchange exchange(group, rows, is_finite(weights, options), options.layer);
-  const auto computed = feed_forward(exchange.to_experts(take_rows(by_token(x), rows)), exchange.counts(), w);
-  return weighted_sums(exchange.to_tokens(computed), by_token(weights), rows).view(x.sizes());
+  const auto arrived = exchange.to_experts(take_rows(by_token(x), rows), wire(options.rows));
+  const auto computed = feed_forward(arrived, exchange.counts(), w);
+  return weighted_sums(exchange.to_tokens(computed, wire(options.results)), by_token(weights), rows).view(x.sizes());
 }
 
 // Of plain tensors any.
-inline std::string automatic_dispatch(const at::Tensor& x, const at::Tensor& experts, const Weights& w) {
+inline std::string automatic_dispatch(const at::Tensor& x, const at::Tensor& experts, const Weights& w, bool may_gather) {
   const auto* layout = find_layout(w.w1);
   if (!layout) return dispatches()[0];
   const auto known = plan_for(x, w.w1, dispatches()[0], "");
@@ -127,7 +150,8 @@ inline std::string automatic_dispatch(const at::Tensor& x, const at::Tensor& exp
   for (int64_t m = 0; m < plan.mesh.ndim(); ++m) {
     if (plan.tokens[m].is_shard()) shape.tokens = (shape.tokens + plan.mesh.size(m) - 1) / plan.mesh.size(m);
   }
-  return links.empty() ? dispatches()[0] : cheapest_dispatch(shape, links);
+  const auto cheapest = links.empty() ? dispatches()[0] : cheapest_dispatch(shape, links);
+  return may_gather || cheapest != "allgather" ? cheapest : dispatches()[0];
 }
 
 // Where x lay, as far as that is a layout of the result.
@@ -169,9 +193,9 @@ inline at::Tensor mix_on_mesh(const at::Tensor& x, const at::Tensor& experts, co
 inline at::Tensor mix_experts(const at::Tensor& x, const at::Tensor& experts, const at::Tensor& weights, const expert::Weights& w,
                               const MixOptions& options) {
   expert::check_sizes(x, experts, weights, w);
-  expert::check_dispatch(options.dispatch);
+  expert::check_options(options);
   auto named = options;
-  if (named.dispatch == "automatic") named.dispatch = expert::automatic_dispatch(x, experts, w);
+  if (named.dispatch == "automatic") named.dispatch = expert::automatic_dispatch(x, experts, w, expert::is_exact(options));
   if (named.layer.empty()) named.layer = is_dtensor(w.w1) ? module_name(w.w1) : "";
   if (!is_dtensor(x) && !is_dtensor(w.w1)) return expert::mix_here(x, experts, weights, w, {0, w.w1.size(0)}, w.w1.size(0), named);
   return expert::mix_on_mesh(x, experts, weights, w, named);
