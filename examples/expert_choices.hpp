@@ -1,8 +1,6 @@
 // What a command line says about a model's layers of experts.
 #pragma once
 
-#include "train_options.hpp"
-
 #include <CLI/CLI.hpp>
 #include <dtensor/nn/expert_load.hpp>
 
@@ -11,7 +9,8 @@
 #include <string>
 
 struct ExpertChoices {
-  std::string dispatch = "alltoall", balance = "loss";
+  std::string dispatch = "alltoall", balance = "loss", rows = "exact";
+  int64_t tiles = 1;
   double capacity = 0;
   std::string map;  // a file for a picture of the last step
 };
@@ -19,12 +18,13 @@ struct ExpertChoices {
 inline void add_expert_options(CLI::App& app, ExpertChoices& o) {
   app.add_option("--dispatch", o.dispatch, "with a mesh dimension ep: how tokens come to experts")
       ->check(CLI::IsMember({"alltoall", "deduplicated", "allgather", "automatic"}));
+  app.add_option("--rows", o.rows, "with ep: what rows are while they travel, there and back")
+      ->check(CLI::IsMember({"exact", "bfloat16", "blocks8"}));
+  app.add_option("--tiles", o.tiles, "with ep: in so many parts, of which one is computed while others travel")->check(CLI::Range(1, 1024));
   app.add_option("--balance", o.balance, "what keeps experts equally busy: a loss, a bias without a loss, or nothing")
       ->check(CLI::IsMember({"loss", "bias", "none"}));
   app.add_option("--capacity", o.capacity, "how many times its equal share an expert takes; 0: all tokens that come")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--expert-map", o.map, "write a picture of how busy each expert was in the last step to this file (SVG)")
-      ->check(can_be_written);
 }
 
 inline bool has_experts(torch::nn::Module& model) {
@@ -48,6 +48,7 @@ inline void cut_experts(torch::nn::Module& model, const dtensor::DeviceMesh& mes
   const auto& names = mesh.names();
   const bool cuts_experts = std::ranges::count(names, "ep") > 0;
   dtensor::ExpertParallelOptions options{.dims = {}, .hidden = std::ranges::count(names, "tp") > 0 ? "tp" : "", .dispatch = o.dispatch};
+  options.rows = options.results = o.rows, options.tiles = o.tiles;
   if (cuts_experts) options.dims = {"ep"};
   if (has_experts(model) || cuts_experts) dtensor::expert_parallel(model, mesh, options);
 }

@@ -327,7 +327,8 @@ void check_use(const CLI::App& app, const ZooOptions& o) {
     unused("--documents", cuts, "needs a dimension cp in each mesh: add one, as in --mesh dp=2,cp=2");
   }
   const bool mixture = o.model.rfind("mixtral", 0) == 0;
-  unused("--dispatch", some_mesh_has("ep"), "no mesh has a dimension ep: add one, as in --mesh dp=2,ep=2");
+  for (const auto* option : {"--dispatch", "--rows", "--tiles"})
+    unused(option, some_mesh_has("ep"), "no mesh has a dimension ep: add one, as in --mesh dp=2,ep=2");
   unused("--expert-map", !pp, "a rank of pp has some of the layers only");
   for (const auto* option : {"--balance", "--capacity", "--expert-map"}) unused(option, mixture, o.model + " has no experts");
   if (some_mesh_has("ep") && !mixture) throw CLI::ValidationError("--mesh", "ep cuts experts, and " + o.model + " has none");
@@ -364,6 +365,7 @@ ZooOptions parse_options(CLI::App& app, int argc, char** argv) {
   app.add_option("--microbatches", o.microbatches, "into how many a batch is cut (default: 1, or twice the ranks of pp)")->check(positive);
   app.add_option("--chunks", o.chunks, "with pp: stages of a rank (default: what the schedule has)")->check(positive);
   add_expert_options(app, o.experts);
+  app.add_option("--expert-map", o.experts.map, "write a picture of how busy experts were in the last step (SVG)")->check(can_be_written);
   app.add_option("--dropout", o.dropout, "how much of what transformer blocks add is dropped")->check(CLI::Range(0.0, 0.999));
   app.add_option("--sample-every", o.sample_every, "print what the model writes, every so many steps")->check(positive);
   app.add_flag("--traffic", o.traffic, "print what the ranks sent, by collective and operator, and by module");

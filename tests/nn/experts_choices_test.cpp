@@ -27,7 +27,7 @@ at::Tensor token_ids() {
 }
 
 // The result of a layer of seed 5 and the gradients of its parameters.
-std::vector<at::Tensor> pass(const nn::MoEOptions& options, const std::function<void(nn::MoE&)>& lay_out, const Place& place) {
+std::vector<at::Tensor> layer_pass(const nn::MoEOptions& options, const std::function<void(nn::MoE&)>& lay_out, const Place& place) {
   torch::manual_seed(5);
   nn::MoE moe(options);
   moe->to(torch::kDouble);
@@ -46,7 +46,7 @@ std::vector<at::Tensor> pass(const nn::MoEOptions& options, const std::function<
 
 std::vector<at::Tensor> pass_here(const nn::MoEOptions& options) {
   const NoSpmd plain;
-  return pass(options, [](nn::MoE&) {}, [](const at::Tensor& x) { return x; });
+  return layer_pass(options, [](nn::MoE&) {}, [](const at::Tensor& x) { return x; });
 }
 
 }  // namespace
@@ -119,7 +119,7 @@ TEST_CASE("choices: on any mesh they are those of one device", "[experts]") {
             const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"dp", "ep"});
             for (const auto* dispatch : {"alltoall", "deduplicated", "allgather"}) {
               const Spmd spmd(mesh);
-              const auto got = pass(o, [&](nn::MoE& moe) { expert_parallel(*moe, mesh, {.dispatch = dispatch}); },
+              const auto got = layer_pass(o, [&](nn::MoE& moe) { expert_parallel(*moe, mesh, {.dispatch = dispatch}); },
                                     [&](const at::Tensor& x) { return distribute_tensor(x, mesh, {shard(0), shard(1)}).tensor(); });
               const NoSpmd plain;
               for (size_t i = 0; i < expected.size(); ++i) {
@@ -153,7 +153,7 @@ TEST_CASE("choices: latent experts send fewer numbers", "[experts]") {
     const auto bytes = [&](int64_t latent) {
       const Spmd spmd(mesh);
       CommDebugMode counted;
-      pass(options_of([&](auto& o) { o.latent = latent; }), [&](nn::MoE& moe) { expert_parallel(*moe, mesh); },
+      layer_pass(options_of([&](auto& o) { o.latent = latent; }), [&](nn::MoE& moe) { expert_parallel(*moe, mesh); },
            [&](const at::Tensor& x) { return distribute_tensor(x, mesh, {shard(0)}).tensor().requires_grad_(); });
       return counted.bytes(comm::Collective::all_to_all);
     };

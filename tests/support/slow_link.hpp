@@ -11,37 +11,37 @@
 
 namespace dtensor::test {
 
-using Clock = std::chrono::steady_clock;
+using LinkClock = std::chrono::steady_clock;
 
 // Of one rank.
 struct Link {
   double seconds_per_byte = 0;
-  Clock::time_point busy_until{};
+  LinkClock::time_point busy_until{};
   double waited = 0;  // seconds that the rank slept for messages on the link
 
-  Clock::time_point send(double bytes) {
+  LinkClock::time_point send(double bytes) {
     const std::chrono::duration<double> takes(bytes * seconds_per_byte);
-    busy_until = std::max(busy_until, Clock::now()) + std::chrono::duration_cast<Clock::duration>(takes);
+    busy_until = std::max(busy_until, LinkClock::now()) + std::chrono::duration_cast<LinkClock::duration>(takes);
     return busy_until;
   }
 };
 
 class LinkWork final : public comm::Work {
  public:
-  LinkWork(comm::WorkPtr inner, Link& link, Clock::time_point arrives) : inner_(std::move(inner)), link_(link), arrives_(arrives) {}
+  LinkWork(comm::WorkPtr inner, Link& link, LinkClock::time_point arrives) : inner_(std::move(inner)), link_(link), arrives_(arrives) {}
   void wait() override {
     if (inner_) inner_->wait();
-    const auto now = Clock::now();
+    const auto now = LinkClock::now();
     if (now >= arrives_) return;
     std::this_thread::sleep_until(arrives_);
     link_.waited += std::chrono::duration<double>(arrives_ - now).count();
   }
-  bool done() override { return (!inner_ || inner_->done()) && Clock::now() >= arrives_; }
+  bool done() override { return (!inner_ || inner_->done()) && LinkClock::now() >= arrives_; }
 
  private:
   comm::WorkPtr inner_;
   Link& link_;
-  Clock::time_point arrives_;
+  LinkClock::time_point arrives_;
 };
 
 class LinkCommunicator final : public comm::Communicator {

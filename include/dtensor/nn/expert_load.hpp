@@ -93,14 +93,15 @@ inline std::string svg_text(double x, double y, const char* anchor, const std::s
 }  // namespace detail
 
 inline std::string expert_map(const std::vector<ExpertLoad>& loads) {
-  constexpr double kTop = 46, kRow = 20, kRight = 150, kWidth = 640;
+  constexpr double kTop = 46, kRow = 20, kRight = 150, kWidth = 640, kTitle = 470;
   size_t experts = 1, longest = 5;
   for (const auto& load : loads) experts = std::max(experts, load.tokens.size()), longest = std::max(longest, load.layer.size());
   const double left = 16 + 7.0 * static_cast<double>(longest), box = std::clamp(kWidth / static_cast<double>(experts), 4.0, 40.0);
   const double right = left + box * static_cast<double>(experts), height = kTop + kRow * static_cast<double>(loads.size()) + 30;
   auto svg = fmt::format("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{:g}\" height=\"{:g}\" font-family=\"sans-serif\" "
-                         "font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n", right + kRight, height);
-  svg += detail::svg_text(left, 18, "start", "Tokens of each expert over the layer's mean: white 0, blue 1, red 2 or more");
+                         "font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
+                         std::max(right + kRight, kTitle), height);
+  svg += detail::svg_text(8, 18, "start", "Tokens of each expert over the layer's mean: white 0, blue 1, red 2 or more");
   svg += detail::svg_text(right + 8, kTop - 8, "start", "max/mean, dropped");
   double y = kTop;
   for (const auto& load : loads) {

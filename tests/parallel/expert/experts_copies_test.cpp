@@ -11,7 +11,7 @@ namespace dtensor::test::experts {
 namespace {
 
 using Loads = std::vector<double>;
-using Place = std::function<at::Tensor(const at::Tensor&)>;
+using LaidOut = std::function<at::Tensor(const at::Tensor&)>;
 
 // The least load of the busiest copy over all numbers of copies.
 double best_copies(const Loads& loads, int64_t slots, size_t from = 0) {
@@ -135,7 +135,7 @@ TEST_CASE("copies: a mixture with copies has the numbers of one without", "[expe
     dropped.chosen[0][0][0] = -1;
   }
   const auto expected = mix_experts(dropped.x, dropped.chosen, dropped.weights, dropped.experts()).detach();
-  const auto with_copies = [&](const Place& place, const Place& cut) {
+  const auto with_copies = [&](const LaidOut& place, const LaidOut& cut) {
     const auto chosen = expert::slots_of(place(dropped.chosen), plan);
     const auto weight = [&](const at::Tensor& w) { return cut(expert::copied(w.detach(), plan)); };
     return mix_experts(place(dropped.x.detach()), chosen, place(dropped.weights.detach()), {weight(c.w1), weight(c.w2), weight(c.w3)});

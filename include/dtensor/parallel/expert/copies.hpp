@@ -211,7 +211,7 @@ inline at::Tensor slots_of(const at::Tensor& chosen, const LayerCopies& layer) {
   const auto looked_up = [&](const std::vector<int64_t>& list, const at::Tensor& index) {
     return at::embedding(here(list).view({-1, 1}), index).squeeze(-1);
   };
-  return looked_up(table, known * static_cast<int64_t>(most) + token.remainder(looked_up(numbers, known)));
+  return looked_up(table, known.mul(static_cast<int64_t>(most)).add(token.remainder(looked_up(numbers, known))));
 }
 
 inline at::Tensor copied(const at::Tensor& weight, const LayerCopies& layer) {
