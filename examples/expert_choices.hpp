@@ -2,19 +2,25 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <dtensor/nn/moe.hpp>
+#include <dtensor/nn/expert_load.hpp>
 
 #include <algorithm>
+#include <fstream>
 #include <string>
 
 struct ExpertChoices {
-  std::string dispatch = "alltoall", balance = "loss";
+  std::string dispatch = "alltoall", balance = "loss", rows = "exact";
+  int64_t tiles = 1;
   double capacity = 0;
+  std::string map;  // a file for a picture of the last step
 };
 
 inline void add_expert_options(CLI::App& app, ExpertChoices& o) {
   app.add_option("--dispatch", o.dispatch, "with a mesh dimension ep: how tokens come to experts")
       ->check(CLI::IsMember({"alltoall", "deduplicated", "allgather", "automatic"}));
+  app.add_option("--rows", o.rows, "with ep: what rows are while they travel, there and back")
+      ->check(CLI::IsMember({"exact", "bfloat16", "blocks8"}));
+  app.add_option("--tiles", o.tiles, "with ep: in so many parts, of which one is computed while others travel")->check(CLI::Range(1, 1024));
   app.add_option("--balance", o.balance, "what keeps experts equally busy: a loss, a bias without a loss, or nothing")
       ->check(CLI::IsMember({"loss", "bias", "none"}));
   app.add_option("--capacity", o.capacity, "how many times its equal share an expert takes; 0: all tokens that come")
@@ -43,16 +49,18 @@ inline void cut_experts(torch::nn::Module& model, const dtensor::DeviceMesh& mes
   const auto& names = mesh.names();
   const bool cuts_experts = std::ranges::count(names, "ep") > 0;
   dtensor::ExpertParallelOptions options{.dims = {}, .hidden = std::ranges::count(names, "tp") > 0 ? "tp" : "", .dispatch = o.dispatch};
+  options.rows = options.results = o.rows, options.tiles = o.tiles;
   if (cuts_experts) options.dims = {"ep"};
   if (has_experts(model) || cuts_experts) dtensor::expert_parallel(model, mesh, options);
 }
 
-// Of the layers that this rank has: the tokens of the busiest expert over the mean, the largest of all layers. All ranks call it.
-inline double most_over_mean(torch::nn::Module& model) {
+// Of the layers that this rank has: the tokens of the busiest expert over the mean, the largest of all layers.
+inline double most_over_mean(const std::vector<dtensor::nn::ExpertLoad>& loads) {
   double most = 0;
-  dtensor::nn::for_each_moe(model, [&](const dtensor::nn::MoEImpl& layer) {
-    const auto counts = layer.counts().to(torch::kDouble);
-    if (counts.sum().item<double>() > 0) most = std::max(most, (counts.max() / counts.mean()).item<double>());
-  });
+  for (const auto& load : loads) most = std::max(most, load.max_over_mean);
   return most;
+}
+
+inline void draw_experts(const ExpertChoices& o, const std::vector<dtensor::nn::ExpertLoad>& loads) {
+  if (!o.map.empty()) std::ofstream(o.map) << dtensor::nn::expert_map(loads);
 }

@@ -273,7 +273,11 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
     const double norm = learner.clip(o.clip > 0 ? o.clip : std::numeric_limits<double>::infinity());
     const double rate = scheduler.rates()[0];
     optimizer.step();
-    if (step == first || step + 1 == o.steps) load.push_back(most_over_mean(*learner.model));
+    if (step == first || step + 1 == o.steps) {
+      const auto of_step = dt::nn::expert_load(*learner.model);
+      load.push_back(most_over_mean(of_step));
+      if (log && step + 1 == o.steps) draw_experts(o.experts, of_step);
+    }
     dt::nn::update_balance(*learner.model);
     scope.reset();
     scheduler.step();
@@ -326,8 +330,10 @@ void check_use(const CLI::App& app, const ZooOptions& o) {
   const bool mixture = std::ranges::any_of(std::array{"mixtral", "qwen3", "deepseek"}, [&](const char* family) {
     return o.model.rfind(family, 0) == 0;
   });
-  unused("--dispatch", some_mesh_has("ep"), "no mesh has a dimension ep: add one, as in --mesh dp=2,ep=2");
-  for (const auto* option : {"--balance", "--capacity"}) unused(option, mixture, o.model + " has no experts");
+  for (const auto* option : {"--dispatch", "--rows", "--tiles"})
+    unused(option, some_mesh_has("ep"), "no mesh has a dimension ep: add one, as in --mesh dp=2,ep=2");
+  unused("--expert-map", !pp, "a rank of pp has some of the layers only");
+  for (const auto* option : {"--balance", "--capacity", "--expert-map"}) unused(option, mixture, o.model + " has no experts");
   if (some_mesh_has("ep") && !mixture) throw CLI::ValidationError("--mesh", "ep cuts experts, and " + o.model + " has none");
   unused("--seq", zoo::find(o.model).is_text(), o.model + " takes images, of one size");
 }
@@ -362,6 +368,7 @@ ZooOptions parse_options(CLI::App& app, int argc, char** argv) {
   app.add_option("--microbatches", o.microbatches, "into how many a batch is cut (default: 1, or twice the ranks of pp)")->check(positive);
   app.add_option("--chunks", o.chunks, "with pp: stages of a rank (default: what the schedule has)")->check(positive);
   add_expert_options(app, o.experts);
+  app.add_option("--expert-map", o.experts.map, "write a picture of how busy experts were in the last step (SVG)")->check(can_be_written);
   app.add_option("--dropout", o.dropout, "how much of what transformer blocks add is dropped")->check(CLI::Range(0.0, 0.999));
   app.add_option("--sample-every", o.sample_every, "print what the model writes, every so many steps")->check(positive);
   app.add_flag("--traffic", o.traffic, "print what the ranks sent, by collective and operator, and by module");

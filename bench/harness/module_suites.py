@@ -103,11 +103,14 @@ def saving(s: Setting) -> list[Row]:
 
 
 def experts(s: Setting) -> list[Row]:
-    """A layer of experts, forward and backward: how many times as fast as one rank two are, which share experts and tokens."""
+    """A layer of experts, forward and backward: two ranks, which share experts and tokens, beside PyTorch's and beside one rank."""
     rows: dict = {}
     for i in range(s.rounds):
+        peer = float(re.search(r": ([\d.]+) ms", on_ranks("torch_experts.py", 2))[1]) if s.torch else None
         for name, entry in benchmark(s.build / "bench/experts").items():
             way = name.split("/")[1]
+            row = Row("experts", f"{way}, 2 ranks, a pass", "ms", [], [], s.peer(), ratio_at_least=1.5 if way == "alltoall" else None)
+            collect(rows, row, entry["real_time"], peer)
             collect(rows, Row("experts", f"{way}, 2 ranks", "x one rank", [], higher_is_better=True, here_at_least=1.8), entry["ratio"])
             collect(rows, Row("experts", f"{way}, 2 ranks, processor time", "x one rank", [], higher_is_better=True), entry["cpu_ratio"])
         s.progress(f"experts: round {i + 1} of {s.rounds}")

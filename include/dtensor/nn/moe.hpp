@@ -9,6 +9,8 @@
 #include <dtensor/nn/swiglu.hpp>
 #include <dtensor/parallel/expert/expert_parallel.hpp>
 
+#include <torch/nn/modules/linear.h>
+
 #pragma GCC visibility push(default)
 
 namespace dtensor::nn {
@@ -29,6 +31,8 @@ struct MoEOptions {
   int64_t dim = 0, hidden = 0, experts = 0;
   RouterOptions router = {};
   bool gated = true;
+  // Experts compute so many numbers, projected down from dim before tokens travel and up after: less is sent (NVIDIA's LatentMoE). 0: dim
+  int64_t latent = 0;
   int64_t shared_hidden = 0;  // of a feed-forward layer that computes every token besides (DeepSeekMoE); 0: none
   // An expert takes at most capacity_factor times its equal share of the global batch; 0: all that come. Dropped rows add nothing.
   double capacity_factor = 0;
@@ -49,13 +53,16 @@ class MoEImpl : public torch::nn::Module {
   // Throws for sizes below 1 and options that go together with nothing.
   explicit MoEImpl(const MoEOptions& o);
 
-  // x [batch, length, dim], or any other [..., dim] -> as x. Tokens are counted, and losses take part, in training where gradients are
+  // x [batch, length, dim], or any other [..., dim] -> as x. `ids` int64 [batch, length]: the tokens' numbers in the vocabulary, where
+  // they choose by hash. Tokens are counted, and losses take part, in training where gradients are
   // recorded: once, also where an activation checkpoint runs it twice.
-  torch::Tensor forward(const torch::Tensor& x);
+  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& ids = {});
 
   // How many tokens of the global batch chose each expert since update_balance, before any were dropped: int64 [experts], plain. Every rank
   // calls it. Communicates an all_reduce where tokens are cut.
   torch::Tensor counts() const;
+  // How many choices of the global batch a capacity dropped since then. As counts().
+  int64_t dropped() const;
   // Changes the biases by the counts, and counts anew. Every rank calls it, after each step of the optimizer.
   void update_balance();
   // The losses' share of the gradients: 1 / microbatches where the loss is divided by that, times the scale of a loss that is scaled.
@@ -64,6 +71,7 @@ class MoEImpl : public torch::nn::Module {
   Router gate{nullptr};
   Experts experts{nullptr};
   SwiGLU shared_experts{nullptr};  // empty without shared_hidden
+  torch::nn::Linear down{nullptr}, up{nullptr};  // empty without latent
   torch::Tensor bias;              // a buffer [experts], float32; undefined without
 
   // May be changed between steps, but for sizes, router and biased.
@@ -73,10 +81,11 @@ class MoEImpl : public torch::nn::Module {
   void balance_by_bias(double rate);
 
  private:
-  at::Tensor within_capacity(const Routing& routing) const;
+  at::Tensor within_capacity(const Routing& routing);
   at::Tensor counts_for_balance(const Routing& routing);
   at::Tensor add_losses(const at::Tensor& y, const Routing& routing);
-  at::Tensor counts_;  // of the ranks' tokens, not yet added up
+  bool counting() const { return is_training() && c10::GradMode::is_enabled(); }
+  at::Tensor counts_, dropped_;  // of the ranks' tokens, not yet added up
 };
 TORCH_MODULE(MoE);
 
@@ -106,14 +115,16 @@ inline torch::Tensor ExpertsImpl::forward(const torch::Tensor& x, const torch::T
 }
 
 inline MoEImpl::MoEImpl(const MoEOptions& o) : options(o) {
-  require(o.dim >= 1 && o.hidden >= 1 && o.experts >= 1 && o.shared_hidden >= 0, "MoE",
-          "got dim {}, hidden {}, {} experts, shared hidden {}", o.dim, o.hidden, o.experts, o.shared_hidden);
+  require(o.dim >= 1 && o.hidden >= 1 && o.experts >= 1 && o.shared_hidden >= 0 && o.latent >= 0, "MoE",
+          "got dim {}, hidden {}, {} experts, shared hidden {}, latent {}", o.dim, o.hidden, o.experts, o.shared_hidden, o.latent);
   require(o.capacity_factor >= 0, "MoE", "got a capacity factor of {}; expected 0 or more", o.capacity_factor);
   detail::check_drop(o.drop);
   require(o.balance_over == "batch" || o.balance_over == "sequence" || o.balance_over == "global", "MoE",
           "the balance is over a batch, a sequence or global; got '{}'", o.balance_over);
   gate = register_module("gate", Router(o.dim, o.experts, o.router));
-  experts = register_module("experts", Experts(o.experts, o.dim, o.hidden, o.gated));
+  experts = register_module("experts", Experts(o.experts, o.latent > 0 ? o.latent : o.dim, o.hidden, o.gated));
+  const auto projection = [](int64_t in, int64_t out) { return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(false)); };
+  if (o.latent > 0) down = register_module("down", projection(o.dim, o.latent)), up = register_module("up", projection(o.latent, o.dim));
   if (o.shared_hidden > 0) shared_experts = register_module("shared_experts", SwiGLU(o.dim, o.shared_hidden));
   if (o.bias_rate != 0 || o.biased) balance_by_bias(o.bias_rate);
 }
@@ -123,20 +134,27 @@ inline void MoEImpl::balance_by_bias(double rate) {
   if (!bias.defined()) bias = register_buffer("bias", torch::zeros({options.experts}));
 }
 
-inline torch::Tensor MoEImpl::forward(const torch::Tensor& x) {
-  const auto routing = gate(x, bias);
-  auto y = experts(x, options.capacity_factor > 0 ? within_capacity(routing) : routing.experts, routing.weights);
+inline torch::Tensor MoEImpl::forward(const torch::Tensor& x, const torch::Tensor& ids) {
+  const auto routing = gate(x, bias, ids);
+  auto y = experts(down ? down(x) : x, options.capacity_factor > 0 ? within_capacity(routing) : routing.experts, routing.weights);
+  if (up) y = up(y);
   if (shared_experts) y = y + shared_experts(x);
-  return is_training() && c10::GradMode::is_enabled() ? add_losses(y, routing) : y;
+  return counting() ? add_losses(y, routing) : y;
 }
 
 // What is kept in checkpoints is neither exchanged nor counted again.
-inline at::Tensor MoEImpl::within_capacity(const Routing& routing) const {
+inline at::Tensor MoEImpl::within_capacity(const Routing& routing) {
+  const bool counts = counting();
   const c10::NoGradGuard no_grad;
   return kept_in_checkpoints([&]() -> TensorVector {
-    const auto k = routing.experts.size(-1), experts = options.experts;
-    const auto capacity = capacity_of(options.capacity_factor, routing.experts.numel() / k, k, experts);
-    return {limit_to_capacity(routing.experts, routing.weights, experts, capacity, options.drop)};
+    const auto tokens = routing.scores.numel() / options.experts;
+    const auto capacity = capacity_of(options.capacity_factor, tokens, options.router.top_k, options.experts);
+    const auto kept = limit_to_capacity(routing.experts, routing.weights, options.experts, capacity, options.drop);
+    if (counts) {
+      const auto now = kept.lt(0).sum() - routing.experts.lt(0).sum();
+      dropped_ = dropped_.defined() ? dropped_ + now : now;
+    }
+    return {kept};
   })[0];
 }
 
@@ -168,6 +186,8 @@ inline torch::Tensor MoEImpl::counts() const {
   return torch::zeros({options.experts}, torch::kLong);
 }
 
+inline int64_t MoEImpl::dropped() const { return dropped_.defined() ? full_tensor(dropped_).item<int64_t>() : 0; }
+
 inline void MoEImpl::update_balance() {
   if (bias.defined() && options.bias_rate != 0 && counts_.defined()) {
     torch::NoGradGuard no_grad;
@@ -176,7 +196,7 @@ inline void MoEImpl::update_balance() {
     if (options.center_bias) change = change - change.mean();
     bias.add_(change.to(bias.scalar_type()), options.bias_rate);
   }
-  counts_ = at::Tensor();
+  counts_ = dropped_ = at::Tensor();
 }
 
 }  // namespace dtensor::nn

@@ -17,7 +17,7 @@ namespace dtensor::nn {
 // The rows that an expert takes at most: ceil(factor * tokens * k / experts) of the global batch, whatever the number of ranks.
 int64_t capacity_of(double factor, int64_t tokens, int64_t k, int64_t experts);
 
-// `chosen` int64 [..., k] with -1 for each row beyond its expert's capacity. `drop`:
+// `chosen` int64 [..., k], -1: none, with -1 for each row beyond its expert's capacity. `drop`:
 //   position     an expert takes the first tokens of the global batch
 //   probability  it takes those with the largest of `weights` [..., k], the first ones among equals
 // Ranks that share the tokens exchange both, so that they drop what one device would. Throws for a capacity below 1 and another `drop`.
@@ -40,7 +40,8 @@ inline void check_drop(const std::string& drop) {
 
 // On one device.
 inline at::Tensor within_capacity(const at::Tensor& chosen, const at::Tensor& weights, int64_t experts, int64_t capacity, bool by_weight) {
-  const auto flat = chosen.reshape({-1});
+  const auto numbers = chosen.reshape({-1});
+  const auto flat = numbers.masked_fill(numbers.lt(0), experts);  // none: one expert more
   const auto order_of = [](const at::Tensor& x, bool descending) {
     return std::get<1>(at::sort(x, /*stable=*/true, /*dim=*/0, descending));
   };
@@ -52,9 +53,10 @@ inline at::Tensor within_capacity(const at::Tensor& chosen, const at::Tensor& we
     order = order_of(flat, false);
   }
   const auto sorted = flat.index_select(0, order);
-  const auto counts = at::bincount(sorted, {}, experts);
+  const auto counts = at::bincount(sorted, {}, experts + 1);
   const auto place = at::arange(flat.numel(), flat.options()) - (counts.cumsum(0) - counts).index_select(0, sorted);
-  return at::empty_like(flat).index_copy_(0, order, sorted.masked_fill(place.ge(capacity), -1)).view(chosen.sizes());
+  const auto kept = sorted.masked_fill(place.ge(capacity).logical_or(sorted.eq(experts)), -1);
+  return at::empty_like(flat).index_copy_(0, order, kept).view(chosen.sizes());
 }
 
 }  // namespace detail

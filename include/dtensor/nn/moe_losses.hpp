@@ -10,8 +10,8 @@
 
 namespace dtensor::nn {
 
-// How many tokens chose each expert: `chosen` int64 [..., k], `scores` [..., experts] -> [experts], int64; with `per_sequence` [batch,
-// experts], one row for each index of the first dim.
+// How many tokens chose each expert: `chosen` int64 [..., k], -1: none, `scores` [..., experts] -> [experts], int64; with `per_sequence`
+// [batch, experts], one row for each index of the first dim.
 at::Tensor tokens_per_expert(const at::Tensor& chosen, const at::Tensor& scores, bool per_sequence = false);
 
 // E sum_e f_e P_e (Fedus et al., "Switch Transformers", 2021, eq. 4): f_e = counts / (k tokens), P_e = the mean of the scores, which are
@@ -29,8 +29,9 @@ at::Tensor with_loss(const at::Tensor& y, const at::Tensor& loss, double scale);
 // -- How ------------------------------------------------------------------------------------------------------------------
 
 inline at::Tensor tokens_per_expert(const at::Tensor& chosen, const at::Tensor& scores, bool per_sequence) {
-  const auto marks = at::zeros_like(scores.detach(), scores.options().dtype(at::kLong)).scatter(-1, chosen, 1);
   const auto experts = scores.size(-1);
+  const auto none_or_expert = at::cat({scores.detach().narrow(-1, 0, 1), scores.detach()}, -1);
+  const auto marks = at::zeros_like(none_or_expert, scores.options().dtype(at::kLong)).scatter(-1, chosen + 1, 1).narrow(-1, 1, experts);
   return per_sequence ? marks.reshape({scores.size(0), -1, experts}).sum(1) : marks.reshape({-1, experts}).sum(0);
 }
 

@@ -3,6 +3,7 @@
 
 #include <dtensor/collectives.hpp>
 #include <dtensor/parallel/expert/rows.hpp>
+#include <dtensor/parallel/expert/under_way.hpp>
 
 #include <ATen/ops/repeat_interleave.h>
 #include <ATen/ops/tensor.h>
@@ -25,13 +26,23 @@ class Exchange {
  public:
   // Exchanges how many rows go from where to where: one all_gather. `finite`: whether this rank's routing is; throws on every rank of the
   // group where that of one is not, naming `layer`.
-  Exchange(const Group& group, const Rows& rows, bool finite, std::string_view layer);
+  Exchange(const Group& group, const Rows& rows, bool finite, std::string_view layer)
+      : Exchange(group, rows, start_counts(group, rows, finite), layer) {}
+
+  // The same in two parts: other work may go on between them.
+  static PendingTensor start_counts(const Group& group, const Rows& rows, bool finite);
+  Exchange(const Group& group, const Rows& rows, PendingTensor counts, std::string_view layer);
 
   // This rank's rows, sorted by expert -> the rows of this rank's experts, sorted by expert and, within one, in the order of all tokens.
   // Communicates an all_to_all. Differentiable.
-  at::Tensor to_experts(const at::Tensor& rows) const;
+  at::Tensor to_experts(const at::Tensor& rows, const Wire& wire = kWires[0]) const;
   // Back again.
-  at::Tensor to_tokens(const at::Tensor& rows) const;
+  at::Tensor to_tokens(const at::Tensor& rows, const Wire& wire = kWires[0]) const;
+
+  // Both in two parts.
+  RowsUnderWay start_to_experts(const at::Tensor& rows, const Wire& wire) const;
+  at::Tensor at_experts(const RowsUnderWay& rows) const;
+  RowsUnderWay start_to_tokens(const at::Tensor& rows, const Wire& wire) const;
 
   // Rows of each of this rank's experts.
   const std::vector<int64_t>& counts() const { return counts_; }
@@ -42,7 +53,8 @@ class Exchange {
     int64_t expert, token;  // where its run begins
     int64_t at, rows;       // among those received
   };
-  at::Tensor counts_by_run(const Rows& rows, bool finite) const;
+  static at::Tensor counts_by_run(const Group& group, const Rows& rows, bool finite);
+  static Lengths heights_of(const Group& group);  // runs of each rank
   std::vector<int64_t> even_counts(int64_t choices) const;
   void sort(std::vector<Segment> segments, const at::TensorOptions& options);
 
@@ -55,13 +67,18 @@ class Exchange {
 // -- How ------------------------------------------------------------------------------------------------------------------
 
 // Of this rank: [runs, experts + 1]; last, whether the run's routing is not finite.
-inline at::Tensor Exchange::counts_by_run(const Rows& rows, bool finite) const {
-  const auto& runs = group_.tokens[detail::group_of(group_.mesh).rank()];
-  const auto columns = group_.first_expert.back() + 1, height = static_cast<int64_t>(runs.size());
+inline at::Tensor Exchange::counts_by_run(const Group& group, const Rows& rows, bool finite) {
+  const auto& runs = group.tokens[detail::group_of(group.mesh).rank()];
+  const auto columns = group.first_expert.back() + 1, height = static_cast<int64_t>(runs.size());
   std::vector<int64_t> lengths;
   for (const auto& run : runs) lengths.push_back(run.length());
   if (rows.slots.is_meta()) return at::empty({height, columns}, rows.slots.options());
   const auto device = rows.slots.device();
+  if (height == 1) {
+    auto counts = rows.counts;
+    counts.push_back(finite ? 0 : 1);
+    return at::tensor(counts, at::kLong).to(device).view({1, columns});
+  }
   const auto run_of = at::repeat_interleave(at::tensor(lengths, at::kLong).to(device)).index_select(0, rows.tokens);
   const auto counts = at::bincount(run_of.mul(columns).add(rows.experts), {}, height * columns).view({height, columns});
   counts.select(1, columns - 1).fill_(finite ? 0 : 1);
@@ -83,12 +100,21 @@ inline std::vector<int64_t> Exchange::even_counts(int64_t choices) const {
   return all;
 }
 
-inline Exchange::Exchange(const Group& group, const Rows& rows, bool finite, std::string_view layer) : group_(group) {
-  const auto ranks = static_cast<int64_t>(group.tokens.size()), columns = group.first_expert.back() + 1;
-  const auto own = detail::group_of(group.mesh).rank();
+inline Lengths Exchange::heights_of(const Group& group) {
   Lengths heights;
   for (const auto& runs : group.tokens) heights.push_back(static_cast<int64_t>(runs.size()));
-  const auto gathered = all_gather(counts_by_run(rows, finite), group.mesh, {0, heights});
+  return heights;
+}
+
+inline PendingTensor Exchange::start_counts(const Group& group, const Rows& rows, bool finite) {
+  return start_all_gather(counts_by_run(group, rows, finite), group.mesh, {0, heights_of(group)});
+}
+
+inline Exchange::Exchange(const Group& group, const Rows& rows, PendingTensor counts, std::string_view layer) : group_(group) {
+  const auto ranks = static_cast<int64_t>(group.tokens.size()), columns = group.first_expert.back() + 1;
+  const auto own = detail::group_of(group.mesh).rank();
+  const auto heights = heights_of(group);
+  const auto gathered = std::move(counts).wait();
   const auto all = gathered.is_meta() ? even_counts(rows.choices) : numbers_of(gathered);
   const auto count = [&](int64_t run, int64_t e) { return all[run * columns + e]; };
 
@@ -134,14 +160,22 @@ inline at::Tensor reordered(const at::Tensor& rows, const at::Tensor& order, con
       [back](const at::Tensor& gradient) { return selected(gradient, back); });
 }
 
-inline at::Tensor Exchange::to_experts(const at::Tensor& rows) const {
-  const auto received = all_to_all(rows, group_.mesh, send_, recv_);
+inline RowsUnderWay Exchange::start_to_experts(const at::Tensor& rows, const Wire& wire) const {
+  return {rows, group_.mesh, send_, recv_, wire};
+}
+
+inline at::Tensor Exchange::at_experts(const RowsUnderWay& rows) const {
+  const auto received = rows.arrive();
   return order_.defined() ? reordered(received, order_, back_) : received;
 }
 
-inline at::Tensor Exchange::to_tokens(const at::Tensor& rows) const {
-  return all_to_all(back_.defined() ? reordered(rows, back_, order_) : rows, group_.mesh, recv_, send_);
+inline RowsUnderWay Exchange::start_to_tokens(const at::Tensor& rows, const Wire& wire) const {
+  return {back_.defined() ? reordered(rows, back_, order_) : rows, group_.mesh, recv_, send_, wire};
 }
+
+inline at::Tensor Exchange::to_experts(const at::Tensor& rows, const Wire& wire) const { return at_experts(start_to_experts(rows, wire)); }
+
+inline at::Tensor Exchange::to_tokens(const at::Tensor& rows, const Wire& wire) const { return start_to_tokens(rows, wire).arrive(); }
 
 }  // namespace dtensor::expert
 

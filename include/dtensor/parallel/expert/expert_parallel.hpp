@@ -35,6 +35,8 @@ struct ExpertParallelOptions {
   std::vector<std::string> dims = {"ep"};
   std::string hidden = "";  // the mesh dimension that cuts each expert's hidden width, as tensor parallelism does; empty: none
   std::string dispatch = "alltoall";  // or deduplicated, allgather, automatic: see MixOptions
+  std::string rows = "exact", results = "exact";  // what travels: see MixOptions
+  int64_t tiles = 1;                              // in how many parts
 };
 
 // Cuts the experts of all expert::Layers of `module`, which was built inside Spmd on `mesh`: as many to each rank along options.dims. All
@@ -74,7 +76,7 @@ inline void check_law(const std::string& layer, const at::Tensor& w1, const Devi
 }  // namespace expert
 
 inline void expert_parallel(torch::nn::Module& module, const DeviceMesh& mesh, const ExpertParallelOptions& options) {
-  expert::check_dispatch(options.dispatch);
+  expert::check_options({.dispatch = options.dispatch, .rows = options.rows, .results = options.results, .tiles = options.tiles});
   Plan plan;
   std::vector<expert::Layer*> layers;
   for (const auto& child : module.named_modules()) {
@@ -93,7 +95,10 @@ inline void expert_parallel(torch::nn::Module& module, const DeviceMesh& mesh, c
   require(!layers.empty(), "expert_parallel",
           "the module has no layer of experts; hint: dtensor::nn::MoE is one, and so is any module that derives from expert::Layer");
   parallelize_module(module, mesh, plan);
-  for (auto* layer : layers) layer->mix.dispatch = options.dispatch;
+  for (auto* layer : layers) {
+    layer->mix.dispatch = options.dispatch;
+    layer->mix.rows = options.rows, layer->mix.results = options.results, layer->mix.tiles = options.tiles;
+  }
 }
 
 }  // namespace dtensor

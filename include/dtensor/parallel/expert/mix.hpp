@@ -9,14 +9,14 @@
 
 #include <dtensor/parallel/expert/deduplicated.hpp>
 #include <dtensor/parallel/expert/dispatch.hpp>
-#include <dtensor/parallel/expert/exchange.hpp>
 #include <dtensor/parallel/expert/feed_forward.hpp>
+#include <dtensor/parallel/expert/plan.hpp>
+#include <dtensor/parallel/expert/tiles.hpp>
 #include <dtensor/tensor/custom_op.hpp>
 
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/where.h>
 
-#include <optional>
 #include <string>
 
 #pragma GCC visibility push(default)
@@ -35,6 +35,12 @@ struct MixOptions {
   std::string dispatch = "alltoall";
   std::string layer = "";  // its name in errors; empty: that of the weights' module
   bool error_if_nonfinite = true;
+  // What rows are while they travel to experts, and results on their way back, by alltoall and deduplicated; gradients of each as they
+  // were: exact, bfloat16, or blocks8, a byte a number and a scale for 128 of them (expert::Wire has the errors).
+  std::string rows = "exact", results = "exact";
+  // By alltoall: so many parts of each rank's tokens, of which one is computed while others travel. It pays where rows wait for a network.
+  // Experts multiply fewer rows at once, and gradients are added in another order.
+  int64_t tiles = 1;
 };
 
 // x [..., dim], `experts` int64 [..., k] (each token's, -1: none), `weights` [..., k] of any floating dtype; w.w1 [experts, hidden, dim],
@@ -74,6 +80,17 @@ inline at::Tensor by_token(const at::Tensor& x) {
   return x.reshape({c10::multiply_integers(x.sizes().slice(0, x.dim() - 1)), x.size(-1)});
 }
 
+inline bool is_exact(const MixOptions& options) { return wire(options.rows).name == "exact" && wire(options.results).name == "exact"; }
+
+inline void check_options(const MixOptions& options) {
+  check_dispatch(options.dispatch);
+  require(is_exact(options) || options.dispatch != "allgather", "mix_experts",
+          "allgather sends all numbers as they are; got rows {} and results {}; hint: .dispatch alltoall or deduplicated", options.rows,
+          options.results);
+  require(options.tiles >= 1 && (options.tiles == 1 || options.dispatch == "alltoall"), "mix_experts",
+          "tokens travel in one tile, or by alltoall in more; got {} tiles and {}", options.tiles, options.dispatch);
+}
+
 inline bool is_finite(const at::Tensor& weights, const MixOptions& options) {
   return !options.error_if_nonfinite || weights.is_meta() || at::isfinite(weights).all().item<bool>();
 }
@@ -100,118 +117,27 @@ inline at::Tensor mix_among(const Group& group, const at::Tensor& x, const at::T
                             const MixOptions& options) {
   if (options.dispatch == "deduplicated") {
     const TokenExchange exchange(group, by_token(chosen), is_finite(weights, options), options.layer);
-    const auto computed = mix_here(exchange.to_experts(by_token(x)), exchange.chosen(), exchange.to_experts(by_token(weights)), w,
-                                   {0, w.w1.size(0)}, w.w1.size(0), unchecked(options));
-    return exchange.to_tokens(computed).view(x.sizes());
+    const auto arrived = exchange.to_experts(by_token(x), wire(options.rows)), factors = exchange.to_experts(by_token(weights));
+    const auto computed = mix_here(arrived, exchange.chosen(), factors, w, {0, w.w1.size(0)}, w.w1.size(0), unchecked(options));
+    return exchange.to_tokens(computed, wire(options.results)).view(x.sizes());
+  }
+  if (options.tiles > 1) {
+    return mix_in_tiles(group, by_token(x), by_token(chosen), by_token(weights), w, options.tiles, is_finite(weights, options),
+                        options.layer, wire(options.rows), wire(options.results)).view(x.sizes());
   }
   const auto rows = sorted_rows(by_token(chosen), group.first_expert.back());
   const Exchange exchange(group, rows, is_finite(weights, options), options.layer);
-  const auto computed = feed_forward(exchange.to_experts(take_rows(by_token(x), rows)), exchange.counts(), w);
-  return weighted_sums(exchange.to_tokens(computed), by_token(weights), rows).view(x.sizes());
-}
-
-// How operands are to lie for their ranks to compute.
-struct Plan {
-  DeviceMesh mesh;
-  std::vector<int64_t> expert_dims;  // of the mesh, which cut the weights along their experts
-  Placements tokens, w1, w2, out;
-  bool exchanges = false;  // rows travel
-};
-
-// The token dim that is longest on a rank: there tokens are cut that lie whole.
-inline int64_t dim_to_cut(const at::Tensor& x, const Placements& now, const DeviceMesh& mesh) {
-  int64_t best = 0;
-  double longest = -1;
-  for (int64_t d = 0; d + 1 < x.dim(); ++d) {
-    auto length = static_cast<double>(x.size(d));
-    for (int64_t m = 0; m < mesh.ndim(); ++m) {
-      if (now[m].is_shard(d)) length /= static_cast<double>(mesh.size(m));
-    }
-    if (length > longest) longest = length, best = d;
-  }
-  return best;
-}
-
-inline void check_cut(const Placement& placement, std::string_view layer, const Layout& layout) {
-  const bool known = placement.is_replicate() || placement.is_flat() || (placement.is_shard(0) && placement.cut().split == 1) ||
-                     placement.is_shard(1);
-  require(known, "mix_experts", "{}: weights are cut along their experts (dim 0) or their hidden width; got w1 {}; hint: "
-          "dt::expert_parallel cuts them", layer, layout.str());
-}
-
-inline Plan plan_of(const at::Tensor& x, const Weights& w, const std::string& dispatch, std::string_view layer) {
-  const auto* of_w = find_layout(w.w1);
-  const auto* of_x = find_layout(x);
-  Plan plan{of_w ? of_w->mesh() : of_x->mesh(), {}, {}, {}, {}, {}};
-  const auto ndim = plan.mesh.ndim();
-  const Placements whole(ndim, replicate());
-  const auto now = of_x ? Placements(of_x->placements().begin(), of_x->placements().end()) : whole;
-  const auto cut = of_w ? Placements(of_w->placements().begin(), of_w->placements().end()) : whole;
-  plan.tokens = plan.w1 = plan.w2 = plan.out = whole;
-  for (int64_t m = 0; m < ndim; ++m) {
-    if (of_w) check_cut(cut[m], layer, *of_w);
-    const bool by_tokens = now[m].is_shard() && now[m].dim + 1 < x.dim();
-    if (by_tokens) plan.tokens[m] = now[m];
-    if (!cut[m].is_shard() || plan.mesh.size(m) == 1) {
-      plan.out[m] = plan.tokens[m];
-      continue;
-    }
-    const bool by_experts = cut[m].dim == 0, exchanges = by_experts && dispatch != "allgather";
-    plan.w1[m] = cut[m];
-    plan.w2[m] = by_experts ? cut[m] : shard(2, cut[m].cut());
-    if (by_experts) plan.expert_dims.push_back(m);
-    if (exchanges && !by_tokens) plan.tokens[m] = shard(dim_to_cut(x, plan.tokens, plan.mesh));
-    if (!exchanges) plan.tokens[m] = replicate();
-    plan.out[m] = exchanges ? plan.tokens[m] : partial();
-    plan.exchanges |= exchanges;
-  }
-  return plan;
-}
-
-// The ranks that differ from this one along some dimensions of a mesh, in the order of the mesh, and their coordinates.
-struct RanksAlong {
-  std::vector<int> ranks;
-  std::vector<std::vector<int64_t>> coordinates;
-};
-inline RanksAlong ranks_along(const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
-  RanksAlong found;
-  const auto own = mesh.coordinate();
-  for (int64_t i = 0; i < mesh.size(); ++i) {
-    auto coordinate = mesh.coordinate_of(i);
-    bool beside = true;
-    for (int64_t m = 0; m < mesh.ndim(); ++m) beside &= coordinate[m] == own[m] || std::ranges::find(dims, m) != dims.end();
-    if (!beside) continue;
-    found.ranks.push_back(mesh.ranks()[i]);
-    found.coordinates.push_back(std::move(coordinate));
-  }
-  return found;
-}
-
-inline Interval experts_at(const at::Tensor& w1, const Plan& plan, c10::IntArrayRef coordinate) {
-  const auto layout = Layout::get(plan.mesh, plan.w1, w1.sizes(), w1.scalar_type());
-  const auto held = layout->intervals(0, coordinate);
-  return held.empty() ? Interval{0, 0} : Interval{held.front().begin, held.back().end};
-}
-
-inline Group group_of(const at::Tensor& x, const Weights& w, const Plan& plan) {
-  const auto [ranks, coordinates] = ranks_along(plan.mesh, plan.expert_dims);
-  std::string along;
-  for (const auto m : plan.expert_dims) along += (along.empty() ? "" : "+") + plan.mesh.names()[m];
-  Group group{{plan.mesh.device_type(), ranks, {static_cast<int64_t>(ranks.size())}, {along}}, {0}, {}};
-  const auto tokens = Layout::get(plan.mesh, plan.tokens, x.sizes().slice(0, x.dim() - 1), x.scalar_type());
-  for (const auto& coordinate : coordinates) {
-    group.first_expert.push_back(group.first_expert.back() + experts_at(w.w1, plan, coordinate).length());
-    const auto runs = tokens->runs(coordinate);
-    group.tokens.emplace_back(runs.begin(), runs.end());
-  }
-  return group;
+  const auto arrived = exchange.to_experts(take_rows(by_token(x), rows), wire(options.rows));
+  const auto computed = feed_forward(arrived, exchange.counts(), w);
+  return weighted_sums(exchange.to_tokens(computed, wire(options.results)), by_token(weights), rows).view(x.sizes());
 }
 
 // Of plain tensors any.
-inline std::string automatic_dispatch(const at::Tensor& x, const at::Tensor& experts, const Weights& w) {
+inline std::string automatic_dispatch(const at::Tensor& x, const at::Tensor& experts, const Weights& w, bool may_gather) {
   const auto* layout = find_layout(w.w1);
   if (!layout) return dispatches()[0];
-  const auto plan = plan_of(x, w, dispatches()[0], "");
+  const auto known = plan_for(x, w.w1, dispatches()[0], "");
+  const auto& plan = *known;
   const auto* of_x = find_layout(x);
   DispatchShape shape{.tokens = x.numel() / std::max<int64_t>(x.size(-1), 1), .dim = x.size(-1), .k = experts.size(-1),
                       .experts = w.w1.size(0), .element_size = static_cast<int64_t>(x.element_size()), .whole = true};
@@ -224,7 +150,8 @@ inline std::string automatic_dispatch(const at::Tensor& x, const at::Tensor& exp
   for (int64_t m = 0; m < plan.mesh.ndim(); ++m) {
     if (plan.tokens[m].is_shard()) shape.tokens = (shape.tokens + plan.mesh.size(m) - 1) / plan.mesh.size(m);
   }
-  return links.empty() ? dispatches()[0] : cheapest_dispatch(shape, links);
+  const auto cheapest = links.empty() ? dispatches()[0] : cheapest_dispatch(shape, links);
+  return may_gather || cheapest != "allgather" ? cheapest : dispatches()[0];
 }
 
 // Where x lay, as far as that is a layout of the result.
@@ -247,14 +174,12 @@ inline at::Tensor gathered(const at::Tensor& weight, const Placements& placement
 
 inline at::Tensor mix_on_mesh(const at::Tensor& x, const at::Tensor& experts, const at::Tensor& weights, const Weights& w,
                               const MixOptions& options) {
-  const auto plan = plan_of(x, w, options.dispatch, options.layer);
-  std::optional<Group> group;
-  if (plan.exchanges) group = group_of(x, w, plan);
-  const auto own = experts_at(w.w1, plan, plan.mesh.coordinate());
+  const auto known = plan_for(x, w.w1, options.dispatch, options.layer);
+  const auto& plan = *known;
   const auto mix = [&](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
     const Weights local{in[3], in[4], in.size() > 5 ? in[5] : at::Tensor()};
-    if (group) return {mix_among(*group, in[0], in[1], in[2], local, options)};
-    return {mix_here(in[0], in[1], in[2], local, own, w.w1.size(0), options)};
+    if (plan.group) return {mix_among(*plan.group, in[0], in[1], in[2], local, options)};
+    return {mix_here(in[0], in[1], in[2], local, plan.own, w.w1.size(0), options)};
   };
   std::vector<at::Tensor> inputs{x, experts, weights, gathered(w.w1, plan.w1), gathered(w.w2, plan.w2)};
   std::vector<Placements> in{plan.tokens, plan.tokens, plan.tokens, plan.w1, plan.w2};
@@ -268,9 +193,9 @@ inline at::Tensor mix_on_mesh(const at::Tensor& x, const at::Tensor& experts, co
 inline at::Tensor mix_experts(const at::Tensor& x, const at::Tensor& experts, const at::Tensor& weights, const expert::Weights& w,
                               const MixOptions& options) {
   expert::check_sizes(x, experts, weights, w);
-  expert::check_dispatch(options.dispatch);
+  expert::check_options(options);
   auto named = options;
-  if (named.dispatch == "automatic") named.dispatch = expert::automatic_dispatch(x, experts, w);
+  if (named.dispatch == "automatic") named.dispatch = expert::automatic_dispatch(x, experts, w, expert::is_exact(options));
   if (named.layer.empty()) named.layer = is_dtensor(w.w1) ? module_name(w.w1) : "";
   if (!is_dtensor(x) && !is_dtensor(w.w1)) return expert::mix_here(x, experts, weights, w, {0, w.w1.size(0)}, w.w1.size(0), named);
   return expert::mix_on_mesh(x, experts, weights, w, named);

@@ -1,0 +1,84 @@
+// Tokens in tiles: the numbers of one device, and computing while others travel.
+#include "tests/support/experts_support.hpp"
+#include "tests/support/refuses.hpp"
+#include "tests/support/slow_link.hpp"
+
+namespace dtensor::test::experts {
+
+TEST_CASE("tiles: they part each rank's tokens", "[experts]") {
+  REQUIRE_NOTHROW(on_ranks(2, [](World&) {
+    const expert::Group group{init_device_mesh(c10::kCPU, {2}, {"ep"}), {0, 2, 4}, {{{0, 4}, {10, 13}}, {{4, 5}}}};
+    int64_t all = 0;
+    for (int64_t i = 0; i < 3; ++i) {
+      const auto tile = expert::tile_of(group, i, 3);
+      for (const auto& runs : tile.tokens) {
+        for (const auto& run : runs) all += run.length();
+      }
+    }
+    require(all == 8, "test", "tiles have {} tokens", all);
+    const auto second = expert::tile_of(group, 1, 3);  // tokens 2 to 3 of seven
+    require(second.tokens[0].size() == 1 && second.tokens[0][0].begin == 2 && second.tokens[0][0].end == 4, "test", "tile 1 is wrong");
+    const auto third = expert::tile_of(group, 2, 3);
+    require(third.tokens[0].size() == 1 && third.tokens[0][0].begin == 10 && third.tokens[1].size() == 1, "test", "tile 2 is wrong");
+  }));
+}
+
+TEST_CASE("tiles: mixtures have the numbers of one device", "[experts]") {
+  for (const std::string transport : {"threads", "shm", "gloo"}) {
+    for (const int ranks : {2, 4}) {
+      CAPTURE(transport, ranks);
+      REQUIRE_NOTHROW(on_ranks(
+          ranks,
+          [&](World&) {
+            const auto mesh = init_device_mesh(c10::kCPU, {ranks}, {"ep"});
+            const auto c = mix_case({.tokens = {4, 6}, .experts = 8});
+            const auto expected = one_device(c);
+            for (const int64_t tiles : {2, 3, 16}) {
+              check_same(on_mesh(c, mesh, {shard(0)}, {shard(0)}, {.tiles = tiles}), expected, 1e-13, "along the batch");
+              check_same(on_mesh(c, mesh, {shard(1)}, {shard(0)}, {.tiles = tiles}), expected, 1e-13, "along positions");
+            }
+            auto uneven = c;
+            uneven.chosen = c.chosen.clone();
+            uneven.chosen.select(-1, 0).fill_(5), uneven.chosen.select(-1, 1).fill_(-1);
+            check_same(on_mesh(uneven, mesh, {shard(0)}, {shard(0)}, {.tiles = 3}), one_device(uneven), 1e-13, "all to one expert");
+            const auto few = mix_case({.tokens = {1, 2}, .experts = 8});
+            check_same(on_mesh(few, mesh, {shard(0)}, {shard(0)}, {.tiles = 4}), one_device(few), 1e-13, "ranks without tokens");
+            const auto rounded = on_mesh(c, mesh, {shard(0)}, {shard(0)}, {.rows = "bfloat16", .results = "bfloat16", .tiles = 3});
+            check_same(rounded, expected, 0.1, "bfloat16");
+            auto bad = c;
+            bad.weights = c.weights.detach().clone();
+            bad.weights[3][5][0] = std::nan("");
+            refuses("the routing is not finite", [&] { on_mesh(bad, mesh, {shard(0)}, {shard(0)}, {.tiles = 3}); });
+          },
+          transport));
+    }
+  }
+  const auto c = mix_case();
+  refuses("got 0 tiles", [&] { mix_experts(c.x, c.chosen, c.weights, c.experts(), {.tiles = 0}); });
+  refuses("got 2 tiles and allgather", [&] { mix_experts(c.x, c.chosen, c.weights, c.experts(), {.dispatch = "allgather", .tiles = 2}); });
+}
+
+TEST_CASE("tiles: most of a slow link's time is hidden", "[experts]") {
+  const auto c = mix_case({.tokens = {64, 8}, .dim = 64, .hidden = 2048, .experts = 4}, true, at::kFloat);
+  double whole = 0, tiled = 0;
+  REQUIRE_NOTHROW(on_slow_links(2, 40e-9, [&](World& world, Link& link) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2}, {"ep"});
+    const auto waited = [&](int64_t tiles) {
+      double least = 1e300;
+      for (int i = 0; i < 3; ++i) {
+        link.waited = 0;
+        on_mesh(c, mesh, {shard(0)}, {shard(0)}, {.tiles = tiles});
+        least = std::min(least, link.waited);
+        world.barrier();
+      }
+      return least;
+    };
+    const auto first = waited(1), second = waited(10);
+    if (world.rank() == 0) whole = first, tiled = second;
+  }));
+  CAPTURE(whole, tiled);
+  REQUIRE(whole > 0.005);  // four times about 512 rows of 256 bytes take 21 ms, less where the other rank comes late
+  REQUIRE(tiled < 0.2 * whole);
+}
+
+}  // namespace dtensor::test::experts
