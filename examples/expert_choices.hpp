@@ -5,6 +5,7 @@
 #include <dtensor/nn/expert_load.hpp>
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <string>
 
@@ -25,6 +26,18 @@ inline void add_expert_options(CLI::App& app, ExpertChoices& o) {
       ->check(CLI::IsMember({"loss", "bias", "none"}));
   app.add_option("--capacity", o.capacity, "how many times its equal share an expert takes; 0: all tokens that come")
       ->check(CLI::NonNegativeNumber);
+}
+
+// unused(option, is used, why) throws where an option was given and has no use.
+template <class Unused>
+void check_expert_use(const std::string& model, bool ep, bool pp, const Unused& unused) {
+  const std::array families{"mixtral", "qwen3", "deepseek"};
+  const bool mixture = std::ranges::any_of(families, [&](const char* family) { return model.starts_with(family); });
+  for (const auto* option : {"--dispatch", "--rows", "--tiles"})
+    unused(option, ep, "no mesh has a dimension ep: add one, as in --mesh dp=2,ep=2");
+  unused("--expert-map", !pp, "a rank of pp has some of the layers only");
+  for (const auto* option : {"--balance", "--capacity", "--expert-map"}) unused(option, mixture, model + " has no experts");
+  if (ep && !mixture) throw CLI::ValidationError("--mesh", "ep cuts experts, and " + model + " has none");
 }
 
 inline bool has_experts(torch::nn::Module& model) {

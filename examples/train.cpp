@@ -327,14 +327,7 @@ void check_use(const CLI::App& app, const ZooOptions& o) {
     const bool cuts = std::ranges::count(mesh.names, "cp") > 0;
     unused("--documents", cuts, "needs a dimension cp in each mesh: add one, as in --mesh dp=2,cp=2");
   }
-  const bool mixture = std::ranges::any_of(std::array{"mixtral", "qwen3", "deepseek"}, [&](const char* family) {
-    return o.model.rfind(family, 0) == 0;
-  });
-  for (const auto* option : {"--dispatch", "--rows", "--tiles"})
-    unused(option, some_mesh_has("ep"), "no mesh has a dimension ep: add one, as in --mesh dp=2,ep=2");
-  unused("--expert-map", !pp, "a rank of pp has some of the layers only");
-  for (const auto* option : {"--balance", "--capacity", "--expert-map"}) unused(option, mixture, o.model + " has no experts");
-  if (some_mesh_has("ep") && !mixture) throw CLI::ValidationError("--mesh", "ep cuts experts, and " + o.model + " has none");
+  check_expert_use(o.model, some_mesh_has("ep"), pp, unused);
   unused("--seq", zoo::find(o.model).is_text(), o.model + " takes images, of one size");
 }
 
