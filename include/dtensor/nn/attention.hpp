@@ -49,18 +49,21 @@ at::Tensor repeat_heads(const at::Tensor& x, int64_t times);
 
 namespace detail {
 
+// Whether libtorch's kernel computes it; a hook takes values of any length.
+inline bool is_of_kernel() {
 #if __has_include(<ATen/ops/scaled_dot_product_attention.h>)
-inline constexpr bool kHasKernel = true;
+  return !World::current().local<AttentionHook>().compute;
 #else
-inline constexpr bool kHasKernel = false;
+  return false;
 #endif
+}
 
 }  // namespace detail
 
 inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
   if (auto* decoding = Decoding::current()) return decoding->attention({q, k, v, {}, options.dropout, options.causal});
   auto* region = ContextParallel::of(q);
-  if (const auto missing = q.size(3) - v.size(3); missing > 0 && (region || detail::kHasKernel))
+  if (const auto missing = q.size(3) - v.size(3); missing > 0 && (region || detail::is_of_kernel()))
     return attention(q, k, at::constant_pad_nd(v, {0, missing}), options).narrow(3, 0, v.size(3));
   if (region) return region->attention(q, k, v, options.causal, options.dropout);
 #if __has_include(<ATen/ops/scaled_dot_product_attention.h>)
