@@ -8,6 +8,7 @@
 //   loss.backward();                 // copies it back, each tensor when it is needed
 #pragma once
 
+#include <dtensor/base/error.hpp>
 #include <dtensor/gradients/saved_tensors.hpp>
 #include <dtensor/tensor/spmd.hpp>
 #include <dtensor/tensor/tensor.hpp>
