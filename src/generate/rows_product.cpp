@@ -22,6 +22,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cstring>
 
 namespace dtensor::generate {
 
