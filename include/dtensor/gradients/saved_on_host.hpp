@@ -30,10 +30,10 @@
 namespace dtensor {
 
 struct OnHostOptions {
-  double share = 1;                  // of the bytes that are saved; the rest stays where it is
-  int64_t at_least_bytes = 1 << 16;  // of a rank's part of a tensor; smaller ones stay
+  double share = 1;                     // of the bytes that are saved; the rest stays where it is
+  int64_t at_least_bytes = 1 << 16;     // of a rank's part of a tensor; smaller ones stay
   std::vector<at::Tensor> except = {};  // these and their views stay: the parameters, which are there in any case
-  bool of_cpu = false;               // copies tensors of the CPU as well, to try a program where there is no GPU
+  bool of_cpu = false;                  // copies tensors of the CPU as well, to try a program where there is no GPU
 };
 
 // Takes part in a SaveWith. Values are those that were saved, to the bit. A tensor that several operators save is copied once. Copies go to
@@ -61,7 +61,7 @@ class SavedOnHost final : public SavedTensors {
   OnHostOptions options_;
   std::shared_ptr<std::atomic<int64_t>> bytes_ = std::make_shared<std::atomic<int64_t>>(0);
   double seen_ = 0, moved_ = 0;  // bytes
-  std::deque<Known> known_;           // the last few: operators that save one tensor follow each other
+  std::deque<Known> known_;      // the last few: operators that save one tensor follow each other
 };
 
 // -- How ------------------------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ inline SavedOnHost::SavedOnHost(OnHostOptions options) : options_(std::move(opti
 inline std::unique_ptr<torch::autograd::SavedVariableHooks> SavedOnHost::hooks() { return std::make_unique<Hooks>(*this); }
 
 inline bool SavedOnHost::stays(const at::Tensor& local) const {
-  if ((local.is_cpu() && !options_.of_cpu) || !local.has_storage() || local.is_sparse()) return true;
+  if ((local.is_cpu() && !options_.of_cpu) || !local.has_storage()) return true;
   if (static_cast<int64_t>(local.nbytes()) < options_.at_least_bytes) return true;
   return std::ranges::any_of(options_.except, [&](const at::Tensor& kept) {
     if (!is_dtensor(kept)) return kept.is_alias_of(local);
