@@ -8,10 +8,10 @@
 
 namespace dtensor {
 
-// `text` as it stands between the tags of an SVG.
+// `text` as it stands between the tags of an SVG; > may stay there.
 inline std::string xml_escaped(std::string_view text) {
   std::string safe;
-  for (const char c : text) safe += c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : std::string(1, c);
+  for (const char c : text) safe += c == '&' ? "&amp;" : c == '<' ? "&lt;" : std::string(1, c);
   return safe;
 }
 
