@@ -39,7 +39,7 @@ void multiply(const S* x, int64_t rows, const S* w, int64_t outputs, int64_t k, 
 // y of sums, float32 or float64.
 template <class S, class T>
 void multiply_in_parts(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y) {
-  const auto rows = x.size(0), k = x.size(1), outputs = w.size(0);
+  const auto outputs = w.size(0), k = w.size(1), rows = outputs > 0 ? y.numel() / outputs : 0;
   const auto* from = static_cast<const S*>(x.data_ptr());
   const auto* weights = static_cast<const S*>(w.data_ptr());
   auto* const to = y.data_ptr<T>();
@@ -49,15 +49,13 @@ void multiply_in_parts(const at::Tensor& x, const at::Tensor& w, const at::Tenso
   });
 }
 
-at::Tensor rows_product_cpu(const at::Tensor& x, const at::Tensor& w) {
-  const bool fits = x.dim() == 2 && w.dim() == 2 && x.size(1) == w.size(1) && x.scalar_type() == w.scalar_type();
-  if (!fits) {
-    fail("rows_product", "got x of {} dims, w of {} dims, of {} and {}; expected [rows, k] and [outputs, k] of one dtype", x.dim(), w.dim(),
-         c10::toString(x.scalar_type()), c10::toString(w.scalar_type()));
-  }
+// x [..., k] and w [outputs, k] of one dtype -> [..., outputs].
+at::Tensor product(const at::Tensor& x, const at::Tensor& w) {
   const auto rows = x.contiguous(), weights = w.contiguous();
   const auto sums = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const auto y = at::empty({x.size(0), w.size(0)}, x.options().dtype(sums));
+  auto sizes = c10::SmallVector<int64_t, 4>(x.sizes());
+  sizes.back() = w.size(0);
+  const auto y = at::empty(sizes, x.options().dtype(sums));
   switch (x.scalar_type()) {
     case at::kFloat: multiply_in_parts<float, float>(rows, weights, y); break;
     case at::kDouble: multiply_in_parts<double, double>(rows, weights, y); break;
@@ -65,6 +63,15 @@ at::Tensor rows_product_cpu(const at::Tensor& x, const at::Tensor& w) {
     default: fail("rows_product", "computes float32, bfloat16 and float64; got {}", c10::toString(x.scalar_type()));
   }
   return y.to(x.scalar_type());
+}
+
+at::Tensor rows_product_cpu(const at::Tensor& x, const at::Tensor& w) {
+  const bool fits = x.dim() == 2 && w.dim() == 2 && x.size(1) == w.size(1) && x.scalar_type() == w.scalar_type();
+  if (!fits) {
+    fail("rows_product", "got x of {} dims, w of {} dims, of {} and {}; expected [rows, k] and [outputs, k] of one dtype", x.dim(), w.dim(),
+         c10::toString(x.scalar_type()), c10::toString(w.scalar_type()));
+  }
+  return product(x, w);
 }
 
 at::Tensor rows_product_meta(const at::Tensor& x, const at::Tensor& w) { return at::empty({x.size(0), w.size(0)}, x.options()); }
@@ -93,7 +100,13 @@ class RowsProduct : public torch::autograd::Function<RowsProduct> {
   }
 };
 
-at::Tensor rows_product_autograd(const at::Tensor& x, const at::Tensor& w) { return RowsProduct::apply(x, w); }
+bool needs_gradient(const at::Tensor& x, const at::Tensor& w) { return at::GradMode::is_enabled() && (x.requires_grad() || w.requires_grad()); }
+
+at::Tensor rows_product_autograd(const at::Tensor& x, const at::Tensor& w) {
+  if (needs_gradient(x, w)) return RowsProduct::apply(x, w);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_rows_product(x, w);
+}
 
 // -- What libtorch's operators become inside of BatchInvariant ---------------------------------------------------------------
 
@@ -107,6 +120,8 @@ bool multiplies_rows(const at::Tensor& x, const at::Tensor& w) {
 }
 
 at::Tensor rows_of(const at::Tensor& x, const at::Tensor& w) {
+  const bool is_plain = !is_dtensor(x) && !is_dtensor(w) && x.has_storage() && w.has_storage();
+  if (is_plain && !needs_gradient(x, w) && x.size(-1) == w.size(1)) return product(x, w);  // without the dispatcher
   auto sizes = x.sizes().vec();
   const auto y = rows_product(x.dim() == 2 ? x : x.flatten(0, -2), w);
   sizes.back() = w.size(0);
@@ -130,14 +145,14 @@ at::Tensor matmul(const at::Tensor& x, const at::Tensor& y) {
 at::Tensor mm(const at::Tensor& x, const at::Tensor& y) {
   const c10::impl::ExcludeDispatchKeyGuard below(kKey);
   const bool takes = multiplies_rows(x, y) && x.dim() == 2 && x.size(1) == y.size(0);
-  return takes ? rows_product(x, y.t()) : at::mm(x, y);
+  return takes ? rows_of(x, y.t()) : at::mm(x, y);
 }
 
 at::Tensor addmm(const at::Tensor& bias, const at::Tensor& x, const at::Tensor& y, const at::Scalar& beta, const at::Scalar& alpha) {
   const c10::impl::ExcludeDispatchKeyGuard below(kKey);
   const bool takes = multiplies_rows(x, y) && x.dim() == 2 && x.size(1) == y.size(0) && bias.scalar_type() == x.scalar_type() &&
                      beta.equal(1) && alpha.equal(1);
-  return takes ? rows_product(x, y.t()).add(bias) : at::addmm(bias, x, y, beta, alpha);
+  return takes ? rows_of(x, y.t()).add(bias) : at::addmm(bias, x, y, beta, alpha);
 }
 
 // libtorch computes the last elements of a tensor by other instructions. So each row is made to end where a vector ends.
@@ -158,7 +173,7 @@ at::Tensor gelu(const at::Tensor& x, c10::string_view approximate) {
   return in_whole_vectors(x, [&](const at::Tensor& y) { return at::gelu(y, approximate); });
 }
 
-TORCH_LIBRARY(dtensor, library) { library.def("rows_product(Tensor x, Tensor w) -> Tensor"); }
+TORCH_LIBRARY_FRAGMENT(dtensor, library) { library.def("rows_product(Tensor x, Tensor w) -> Tensor"); }
 TORCH_LIBRARY_IMPL(dtensor, CPU, library) { library.impl("rows_product", rows_product_cpu); }
 TORCH_LIBRARY_IMPL(dtensor, Meta, library) { library.impl("rows_product", rows_product_meta); }
 TORCH_LIBRARY_IMPL(dtensor, Autograd, library) { library.impl("rows_product", rows_product_autograd); }

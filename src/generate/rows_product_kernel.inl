@@ -56,6 +56,7 @@ INLINE void tile(const S* x, const S* w, int64_t k, T* y, int64_t y_stride) {
     Sixteen<T> xs[M];
     for (int m = 0; m < M; ++m) xs[m] = load<T>(x + m * k + i);
     for (int n = 0; n < N; ++n) {
+      __builtin_prefetch(w + (N + n) * k + i);  // of the next tile
       const auto of_w = load<T>(w + n * k + i);
       for (int m = 0; m < M; ++m) add_products(sums[m][n], xs[m], of_w);
     }

@@ -11,6 +11,7 @@
 
 #include <deque>
 #include <exception>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -79,16 +80,15 @@ class Evaluating {
   std::vector<std::pair<torch::nn::Module*, bool>> modes_;
 };
 
+// Products of at most so many rows with a matrix read the matrix once, faster than libtorch's.
+constexpr int64_t kFewRows = 3;
+
 inline Forward in_evaluation(Forward forward, torch::nn::Module* module, bool batch_invariant) {
-  if (batch_invariant) {
-    forward = [forward = std::move(forward)](const at::Tensor& ids) {
-      const InvariantRows region;
-      return forward(ids);
-    };
-  }
-  if (!module) return forward;
-  return [forward = std::move(forward), module](const at::Tensor& ids) {
-    const Evaluating mode(*module);
+  return [forward = std::move(forward), module, batch_invariant](const at::Tensor& ids) {
+    std::optional<InvariantRows> rows;
+    if (batch_invariant || ids.numel() <= kFewRows) rows.emplace();
+    std::optional<Evaluating> mode;
+    if (module) mode.emplace(*module);
     return forward(ids);
   };
 }

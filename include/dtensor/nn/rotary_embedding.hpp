@@ -66,6 +66,14 @@ at::Tensor apply_rotary(const at::Tensor& x, const RotaryTable& table);
 
 namespace detail {
 
+// The operator dtensor::rotary (src/nn/rotary.cpp): apply_rotary() on the CPU in one pass over x, with the same bits.
+at::Tensor turned(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+
+inline bool has_kernel(const at::Tensor& x, const RotaryTable& table) {
+  const bool takes = x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble || x.scalar_type() == at::kBFloat16;
+  return takes && (x.is_cpu() || x.is_meta()) && !table.cos.requires_grad() && !table.sin.requires_grad();
+}
+
 // Of `frequencies` [dim / 2].
 inline at::Tensor stretched_by_yarn(const at::Tensor& frequencies, const RotaryOptions& options) {
   const auto& yarn = *options.yarn;
@@ -111,6 +119,7 @@ inline at::Tensor apply_rotary(const at::Tensor& x, const RotaryTable& table) {
   const auto length = x.size(1), dim = x.size(3);
   TORCH_CHECK(table.cos.dim() == 2 && table.cos.size(0) == length && table.cos.size(1) * 2 == dim, "rotary embedding: a table of ",
               table.cos.sizes(), " does not fit x ", x.sizes(), "; expected [", length, ", ", dim / 2, "]");
+  if (detail::has_kernel(x, table)) return detail::turned(x, table.cos, table.sin);
   const auto cos = table.cos.unsqueeze(1), sin = table.sin.unsqueeze(1);  // one for all heads
   const auto pairs = x.reshape({x.size(0), length, x.size(2), dim / 2, 2}).unbind(-1);
   const auto turned = at::stack({pairs[0].mul(cos).sub(pairs[1].mul(sin)), pairs[0].mul(sin).add(pairs[1].mul(cos))}, -1);

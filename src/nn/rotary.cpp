@@ -1,0 +1,108 @@
+// The operator of rotary_embedding.hpp on the CPU: dtensor::rotary, its gradient and its sharding rule.
+#include <dtensor/nn/rotary_embedding.hpp>
+
+#include <dtensor/tensor/custom_op.hpp>
+
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <algorithm>
+
+// A product and a sum round by themselves, so an element has the same bits wherever it lies.
+#pragma GCC optimize("O3", "fp-contract=off")
+
+namespace dtensor::nn {
+
+namespace {
+
+// Turns a head's pairs by angles with these cosines and sines; by the negative ones where `sign` is -1.
+template <class S, class T>
+void turn(const S* x, const T* cos, const T* sin, T sign, int64_t pairs, S* y) {
+  for (int64_t i = 0; i < pairs; ++i) {
+    const T a = static_cast<T>(x[2 * i]), b = static_cast<T>(x[2 * i + 1]), s = sign * sin[i];
+    y[2 * i] = static_cast<S>(a * cos[i] - b * s);
+    y[2 * i + 1] = static_cast<S>(a * s + b * cos[i]);
+  }
+}
+
+template <class S, class T>
+void turn_all(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, T sign, const at::Tensor& y) {
+  const auto batch = x.size(0), length = x.size(1), heads = x.size(2), dim = x.size(3), pairs = dim / 2;
+  const auto *from = x.data_ptr<S>();
+  const auto *c = cos.data_ptr<T>(), *s = sin.data_ptr<T>();
+  auto* const to = y.data_ptr<S>();
+  const auto grain = std::max<int64_t>(1, 32768 / std::max<int64_t>(1, heads * dim));
+  at::parallel_for(0, batch * length, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const auto position = row % length;
+      const auto* const of_row = from + row / length * x.stride(0) + position * x.stride(1);
+      for (int64_t head = 0; head < heads; ++head)
+        turn(of_row + head * x.stride(2), c + position * pairs, s + position * pairs, sign, pairs, to + (row * heads + head) * dim);
+    }
+  });
+}
+
+at::Tensor rotary_cpu(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
+  const auto from = x.stride(3) == 1 ? x : x.contiguous();
+  const auto y = at::empty(x.sizes(), x.options());
+  AT_DISPATCH_FLOATING_TYPES_AND(at::kBFloat16, x.scalar_type(), "rotary", [&] {
+    using T = at::opmath_type<scalar_t>;
+    const auto dtype = c10::CppTypeToScalarType<T>::value;
+    turn_all<scalar_t, T>(from, cos.to(dtype).contiguous(), sin.to(dtype).contiguous(), back ? -1 : 1, y);
+  });
+  return y;
+}
+
+at::Tensor rotary_meta(const at::Tensor& x, const at::Tensor&, const at::Tensor&, bool) { return at::empty(x.sizes(), x.options()); }
+
+at::Tensor call_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("dtensor::rotary", "")
+                             .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>();
+  return op.call(x, cos, sin, back);
+}
+
+// The inverse of a turn is its transpose.
+class Rotary : public torch::autograd::Function<Rotary> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                            bool back) {
+    context->save_for_backward({cos, sin});
+    context->saved_data["back"] = back;
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return call_rotary(x, cos, sin, back);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    return {call_rotary(gradients[0], saved[0], saved[1], !context->saved_data["back"].toBool()), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+at::Tensor rotary_autograd(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
+  if (at::GradMode::is_enabled() && x.requires_grad()) return Rotary::apply(x, cos, sin, back);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_rotary(x, cos, sin, back);
+}
+
+TORCH_LIBRARY_FRAGMENT(dtensor, library) { library.def("rotary(Tensor x, Tensor cos, Tensor sin, bool back) -> Tensor"); }
+TORCH_LIBRARY_IMPL(dtensor, CPU, library) { library.impl("rotary", rotary_cpu); }
+TORCH_LIBRARY_IMPL(dtensor, Meta, library) { library.impl("rotary", rotary_meta); }
+TORCH_LIBRARY_IMPL(dtensor, Autograd, library) { library.impl("rotary", rotary_autograd); }
+
+}  // namespace
+
+at::Tensor detail::turned(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  [[maybe_unused]] static const bool has_rule = [] {
+    register_rule("dtensor::rotary", "blhd,lc,lc->blhd", {.whole = "dc"});
+    return true;
+  }();
+  return call_rotary(x, cos, sin, false);
+}
+
+}  // namespace dtensor::nn

@@ -1,0 +1,88 @@
+// The rotary operator on the CPU beside the formula that other devices compute, alone and on meshes.
+#include "tests/support/core_support.hpp"
+
+#include <dtensor/dtensor.hpp>
+#include <dtensor/nn/rotary_embedding.hpp>
+
+#include <torch/torch.h>
+
+namespace dtensor::test::rotary {
+
+namespace {
+
+at::Tensor by_formula(const at::Tensor& x, const nn::RotaryTable& table) {
+  const auto cos = table.cos.unsqueeze(1), sin = table.sin.unsqueeze(1);
+  const auto pairs = x.unflatten(-1, {-1, 2}).unbind(-1);
+  const auto turned = at::stack({pairs[0] * cos - pairs[1] * sin, pairs[0] * sin + pairs[1] * cos}, -1);
+  return turned.flatten(-2).to(x.scalar_type());
+}
+
+template <class F>
+at::Tensor gradient_of(const F& f, const at::Tensor& x, const at::Tensor& weights) {
+  const auto leaf = x.detach().clone().requires_grad_();
+  (f(leaf) * weights).sum().backward();
+  return leaf.grad();
+}
+
+}  // namespace
+
+TEST_CASE("nn: the rotary operator has the bits of its formula", "[nn]") {
+  torch::manual_seed(3);
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    for (const auto& [batch, length, heads, dim] : {std::tuple<int64_t, int64_t, int64_t, int64_t>{1, 1, 1, 2},
+                                                    {2, 7, 3, 40}, {1, 37, 1, 64}, {3, 0, 2, 8}, {2, 5, 4, 6}}) {
+      CAPTURE(c10::toString(dtype), batch, length, heads, dim);
+      const auto wide = at::randn({batch, length, heads, dim + 3}).to(dtype);
+      const auto table = nn::rotary_table(length, dim, {}, wide);
+      const auto turned = [&](const at::Tensor& y) { return nn::apply_rotary(y, table); };
+      const auto expected = [&](const at::Tensor& y) { return by_formula(y, table); };
+      for (const auto& x : {wide.narrow(-1, 3, dim), wide.narrow(-1, 1, dim).transpose(1, 2).contiguous().transpose(1, 2)}) {
+        CHECK(turned(x).equal(expected(x)));
+        const auto weights = at::randn_like(x);
+        const auto got = gradient_of(turned, x, weights), wanted = gradient_of(expected, x, weights);
+        if (dtype == at::kBFloat16) CHECK(got.allclose(wanted, 1.0 / 64, 1e-2));  // the formula's sum is of rounded terms
+        else CHECK(got.equal(wanted));
+      }
+    }
+  }
+}
+
+TEST_CASE("nn: the rotary operator has second gradients and tables that learn", "[nn]") {
+  torch::manual_seed(4);
+  const auto x = at::randn({1, 3, 2, 4}, at::kDouble).requires_grad_(), weights = at::randn({1, 3, 2, 4}, at::kDouble).requires_grad_();
+  auto table = nn::rotary_table(3, 4, {}, x);
+  const auto first = torch::autograd::grad({(nn::apply_rotary(x, table) * weights).sum()}, {x}, {}, true, true)[0];
+  const auto second = torch::autograd::grad({first.square().sum()}, {weights})[0];
+  CHECK(second.allclose(2 * weights, 1e-12, 1e-12));  // a turn keeps lengths
+  table.cos.requires_grad_();
+  nn::apply_rotary(x, table).sum().backward();
+  CHECK(table.cos.grad().abs().sum().item<double>() > 0);
+}
+
+TEST_CASE("nn: the rotary operator on meshes", "[nn]") {
+  for (const std::string transport : {"threads", "shm"}) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      REQUIRE_NOTHROW(on_ranks(
+          ranks,
+          [&](World&) {
+            const auto mesh = init_device_mesh(c10::kCPU, {ranks}, {"tp"});
+            torch::manual_seed(5);
+            const auto x = at::randn({4, 6, 4, 8}), weights = at::randn({4, 6, 4, 8});
+            const auto table = nn::rotary_table(6, 8, {}, x);
+            const auto plain = [&](const at::Tensor& y) { return by_formula(y, table); };
+            const Spmd spmd(mesh);
+            for (const auto& placement : {shard(0), shard(1), shard(2), shard(3), replicate()}) {
+              const auto whole = nn::rotary_table(6, 8, {}, x);
+              const auto turned = [&](const at::Tensor& y) { return nn::apply_rotary(y, whole); };
+              const auto local = distribute_tensor(x, mesh, {placement}), w = distribute_tensor(weights, mesh, {placement});
+              require(full_tensor(turned(local)).equal(plain(x)), "test", "other bits under {}", placement.str());
+              require(full_tensor(gradient_of(turned, local, w)).equal(gradient_of(plain, x, weights)), "test", "gradient under {}",
+                      placement.str());
+            }
+          },
+          transport));
+    }
+  }
+}
+
+}  // namespace dtensor::test::rotary
