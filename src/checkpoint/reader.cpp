@@ -6,7 +6,6 @@
 #include <dtensor/checkpoint/crc32c.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
@@ -23,6 +22,19 @@ constexpr int64_t kAlignment = 16;  // of what travels: an element of any dtype 
 constexpr size_t kMostFiles = 64;   // open at once
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+bool is_wanted_by(const Chunk& chunk, int rank) { return std::ranges::find(chunk.wanted_by, rank) != chunk.wanted_by.end(); }
+
+int64_t bytes_of(const Box& box, const Chunk& chunk) {
+  return numel_of(box) * static_cast<int64_t>(c10::elementSize(chunk.tensor->dtype));
+}
+
+// The first `bytes` of memory that is made larger where it has fewer. New memory is zero: what cannot be read is sent all the same, and the
+// ranks are told at the end.
+at::Tensor at_least(at::Tensor& memory, int64_t bytes) {
+  if (!memory.defined() || memory.numel() < bytes) memory = host_memory(bytes).zero_();
+  return memory.narrow(0, 0, bytes);
+}
 
 at::Tensor part_of_view(const at::Tensor& all_view, const Box& all, const Box& box) {
   auto view = all_view;
@@ -64,15 +76,14 @@ std::string Reader::run(const ReadPlan& plan) {
   for (size_t r = 0; r < rounds.size(); ++r) {
     auto& chunks = rounds[r];
     std::ranges::stable_sort(chunks, {}, &Chunk::reader);
-    std::vector<Read> reads;
+    std::vector<int64_t> send;  // also with a problem: the others wait for as many bytes as were planned
+    auto parcels = parcels_of(chunks, send);
+    const auto bytes = at_least(sent_, std::accumulate(send.begin(), send.end(), int64_t{0}));
     for (const auto* chunk : chunks) {
-      if (chunk->reader != everyone_.rank()) continue;
-      reads.push_back({chunk, {}});
-      attempt([&] { reads.back() = read(*chunk); });
+      if (chunk->reader == everyone_.rank()) attempt([&] { read(*chunk, parcels[chunk], static_cast<char*>(bytes.data_ptr())); });
     }
     if (!plan.sends[r]) continue;
-    std::vector<int64_t> send;  // also with a problem: the others wait for as many bytes as were planned
-    const auto bytes = pack(reads, send);
+    counts_.bytes_sent += bytes.numel();
     const auto received = everyone_.exchange(bytes, send, to_receive(chunks));
     attempt([&] { unpack(chunks, received); });
   }
@@ -110,18 +121,15 @@ void* Reader::place_of(const Chunk& chunk) {
   return nullptr;
 }
 
-Reader::Read Reader::read(const Chunk& chunk) {
-  const bool is_mine = std::ranges::find(chunk.wanted_by, everyone_.rank()) != chunk.wanted_by.end();
+void Reader::read(const Chunk& chunk, const std::vector<Parcel>& parcels, char* sent) {
+  const bool is_mine = is_wanted_by(chunk, everyone_.rank());
   auto* place = is_mine ? place_of(chunk) : nullptr;
-  const bool is_alone = is_mine && chunk.wanted_by.size() == 1;
-  at::Tensor data;
-  if (!place || !is_alone) data = host_memory(chunk.bytes());
-  auto* memory = data.defined() ? data.data_ptr() : place;
+  auto* memory = place ? place : at_least(chunk_memory_, chunk.bytes()).data_ptr();
   file(chunk.piece->file).read(memory, static_cast<size_t>(chunk.bytes()), chunk.offset());
   check_sum(chunk, memory);
   counts_.bytes_read += chunk.bytes();
-  if (is_mine && data.defined()) put(chunk, memory);
-  return {&chunk, is_alone ? at::Tensor() : data};
+  if (is_mine && !place) put(chunk, memory);
+  pack(chunk, parcels, memory, sent);
 }
 
 void Reader::check_sum(const Chunk& chunk, const void* data) const {
@@ -134,9 +142,9 @@ void Reader::check_sum(const Chunk& chunk, const void* data) const {
                                        chunk.offset() + chunk.bytes()));
 }
 
-void Reader::put(const Chunk& chunk, const void* data) {
+void Reader::put(const Chunk& chunk, void* data) {
   const auto item = static_cast<int64_t>(c10::elementSize(chunk.tensor->dtype));
-  auto* bytes = static_cast<char*>(const_cast<void*>(data));
+  auto* bytes = static_cast<char*>(data);
   for (const auto& part : parts_of(chunk)) {
     for (const auto& target : targets(*chunk.name)) {
       const auto both = common(target.box, part.box);
@@ -160,50 +168,39 @@ std::vector<Reader::Share> Reader::shares(const Chunk& chunk, int rank) const {
   return all;
 }
 
-// What other ranks want of what this one has read, by rank.
-at::Tensor Reader::pack(const std::vector<Read>& reads, std::vector<int64_t>& counts) {
-  struct Sent {
-    const Read* read;
-    Share share;
-  };
-  std::vector<std::vector<Sent>> to(static_cast<size_t>(everyone_.size()));
-  counts.assign(to.size(), 0);
-  for (const auto& read : reads) {
-    for (const int rank : read.chunk->wanted_by) {
-      if (rank == everyone_.rank()) continue;
-      for (auto& share : shares(*read.chunk, rank)) {
-        counts[static_cast<size_t>(rank)] +=
-            aligned(numel_of(share.box) * static_cast<int64_t>(c10::elementSize(read.chunk->tensor->dtype)));
-        to[static_cast<size_t>(rank)].push_back({&read, std::move(share)});
+Reader::Parcels Reader::parcels_of(const std::vector<const Chunk*>& chunks, std::vector<int64_t>& counts) const {
+  Parcels all;
+  counts.assign(static_cast<size_t>(everyone_.size()), 0);
+  int64_t end = 0;
+  for (int rank = 0; rank < everyone_.size(); ++rank) {
+    const auto begin = end;
+    for (const auto* chunk : chunks) {
+      if (rank == everyone_.rank() || chunk->reader != everyone_.rank() || !is_wanted_by(*chunk, rank)) continue;
+      for (auto& share : shares(*chunk, rank)) {
+        const auto bytes = bytes_of(share.box, *chunk);
+        all[chunk].push_back({std::move(share), end});
+        end += aligned(bytes);
       }
     }
+    counts[static_cast<size_t>(rank)] = end - begin;
   }
-  auto bytes = at::empty({std::accumulate(counts.begin(), counts.end(), int64_t{0})}, at::kByte);
-  auto* next = static_cast<char*>(bytes.data_ptr());
-  for (const auto& list : to) {
-    for (const auto& [read, share] : list) {
-      const auto dtype = read->chunk->tensor->dtype;
-      const auto item = static_cast<int64_t>(c10::elementSize(dtype));
-      if (!read->data.defined()) {  // it could not be read, which the ranks are told at the end
-        std::memset(next, 0, static_cast<size_t>(numel_of(share.box) * item));
-      } else {
-        auto* from = static_cast<char*>(read->data.data_ptr()) + share.part.begin * item;
-        copy_elements(part_of_memory(next, share.box, share.box, dtype), part_of_memory(from, share.part.box, share.box, dtype));
-      }
-      next += aligned(numel_of(share.box) * item);
-    }
+  return all;
+}
+
+void Reader::pack(const Chunk& chunk, const std::vector<Parcel>& parcels, void* data, char* sent) {
+  const auto dtype = chunk.tensor->dtype;
+  for (const auto& [share, begin] : parcels) {
+    auto* from = static_cast<char*>(data) + share.part.begin * static_cast<int64_t>(c10::elementSize(dtype));
+    copy_elements(part_of_memory(sent + begin, share.box, share.box, dtype), part_of_memory(from, share.part.box, share.box, dtype));
   }
-  counts_.bytes_sent += bytes.numel();
-  return bytes;
 }
 
 std::vector<int64_t> Reader::to_receive(const std::vector<const Chunk*>& chunks) const {
   std::vector<int64_t> counts(static_cast<size_t>(everyone_.size()), 0);
   for (const auto* chunk : chunks) {
-    if (chunk->reader == everyone_.rank() || std::ranges::find(chunk->wanted_by, everyone_.rank()) == chunk->wanted_by.end()) continue;
+    if (chunk->reader == everyone_.rank() || !is_wanted_by(*chunk, everyone_.rank())) continue;
     for (const auto& share : shares(*chunk, everyone_.rank()))
-      counts[static_cast<size_t>(chunk->reader)] +=
-          aligned(numel_of(share.box) * static_cast<int64_t>(c10::elementSize(chunk->tensor->dtype)));
+      counts[static_cast<size_t>(chunk->reader)] += aligned(bytes_of(share.box, *chunk));
   }
   return counts;
 }
@@ -211,14 +208,14 @@ std::vector<int64_t> Reader::to_receive(const std::vector<const Chunk*>& chunks)
 void Reader::unpack(const std::vector<const Chunk*>& chunks, const at::Tensor& received) {
   auto* next = static_cast<char*>(received.data_ptr());
   for (const auto* chunk : chunks) {
-    if (chunk->reader == everyone_.rank() || std::ranges::find(chunk->wanted_by, everyone_.rank()) == chunk->wanted_by.end()) continue;
+    if (chunk->reader == everyone_.rank() || !is_wanted_by(*chunk, everyone_.rank())) continue;
     const auto dtype = chunk->tensor->dtype;
     for (const auto& share : shares(*chunk, everyone_.rank())) {
       for (const auto& target : targets(*chunk->name)) {
         const auto both = common(target.box, share.box);
         if (both) copy_elements(part_of_view(target.view, target.box, *both), part_of_memory(next, share.box, *both, dtype));
       }
-      next += aligned(numel_of(share.box) * static_cast<int64_t>(c10::elementSize(dtype)));
+      next += aligned(bytes_of(share.box, *chunk));
     }
   }
 }

@@ -32,16 +32,20 @@ class Reader {
     Box box;
     ChunkPart part;
   };
-  struct Read {  // a chunk that this rank has read
-    const Chunk* chunk;
-    at::Tensor data;  // undefined: it was read into its place
+  struct Parcel {  // what another rank wants of a chunk that this one reads, and where it is in the bytes that are sent
+    Share share;
+    int64_t begin;
   };
+  using Parcels = std::map<const Chunk*, std::vector<Parcel>>;
 
-  Read read(const Chunk& chunk);
+  // Of chunks that this rank reads: what it sends of them, and how many bytes to each rank.
+  Parcels parcels_of(const std::vector<const Chunk*>& chunks, std::vector<int64_t>& counts) const;
+  // Puts a chunk into this rank's tensors, and parcels of it into the bytes that are sent, while it is in a cache.
+  void read(const Chunk& chunk, const std::vector<Parcel>& parcels, char* sent);
+  static void pack(const Chunk& chunk, const std::vector<Parcel>& parcels, void* data, char* sent);
   void check_sum(const Chunk& chunk, const void* data) const;
-  void put(const Chunk& chunk, const void* data);
+  void put(const Chunk& chunk, void* data);
   void* place_of(const Chunk& chunk);  // memory of this rank that is to be the chunk, byte for byte; null: there is none
-  at::Tensor pack(const std::vector<Read>& reads, std::vector<int64_t>& counts);
   void unpack(const std::vector<const Chunk*>& chunks, const at::Tensor& received);
   std::vector<int64_t> to_receive(const std::vector<const Chunk*>& chunks) const;
   std::vector<Share> shares(const Chunk& chunk, int rank) const;
@@ -54,6 +58,7 @@ class Reader {
   const Everyone& everyone_;
   std::map<std::string, std::vector<Target>> targets_;
   std::map<int32_t, disk::File> files_;
+  at::Tensor chunk_memory_, sent_;  // used again and again
   std::string problem_;
   LoadCounts counts_;
 };
