@@ -23,6 +23,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace dtensor::generate {
 
@@ -62,7 +63,7 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& w) {
     case at::kBFloat16: multiply_in_parts<uint16_t, float>(rows, weights, y); break;
     default: fail("rows_product", "computes float32, bfloat16 and float64; got {}", c10::toString(x.scalar_type()));
   }
-  return y.to(x.scalar_type());
+  return sums == x.scalar_type() ? y : y.to(x.scalar_type());
 }
 
 at::Tensor rows_product_cpu(const at::Tensor& x, const at::Tensor& w) {
@@ -81,6 +82,8 @@ at::Tensor call_rows_product(const at::Tensor& x, const at::Tensor& w) {
       c10::Dispatcher::singleton().findSchemaOrThrow("dtensor::rows_product", "").typed<at::Tensor(const at::Tensor&, const at::Tensor&)>();
   return op.call(x, w);
 }
+
+thread_local bool products_only = false;  // of this thread's innermost InvariantRows
 
 // Above autograd, for extensions of libtorch, which itself does not use it.
 constexpr auto kKey = c10::DispatchKey::DeferredInit;
@@ -160,7 +163,8 @@ template <class F>
 at::Tensor in_whole_vectors(const at::Tensor& x, const F& f) {
   const c10::impl::ExcludeDispatchKeyGuard below(kKey);
   const auto width = x.dim() > 0 ? x.size(-1) : 0, more = (64 - width % 64) % 64;
-  if (more == 0 || !computes(x)) return f(x.contiguous());
+  if (products_only || !computes(x)) return f(x);
+  if (more == 0) return f(x.contiguous());
   return f(at::constant_pad_nd(x, {0, more})).narrow(-1, 0, width);
 }
 
@@ -193,6 +197,9 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
 }
 
 }  // namespace
+
+InvariantRows::InvariantRows(bool only) : before_(std::exchange(products_only, only)) {}
+InvariantRows::~InvariantRows() { products_only = before_; }
 
 at::Tensor rows_product(const at::Tensor& x, const at::Tensor& w) {
   [[maybe_unused]] static const bool has_rule = [] {

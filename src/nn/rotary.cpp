@@ -53,7 +53,8 @@ at::Tensor rotary_cpu(const at::Tensor& x, const at::Tensor& cos, const at::Tens
   AT_DISPATCH_FLOATING_TYPES_AND(at::kBFloat16, x.scalar_type(), "rotary", [&] {
     using T = at::opmath_type<scalar_t>;
     const auto dtype = c10::CppTypeToScalarType<T>::value;
-    turn_all<scalar_t, T>(from, cos.to(dtype).contiguous(), sin.to(dtype).contiguous(), back ? -1 : 1, y);
+    const auto of_dtype = [&](const at::Tensor& table) { return (table.scalar_type() == dtype ? table : table.to(dtype)).contiguous(); };
+    turn_all<scalar_t, T>(from, of_dtype(cos), of_dtype(sin), back ? -1 : 1, y);
   });
   return y;
 }

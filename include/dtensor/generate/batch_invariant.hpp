@@ -25,9 +25,17 @@
 
 namespace dtensor::generate {
 
-// The part of it for layers other than attention.
-struct InvariantRows {
-  const c10::impl::IncludeDispatchKeyGuard include{c10::DispatchKey::DeferredInit};
+// The part of it for layers other than attention; with `products_only`, for products alone, which are then fast for few rows.
+class InvariantRows {
+ public:
+  explicit InvariantRows(bool products_only = false);
+  ~InvariantRows();
+  InvariantRows(const InvariantRows&) = delete;
+  InvariantRows& operator=(const InvariantRows&) = delete;
+
+ private:
+  const c10::impl::IncludeDispatchKeyGuard include_{c10::DispatchKey::DeferredInit};
+  const bool before_;
 };
 
 class BatchInvariant {

@@ -86,7 +86,7 @@ constexpr int64_t kFewRows = 3;
 inline Forward in_evaluation(Forward forward, torch::nn::Module* module, bool batch_invariant) {
   return [forward = std::move(forward), module, batch_invariant](const at::Tensor& ids) {
     std::optional<InvariantRows> rows;
-    if (batch_invariant || ids.numel() <= kFewRows) rows.emplace();
+    if (batch_invariant || ids.numel() <= kFewRows) rows.emplace(/*products_only=*/!batch_invariant);
     std::optional<Evaluating> mode;
     if (module) mode.emplace(*module);
     return forward(ids);

@@ -42,7 +42,7 @@ class Step : public Decoding {
   int64_t limit() const { return limit_; }  // of positions, that the model named; 0: none
 
  protected:
-  // q [heads, rows, dim], k and v with key heads, plain and this rank's: as `layer`-th layer -> [heads, rows, value dim].
+  // q [rows, heads, dim], k and v with key heads, plain and this rank's: as `layer`-th layer -> [rows, heads, value dim].
   virtual at::Tensor attend(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) = 0;
 
   const StepRows& rows_;
@@ -91,6 +91,14 @@ inline at::Tensor whole_tensor(const Tokens& numbers) {
   const auto* mesh = Spmd::current();
   if (!mesh) return plain;
   return from_local(plain, *mesh, Placements(mesh->ndim(), replicate()), plain.sizes());
+}
+
+// Plain x [1, heads, rows, dim] as [rows, heads, dim], and back, by one view.
+inline at::Tensor rows_first(const at::Tensor& x) {
+  return x.as_strided({x.size(2), x.size(1), x.size(3)}, {x.stride(2), x.stride(1), x.stride(3)});
+}
+inline at::Tensor heads_first(const at::Tensor& x) {
+  return x.as_strided({1, x.size(1), x.size(0), x.size(2)}, {x.numel(), x.stride(1), x.stride(0), x.stride(2)});
 }
 
 // How attention lies on a mesh: heads may be cut, all else is whole.
@@ -145,7 +153,7 @@ inline at::Tensor Step::attention(const AttentionArguments& a) {
   const auto layer = layer_++;
   const auto scale = a.scale > 0 ? a.scale : 1 / std::sqrt(static_cast<double>(a.q.size(3)));
   const auto run = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-    return attend(layer, q.squeeze(0), k.squeeze(0), v.squeeze(0), scale).unsqueeze(0);
+    return detail::heads_first(attend(layer, detail::rows_first(q), detail::rows_first(k), detail::rows_first(v), scale));
   };
   if (!is_dtensor(a.q)) return run(a.q, a.k, a.v);
   const auto& layout = *find_layout(a.q);
@@ -158,14 +166,15 @@ inline at::Tensor Step::attention(const AttentionArguments& a) {
 inline at::Tensor PagedStep::attend(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
   require(layer < static_cast<int64_t>(layers_.size()), "generate", "the model called attention {} times; expected {}", layer + 1,
           layers_.size());
-  if (k.size(0) == 0) return at::empty({0, q.size(1), v.size(2)}, q.options());
-  layers_[layer].write(k.transpose(0, 1), v.transpose(0, 1), rows_.spans);
-  return layers_[layer].attend(q.transpose(0, 1), rows_.spans, scale).transpose(0, 1);
+  if (k.size(1) == 0) return at::empty({q.size(0), 0, v.size(2)}, q.options());
+  layers_[layer].write(k, v, rows_.spans);
+  return layers_[layer].attend(q, rows_.spans, scale);
 }
 
 inline at::Tensor MeasuringStep::attend(int64_t, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
-  shapes.push_back({k.size(0), k.size(2), v.size(2), k.scalar_type()});
-  return detail::attend_by_pages(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), scale).squeeze(0);
+  shapes.push_back({k.size(1), k.size(2), v.size(2), k.scalar_type()});
+  using detail::heads_first;
+  return detail::rows_first(detail::attend_by_pages(heads_first(q), heads_first(k), heads_first(v), scale));
 }
 
 }  // namespace dtensor::generate

@@ -25,9 +25,19 @@ TORCH_MODULE(RMSNorm);
 
 // -- How ------------------------------------------------------------------------------------------------------------------
 
+namespace detail {
+
+// Whether the operator dtensor::rms_norm (src/nn/rms_norm.cpp) computes it: on the CPU, in one pass over x, where x and weight have one
+// dtype and the last dim of x is whole.
+bool has_kernel(const at::Tensor& x, const at::Tensor& weight);
+at::Tensor normalized(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+}  // namespace detail
+
 inline RMSNormImpl::RMSNormImpl(int64_t dim, double eps) : weight(register_parameter("weight", torch::ones({dim}))), eps_(eps) {}
 
 inline torch::Tensor RMSNormImpl::forward(const torch::Tensor& x) {
+  if (detail::has_kernel(x, weight)) return detail::normalized(x, weight, eps_);
   const auto y = x.to(at::promote_types(x.scalar_type(), at::kFloat));
   return (y * (y.square().mean({-1}, /*keepdim=*/true) + eps_).rsqrt()).to(x.scalar_type()) * weight;
 }
