@@ -27,7 +27,7 @@ namespace dtensor::checkpoints {
 
 namespace {
 
-constexpr int64_t kRoundBytes = int64_t{16} << 20;  // that all ranks together read before they exchange
+constexpr int64_t kRoundBytes = int64_t{64} << 20;  // that all ranks together read before they exchange
 
 std::string renamed(const std::string& name, const LoadOptions& options) {
   for (const auto& [from, to] : options.rename) {
