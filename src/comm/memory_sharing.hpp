@@ -24,7 +24,7 @@ class MemorySharing {
     MemoryTicket ticket;
     std::shared_ptr<void> open;  // until this goes, others may take it
   };
-  // Zeros, but for the first eight bytes, which are the transport's. `bytes` is at least 8. Throws std::system_error where there is no room.
+  // Zeros, but for the first eight bytes, which are the transport's; at least these. Throws std::system_error where there is no room.
   virtual Offer offer(int64_t bytes) = 0;
   // What the member `owner` offers. Throws std::system_error.
   virtual std::shared_ptr<char> take(int owner, const MemoryTicket& ticket, int64_t bytes) = 0;
@@ -35,7 +35,7 @@ class MemorySharing {
   virtual Milliseconds deadline() const = 0;
 };
 
-// Throws std::system_error where this machine has less memory left: to ask for it might end the process, or others.
+// Throws std::system_error where this machine has less memory left: asking for it might end the process.
 void check_memory_is_left(int64_t bytes);
 // Memory of this process, zeros. Throws std::system_error.
 std::shared_ptr<char> zeroed_memory(int64_t bytes);

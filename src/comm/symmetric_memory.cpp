@@ -99,8 +99,8 @@ void SymmetricMemory::make(const char* op) {
   for (int r = 0; r < size(); ++r) {
     const auto* theirs = &all[5 * static_cast<size_t>(r)];
     require(theirs[0] == all[0] && theirs[1] == all[1], op,
-            "ranks ask for different memory; rank {} asks for {} bytes and {} pads, rank {} for {} and {}; expected the same on all ranks of "
-            "group '{}'", group_.ranks()[0], all[0], all[1], group_.ranks()[r], theirs[0], theirs[1], group_.name());
+            "ranks ask for different memory; rank {} asks for {} bytes and {} pads, rank {} for {} and {}; expected the same on all ranks "
+            "of group '{}'", group_.ranks()[0], all[0], all[1], group_.ranks()[r], theirs[0], theirs[1], group_.name());
   }
   require(valid, op, "got {} bytes and {} pads; expected 0 bytes or more, and 1 to {} pads", bytes_, pads_, kMostPads);
   if (rank() > 0 && all[4] == 0) try_to([&] { memory_ = sharing_->take(0, {all[2], all[3]}, total); });
@@ -196,8 +196,8 @@ void SymmetricMemory::sleep_until_signalled(int from, int64_t count, int pad, co
     if (!why.empty()) give_up("cannot come: " + why);
     const auto left = end - Clock::now();
     if (left.count() <= 0) {
-      give_up(fmt::format("did not come within {} s; hint: that rank is stuck or far behind (raise --deadline if that is expected), or waits "
-                          "for this one", static_cast<double>(deadline.count()) / 1000));
+      give_up(fmt::format("did not come within {} s; hint: that rank is stuck or far behind (raise --deadline if that is expected), or "
+                          "waits for this one", static_cast<double>(deadline.count()) / 1000));
     }
     const auto seen = bell.rings.load();
     bell.sleepers.fetch_add(1);
