@@ -6,6 +6,7 @@
 
 #include "src/comm/describe.hpp"
 #include "src/comm/failed_operators.hpp"
+#include "src/comm/memory_sharing.hpp"
 #include "src/comm/reduce.hpp"
 
 #include <c10/util/accumulate.h>
@@ -210,5 +211,7 @@ void Communicator::barrier() {
 }
 
 std::shared_ptr<void> Communicator::register_memory(const at::Tensor&) { return nullptr; }
+
+std::shared_ptr<MemorySharing> Communicator::memory_sharing() { return nullptr; }
 
 }  // namespace dtensor::comm

@@ -43,6 +43,10 @@ const char* name(Collective kind) {
     case Collective::send: return "send";
     case Collective::recv: return "recv";
     case Collective::barrier: return "barrier";
+    case Collective::put: return "put";
+    case Collective::get: return "get";
+    case Collective::signal: return "signal";
+    case Collective::wait: return "wait";
   }
   return "unknown collective";
 }

@@ -155,6 +155,23 @@ TEST_CASE("flight report: a message that nobody sends", "[comm][flight]") {
   CHECK_FALSE(mentions(report.text, "has not answered"));  // a message of another rank than 2
 }
 
+TEST_CASE("flight report: a signal that does not come", "[comm][flight]") {
+  const auto call = [](uint64_t sequence, bool done, Collective kind, int peer) {
+    auto event = a_call(sequence, done, 0, kind);
+    event.root = peer, event.tag = 1;
+    event.op = event.module = "";
+    return event;
+  };
+  const auto report = examine({a_witness(0, {call(1, true, Collective::wait, 2), call(2, false, Collective::wait, 2)}),
+                               a_witness(1, {call(2, true, Collective::signal, 0)}),
+                               a_witness(2, {call(1, true, Collective::signal, 0), call(7, true, Collective::put, 0)}), a_witness(3, {})});
+  INFO(report.text);
+  CHECK(report.behind == std::vector{2});
+  CHECK(mentions(report.text, "rank 2 is behind: it has not made signal(to 0, pad 1) #2 in group 'dp', for which rank 0 waits in "
+                              "wait(from 2, pad 1) #2 in group 'dp'"));
+  CHECK(mentions(report.text, "its last call was put(to 0) #7 of float32[8] in group 'dp'"));
+}
+
 TEST_CASE("flight report: a message to another peer than was meant", "[comm][flight]") {
   const auto message = [](Collective kind, int peer, int group = 0) {
     auto event = a_call(1, kind == Collective::send, group, kind);

@@ -19,9 +19,14 @@
 
 #pragma GCC visibility push(default)
 
+namespace dtensor {
+class SymmetricMemory;
+}
+
 namespace dtensor::comm {
 
 class FailedOperators;
+class MemorySharing;
 
 using Counts = c10::ArrayRef<int64_t>;
 
@@ -90,8 +95,12 @@ class Communicator {
   virtual Async do_send(const Call&, const at::Tensor& input) = 0;
   virtual Async do_recv(const Call&, const at::Tensor& like) = 0;
   virtual void do_barrier(const Call&) = 0;
+  // How its ranks come to memory that all of them address, for SymmetricMemory; null, on all ranks, where they do not.
+  virtual std::shared_ptr<MemorySharing> memory_sharing();
 
  private:
+  friend class dtensor::SymmetricMemory;  // which leaves events
+
   Call begin(const CallInfo& call, const at::Tensor& input, Counts counts = {});
   Call begin_message(Collective kind, const at::Tensor& input, int peer, int tag);
   Call begin(CallInfo call, uint64_t& sequence, const at::Tensor& input, Counts counts);

@@ -15,7 +15,10 @@
 
 namespace dtensor::comm {
 
-enum class Collective : uint8_t { all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv, barrier };
+// The last four are a rank's own, on a SymmetricMemory.
+enum class Collective : uint8_t {
+  all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv, barrier, put, get, signal, wait
+};
 const char* name(Collective kind);
 
 // The cause of the checks that the library makes for itself; CommDebugMode does not count them.
@@ -44,12 +47,12 @@ struct Event {
   int64_t done = 0;
   int64_t bytes = 0;        // of this rank's input
   int64_t numel = 0;
-  uint64_t sequence = 0;    // per communicator, from 1; of messages per peer and tag
+  uint64_t sequence = 0;    // per communicator, from 1; of messages per peer and tag; of signals per memory, peer and pad
   uint64_t counts = 0;      // a hash of the counts that all ranks share (all_gather, reduce_scatter); else 0
   int32_t group_index = -1;  // in the rank's table of groups
   int32_t group_size = 1;
   int32_t root = 0;         // or the peer of a message, as a position in the group
-  int32_t tag = 0;
+  int32_t tag = 0;          // of a message; of a signal its pad
   uint32_t thread = 0;      // the system's number of the thread that issued it
   What what{};
   Collective kind{};

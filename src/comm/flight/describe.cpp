@@ -16,7 +16,8 @@ const char* dtype_name(int8_t dtype) {
 }
 
 const char* collective_name(Collective kind) {
-  constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv", "barrier"};
+  constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv",
+                                    "barrier", "put", "get", "signal", "wait"};
   return static_cast<size_t>(kind) < std::size(kNames) ? kNames[static_cast<size_t>(kind)] : "unknown collective";
 }
 
@@ -36,14 +37,17 @@ std::string member(const RingGroup* group, int position) {
 }  // namespace
 
 std::string describe(const Event& call, const RingGroup* group) {
+  const bool signals = call.kind == Collective::signal || call.kind == Collective::wait;
   std::string text = collective_name(call.kind);
   if (reduces(call)) text += fmt::format("({})", reduce_name(call.reduce));
   if (call.kind == Collective::broadcast) text += fmt::format("(root {})", member(group, call.root));
   if (is_message(call)) {
-    text += fmt::format("({} {}, tag {})", call.kind == Collective::send ? "to" : "from", member(group, call.root), call.tag);
+    const bool from = call.kind == Collective::recv || call.kind == Collective::wait;
+    text += fmt::format("({} {}, {} {})", from ? "from" : "to", member(group, call.root), signals ? "pad" : "tag", call.tag);
   }
+  if (is_one_sided(call)) text += fmt::format("({} {})", call.kind == Collective::put ? "to" : "from", member(group, call.root));
   text += fmt::format(" #{}", call.sequence);
-  if (call.kind != Collective::barrier) text += fmt::format(" of {}[{}]", dtype_name(call.dtype), call.numel);
+  if (call.kind != Collective::barrier && !signals) text += fmt::format(" of {}[{}]", dtype_name(call.dtype), call.numel);
   text += fmt::format(" in group '{}'", std::string_view(call.group));
   if (!call.op.empty()) text += fmt::format(" by {}", std::string_view(call.op));
   if (!call.module.empty()) text += fmt::format(" for {}", std::string_view(call.module));

@@ -62,7 +62,7 @@ struct Stuck {
   // Of a message: its other end.
   std::string missing() const {
     auto other = call;
-    other.kind = call.kind == Collective::send ? Collective::recv : Collective::send;
+    other.kind = other_end(call.kind);
     other.root = position;
     other.op = other.module = "";
     return describe(other, group);
@@ -120,7 +120,7 @@ class Examination {
       const auto& group = recording.groups[event.group_index];
       if (is_message(event)) {
         messages_.push_back({rank, &group, event});
-      } else {
+      } else if (!is_one_sided(event)) {
         auto& calls = groups_[group.key];
         calls.group = group;
         calls.calls[rank][event.sequence] = event;
@@ -179,7 +179,7 @@ class Examination {
 
   bool is_answered(const Message& mine) const {
     return std::ranges::any_of(messages_, [&](const Message& theirs) {
-      return theirs.rank == mine.peer() && theirs.group->key == mine.group->key && theirs.event.kind != mine.event.kind &&
+      return theirs.rank == mine.peer() && theirs.group->key == mine.group->key && theirs.event.kind == other_end(mine.event.kind) &&
              theirs.event.tag == mine.event.tag && theirs.event.sequence == mine.event.sequence && theirs.peer() == mine.rank;
     });
   }
@@ -188,7 +188,7 @@ class Examination {
   const Message* stray_message(const Stuck& stuck, int rank) const {
     int left = 8;
     for (auto it = messages_.rbegin(); is_message(stuck.call) && it != messages_.rend() && left > 0; ++it) {
-      if (it->rank != rank || it->group->key != stuck.group->key || it->event.kind == stuck.call.kind) continue;
+      if (it->rank != rank || it->group->key != stuck.group->key || it->event.kind != other_end(stuck.call.kind)) continue;
       if (it->peer() && !is_answered(*it)) return &*it;
       --left;
     }

@@ -58,6 +58,43 @@ TEST_CASE("tiles: mixtures have the numbers of one device", "[experts]") {
   refuses("got 2 tiles and allgather", [&] { mix_experts(c.x, c.chosen, c.weights, c.experts(), {.dispatch = "allgather", .tiles = 2}); });
 }
 
+TEST_CASE("tiles: rows that are put have the bits of rows that are sent", "[experts][symmetric]") {
+  for (const std::string transport : {"threads", "shm", "gloo"}) {
+    for (const int ranks : {1, 2, 3, 4, 8}) {
+      CAPTURE(transport, ranks);
+      REQUIRE_NOTHROW(on_ranks(
+          ranks,
+          [&](World&) {
+            const auto mesh = init_device_mesh(c10::kCPU, {ranks}, {"ep"});
+            const auto check = [&](const MixCase& c, int64_t cut, MixOptions options, const std::string& what) {
+              const auto sent = on_mesh(c, mesh, {shard(cut)}, {shard(0)}, options);
+              options.put = true;
+              check_same(on_mesh(c, mesh, {shard(cut)}, {shard(0)}, options), sent, 0, what);
+            };
+            const auto c = mix_case({.tokens = {4, 6}, .experts = 8});
+            for (const int64_t tiles : {1, 3, 16}) {
+              check(c, 0, {.tiles = tiles}, "along the batch");
+              check(c, 1, {.tiles = tiles}, "along positions");
+              check(c, 0, {.rows = "bfloat16", .results = "blocks8", .tiles = tiles}, "in fewer bits");
+            }
+            auto uneven = c;
+            uneven.chosen = c.chosen.clone();
+            uneven.chosen.select(-1, 0).fill_(5), uneven.chosen.select(-1, 1).fill_(-1);
+            check(uneven, 0, {.tiles = 3}, "all to one expert");
+            check(mix_case({.tokens = {1, 2}, .experts = 8}), 0, {.tiles = 4}, "ranks without tokens");
+            for (int64_t i = 0; i < 24; ++i) {  // in turn, in memory that is used again and grows
+              const auto some = mix_case({.tokens = {1 + i * 5 % 7, 4 + i}, .experts = 8}, i % 2 == 0, i % 3 ? at::kFloat : at::kDouble, 3);
+              check(some, i % 2, {.tiles = 1 + i % 4}, "pass " + std::to_string(i));
+            }
+          },
+          transport));
+    }
+  }
+  const auto c = mix_case();
+  refuses("got deduplicated; hint: leave .put out",
+          [&] { mix_experts(c.x, c.chosen, c.weights, c.experts(), {.dispatch = "deduplicated", .put = true}); });
+}
+
 TEST_CASE("tiles: most of a slow link's time is hidden", "[experts]") {
   const auto c = mix_case({.tokens = {64, 8}, .dim = 64, .hidden = 2048, .experts = 4}, true, at::kFloat);
   double whole = 0, tiled = 0;

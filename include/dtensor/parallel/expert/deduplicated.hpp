@@ -89,11 +89,11 @@ inline void TokenExchange::take_experts(const at::Tensor& chosen) {
 }
 
 inline at::Tensor TokenExchange::to_experts(const at::Tensor& x, const Wire& wire) const {
-  return reordered(RowsUnderWay(take_rows(x, rows_), group_.mesh, send_, recv_, wire).arrive(), order_, back_);
+  return reordered(RowsUnderWay(take_rows(x, rows_), {group_.mesh, send_, recv_}, wire).arrive(), order_, back_);
 }
 
 inline at::Tensor TokenExchange::to_tokens(const at::Tensor& x, const Wire& wire) const {
-  const auto own = RowsUnderWay(reordered(x, back_, order_), group_.mesh, recv_, send_, wire).arrive();
+  const auto own = RowsUnderWay(reordered(x, back_, order_), {group_.mesh, recv_, send_}, wire).arrive();
   return linear(
       own, [&](const at::Tensor& y) { return sums_of_rows(y, rows_, tokens_); },
       [tokens = rows_.tokens](const at::Tensor& gradient) { return selected(gradient, tokens); });

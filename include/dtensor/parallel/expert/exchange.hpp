@@ -9,6 +9,7 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #pragma GCC visibility push(default)
@@ -25,22 +26,22 @@ struct Group {
 class Exchange {
  public:
   // Exchanges how many rows go from where to where: one all_gather. `finite`: whether this rank's routing is; throws on every rank of the
-  // group where that of one is not, naming `layer`.
-  Exchange(const Group& group, const Rows& rows, bool finite, std::string_view layer)
-      : Exchange(group, rows, start_counts(group, rows, finite), layer) {}
+  // group where that of one is not, naming `layer`. `mailbox`: rows are put there; null: they are sent.
+  Exchange(const Group& group, const Rows& rows, bool finite, std::string_view layer, Mailbox* mailbox = nullptr)
+      : Exchange(group, rows, start_counts(group, rows, finite), layer, mailbox) {}
 
   // The same in two parts: other work may go on between them.
   static PendingTensor start_counts(const Group& group, const Rows& rows, bool finite);
-  Exchange(const Group& group, const Rows& rows, PendingTensor counts, std::string_view layer);
+  Exchange(const Group& group, const Rows& rows, PendingTensor counts, std::string_view layer, Mailbox* mailbox = nullptr);
 
-  // This rank's rows, sorted by expert -> the rows of this rank's experts, sorted by expert and, within one, in the order of all tokens.
-  // Communicates an all_to_all. Differentiable.
-  at::Tensor to_experts(const at::Tensor& rows, const Wire& wire = kWires[0]) const;
+  // This rank's tokens x and their rows, sorted by expert -> the rows of this rank's experts, sorted by expert and, within one, in the
+  // order of all tokens. Communicates an all_to_all. Differentiable.
+  at::Tensor to_experts(const at::Tensor& x, const Rows& rows, const Wire& wire = kWires[0]) const;
   // Back again.
   at::Tensor to_tokens(const at::Tensor& rows, const Wire& wire = kWires[0]) const;
 
   // Both in two parts.
-  RowsUnderWay start_to_experts(const at::Tensor& rows, const Wire& wire) const;
+  RowsUnderWay start_to_experts(const at::Tensor& x, const Rows& rows, const Wire& wire) const;
   at::Tensor at_experts(const RowsUnderWay& rows) const;
   RowsUnderWay start_to_tokens(const at::Tensor& rows, const Wire& wire) const;
 
@@ -56,10 +57,12 @@ class Exchange {
   static at::Tensor counts_by_run(const Group& group, const Rows& rows, bool finite);
   static Lengths heights_of(const Group& group);  // runs of each rank
   std::vector<int64_t> even_counts(int64_t choices) const;
+  // In a mailbox, from the counts of all runs.
+  void find_places(const std::vector<int64_t>& counts);
   void sort(std::vector<Segment> segments, const at::TensorOptions& options);
 
   const Group& group_;
-  Lengths send_, recv_;
+  Route route_;
   std::vector<int64_t> counts_;
   at::Tensor order_, back_;  // int64: of the received rows; undefined: as they came
 };
@@ -110,7 +113,8 @@ inline PendingTensor Exchange::start_counts(const Group& group, const Rows& rows
   return start_all_gather(counts_by_run(group, rows, finite), group.mesh, {0, heights_of(group)});
 }
 
-inline Exchange::Exchange(const Group& group, const Rows& rows, PendingTensor counts, std::string_view layer) : group_(group) {
+inline Exchange::Exchange(const Group& group, const Rows& rows, PendingTensor counts, std::string_view layer, Mailbox* mailbox)
+    : group_(group), route_{group.mesh, {}, {}, mailbox} {
   const auto ranks = static_cast<int64_t>(group.tokens.size()), columns = group.first_expert.back() + 1;
   const auto own = detail::group_of(group.mesh).rank();
   const auto heights = heights_of(group);
@@ -118,7 +122,7 @@ inline Exchange::Exchange(const Group& group, const Rows& rows, PendingTensor co
   const auto all = gathered.is_meta() ? even_counts(rows.choices) : numbers_of(gathered);
   const auto count = [&](int64_t run, int64_t e) { return all[run * columns + e]; };
 
-  send_.resize(ranks), recv_.resize(ranks);
+  route_.send.resize(ranks), route_.recv.resize(ranks);
   std::vector<Segment> segments;
   int64_t run = 0, at = 0;
   for (int64_t r = 0; r < ranks; run += heights[r++]) {
@@ -126,17 +130,42 @@ inline Exchange::Exchange(const Group& group, const Rows& rows, PendingTensor co
       require(count(run + i, columns - 1) == 0, "mix_experts",
               "{}: the routing is not finite on rank {}; hint: its logits or x hold NaN or infinity", layer, group.mesh.ranks()[r]);
     }
-    for (auto e = group.first_expert[r]; e < group.first_expert[r + 1]; ++e) send_[r] += rows.counts[e];
+    for (auto e = group.first_expert[r]; e < group.first_expert[r + 1]; ++e) route_.send[r] += rows.counts[e];
     for (auto e = group.first_expert[own]; e < group.first_expert[own + 1]; ++e) {
       for (int64_t i = 0; i < heights[r]; ++i) {
         segments.push_back({e, group.tokens[r][i].begin, at, count(run + i, e)});
-        at += segments.back().rows, recv_[r] += segments.back().rows;
+        at += segments.back().rows, route_.recv[r] += segments.back().rows;
       }
     }
   }
   counts_.resize(group.first_expert[own + 1] - group.first_expert[own]);
   for (const auto& segment : segments) counts_[segment.expert - group.first_expert[own]] += segment.rows;
   sort(std::move(segments), rows.slots.options());
+  if (mailbox) find_places(all);
+}
+
+inline void Exchange::find_places(const std::vector<int64_t>& counts) {
+  const auto ranks = static_cast<int64_t>(group_.tokens.size()), columns = group_.first_expert.back() + 1;
+  const auto own = detail::group_of(group_.mesh).rank();
+  const auto heights = heights_of(group_);
+  std::vector<Lengths> sent(ranks, Lengths(ranks));  // from rank, to rank
+  const auto* run = counts.data();
+  for (int64_t from = 0; from < ranks; ++from) {
+    for (int64_t i = 0; i < heights[from]; ++i, run += columns) {
+      for (int64_t to = 0; to < ranks; ++to) {
+        sent[from][to] += std::accumulate(run + group_.first_expert[to], run + group_.first_expert[to + 1], int64_t{0});
+      }
+    }
+  }
+  route_.before_sent.resize(ranks), route_.before_returned.resize(ranks);
+  for (int64_t r = 0; r < ranks; ++r) {
+    int64_t in = 0, out = 0;
+    for (int64_t other = 0; other < ranks; ++other) {
+      if (other < own) route_.before_sent[r] += sent[other][r], route_.before_returned[r] += sent[r][other];
+      in += sent[other][r], out += sent[r][other];
+    }
+    route_.most = std::max({route_.most, in, out});
+  }
 }
 
 inline void Exchange::sort(std::vector<Segment> segments, const at::TensorOptions& options) {
@@ -160,20 +189,20 @@ inline at::Tensor reordered(const at::Tensor& rows, const at::Tensor& order, con
       [back](const at::Tensor& gradient) { return selected(gradient, back); });
 }
 
-inline RowsUnderWay Exchange::start_to_experts(const at::Tensor& rows, const Wire& wire) const {
-  return {rows, group_.mesh, send_, recv_, wire};
+inline RowsUnderWay Exchange::start_to_experts(const at::Tensor& x, const Rows& rows, const Wire& wire) const {
+  return {x, route_, wire, rows.tokens, [rows, tokens = x.size(0)](const at::Tensor& g) { return sums_of_rows(g, rows, tokens); }};
 }
 
-inline at::Tensor Exchange::at_experts(const RowsUnderWay& rows) const {
-  const auto received = rows.arrive();
-  return order_.defined() ? reordered(received, order_, back_) : received;
-}
+inline at::Tensor Exchange::at_experts(const RowsUnderWay& rows) const { return rows.arrive({order_, back_}); }
 
 inline RowsUnderWay Exchange::start_to_tokens(const at::Tensor& rows, const Wire& wire) const {
-  return {back_.defined() ? reordered(rows, back_, order_) : rows, group_.mesh, recv_, send_, wire};
+  if (!back_.defined()) return {rows, route_.back(), wire};
+  return {rows, route_.back(), wire, back_, [order = order_](const at::Tensor& g) { return selected(g, order); }};
 }
 
-inline at::Tensor Exchange::to_experts(const at::Tensor& rows, const Wire& wire) const { return at_experts(start_to_experts(rows, wire)); }
+inline at::Tensor Exchange::to_experts(const at::Tensor& x, const Rows& rows, const Wire& wire) const {
+  return at_experts(start_to_experts(x, rows, wire));
+}
 
 inline at::Tensor Exchange::to_tokens(const at::Tensor& rows, const Wire& wire) const { return start_to_tokens(rows, wire).arrive(); }
 

@@ -37,6 +37,7 @@ struct ExpertParallelOptions {
   std::string dispatch = "alltoall";  // or deduplicated, allgather, automatic: see MixOptions
   std::string rows = "exact", results = "exact";  // what travels: see MixOptions
   int64_t tiles = 1;                              // in how many parts
+  bool put = false;                               // into the memory of other ranks
 };
 
 // Cuts the experts of all expert::Layers of `module`, which was built inside Spmd on `mesh`: as many to each rank along options.dims. All
@@ -76,7 +77,8 @@ inline void check_law(const std::string& layer, const at::Tensor& w1, const Devi
 }  // namespace expert
 
 inline void expert_parallel(torch::nn::Module& module, const DeviceMesh& mesh, const ExpertParallelOptions& options) {
-  expert::check_options({.dispatch = options.dispatch, .rows = options.rows, .results = options.results, .tiles = options.tiles});
+  expert::check_options({.dispatch = options.dispatch, .rows = options.rows, .results = options.results, .tiles = options.tiles,
+                         .put = options.put});
   Plan plan;
   std::vector<expert::Layer*> layers;
   for (const auto& child : module.named_modules()) {
@@ -98,6 +100,7 @@ inline void expert_parallel(torch::nn::Module& module, const DeviceMesh& mesh, c
   for (auto* layer : layers) {
     layer->mix.dispatch = options.dispatch;
     layer->mix.rows = options.rows, layer->mix.results = options.results, layer->mix.tiles = options.tiles;
+    layer->mix.put = options.put;
   }
 }
 

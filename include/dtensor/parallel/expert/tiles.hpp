@@ -17,7 +17,8 @@ Group tile_of(const Group& group, int64_t i, int64_t tiles);
 // On one rank of a group: x [tokens, dim], chosen and weights [tokens, k] -> [tokens, dim]. Tiles set out one after the other and are
 // computed as they come; so do gradients. Each expert's product is one of a tile's rows.
 at::Tensor mix_in_tiles(const Group& group, const at::Tensor& x, const at::Tensor& chosen, const at::Tensor& weights, const Weights& w,
-                        int64_t tiles, bool finite, std::string_view layer, const Wire& rows_as, const Wire& results_as);
+                        int64_t tiles, bool finite, std::string_view layer, const Wire& rows_as, const Wire& results_as,
+                        Mailbox* mailbox = nullptr);
 
 // -- How ------------------------------------------------------------------------------------------------------------------
 
@@ -42,7 +43,7 @@ inline Group tile_of(const Group& group, int64_t i, int64_t tiles) {
 
 inline at::Tensor mix_in_tiles(const Group& group, const at::Tensor& x, const at::Tensor& chosen, const at::Tensor& weights,
                                const Weights& w, int64_t tiles, bool finite, std::string_view layer, const Wire& rows_as,
-                               const Wire& results_as) {
+                               const Wire& results_as, Mailbox* mailbox) {
   std::vector<int64_t> lengths;
   std::vector<Group> groups;
   for (int64_t i = 0; i < tiles; ++i) {
@@ -59,8 +60,8 @@ inline at::Tensor mix_in_tiles(const Group& group, const at::Tensor& x, const at
   std::deque<Exchange> exchanges;
   std::vector<RowsUnderWay> there, back;
   for (int64_t i = 0; i < tiles; ++i) {
-    exchanges.emplace_back(groups[i], rows[i], std::move(counts[i]), layer);
-    there.push_back(exchanges[i].start_to_experts(take_rows(tokens[i], rows[i]), rows_as));
+    exchanges.emplace_back(groups[i], rows[i], std::move(counts[i]), layer, mailbox);
+    there.push_back(exchanges[i].start_to_experts(tokens[i], rows[i], rows_as));
   }
   for (int64_t i = 0; i < tiles; ++i) {
     const auto computed = feed_forward(exchanges[i].at_experts(there[i]), exchanges[i].counts(), w);

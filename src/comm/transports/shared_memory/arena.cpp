@@ -4,24 +4,20 @@
 #include <dtensor/base/error.hpp>
 
 #include "src/comm/transports/shared_memory/card.hpp"
+#include "src/comm/transports/shared_memory/file.hpp"
 #include "src/comm/transports/shared_memory/peer_memory.hpp"
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstring>
 #include <fstream>
 #include <initializer_list>
 #include <mutex>
 #include <random>
 
-#include <fcntl.h>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 namespace dtensor::comm::shared_memory {
@@ -52,21 +48,6 @@ std::string host() {
   return result;
 }
 
-// Never more than what is there: a page that cannot be had would be a SIGBUS on first use, and a file above its limit a SIGXFSZ.
-bool grow(int fd, int64_t offset, int64_t bytes) {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur < static_cast<rlim_t>(offset + bytes)) return false;
-  int error = 0;
-  do error = posix_fallocate(fd, offset, bytes);
-  while (error == EINTR);
-  return error == 0;
-}
-
-void* map(int fd, int64_t offset, int64_t bytes) {
-  void* memory = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, offset);
-  return memory == MAP_FAILED ? nullptr : memory;
-}
-
 // A lock among processes, which goes on when its holder has died.
 class Lock {
  public:
@@ -82,16 +63,6 @@ class Lock {
 };
 
 }  // namespace
-
-void Bell::ring_anyway() {
-  rings.fetch_add(1);
-  syscall(SYS_futex, &rings, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
-void Bell::sleep(uint32_t seen, std::chrono::nanoseconds longest) {
-  const timespec time{static_cast<time_t>(longest.count() / 1'000'000'000), static_cast<long>(longest.count() % 1'000'000'000)};
-  syscall(SYS_futex, &rings, FUTEX_WAIT, seen, &time, nullptr, 0);
-}
 
 // A group's place. An entry without an id is free for another group of as many bytes.
 struct Arena::Entry {
@@ -136,7 +107,7 @@ void Arena::make() {
 
 // The token tells whether the file is the one that was meant.
 bool Arena::join(const Card& card) {
-  fd_ = open(fmt::format("/proc/{}/fd/{}", card.process, card.fd).c_str(), O_RDWR | O_CLOEXEC);
+  fd_ = open_of(card.process, card.fd);
   struct stat status{};
   if (fd_ < 0 || fstat(fd_, &status) != 0 || status.st_size < pages(sizeof(Header))) return false;
   header_ = static_cast<Header*>(map(fd_, 0, pages(sizeof(Header))));

@@ -2,10 +2,9 @@
 // has no name, so nothing is left behind when a job is killed. Where the system allows it, ranks also read each other's own memory.
 #pragma once
 
+#include "src/comm/bell.hpp"
 #include "src/comm/rendezvous/rendezvous.hpp"
 
-#include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -19,20 +18,6 @@ namespace dtensor::comm::shared_memory {
 // A mapped part of the arena; unmapped and given back on destruction.
 class Region;
 struct Card;
-
-// Where the threads of one rank sleep.
-struct alignas(64) Bell {
-  std::atomic<uint32_t> rings;
-  std::atomic<uint32_t> sleepers;
-
-  // Wakes who sleeps here, if anybody does.
-  void ring() {
-    if (sleepers.load() > 0) ring_anyway();
-  }
-  void ring_anyway();
-  // Sleeps unless it was rung since `rings` was `seen`.
-  void sleep(uint32_t seen, std::chrono::nanoseconds longest);
-};
 
 class Arena {
  public:
@@ -48,6 +33,7 @@ class Arena {
   // How many ranks share it.
   int size() const { return static_cast<int>(positions_.size()); }
 
+  // Where the threads of a rank sleep.
   Bell& bell(int world_rank);
 
   // Whether all of them can read the memory of all.

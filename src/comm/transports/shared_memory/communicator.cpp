@@ -49,9 +49,9 @@ class OperationWork final : public Work {
 SharedMemoryCommunicator::SharedMemoryCommunicator(std::string name, std::vector<int> ranks, int rank, uint64_t id,
                                                    std::shared_ptr<gloo::Link> link, std::shared_ptr<gloo::MessageWorkers> messages,
                                                    const Transport& transport, std::unique_ptr<Channel> channel,
-                                                   std::shared_ptr<Engine> engine)
+                                                   std::shared_ptr<Engine> engine, std::shared_ptr<FileSharing> sharing)
     : GlooCommunicator(std::move(name), std::move(ranks), rank, id, std::move(link), nullptr, std::move(messages), transport),
-      queue_(std::make_shared<Queue>()), engine_(std::move(engine)) {
+      queue_(std::make_shared<Queue>()), engine_(std::move(engine)), sharing_(std::move(sharing)) {
   queue_->channel = std::move(channel);
   queue_->name = this->name();
   queue_->ranks = this->ranks();

@@ -3,6 +3,7 @@
 
 #include "src/comm/transports/gloo/communicator.hpp"
 #include "src/comm/transports/shared_memory/engine.hpp"
+#include "src/comm/transports/shared_memory/sharing.hpp"
 
 namespace dtensor::comm::shared_memory {
 
@@ -10,7 +11,9 @@ class SharedMemoryCommunicator final : public gloo::GlooCommunicator {
  public:
   SharedMemoryCommunicator(std::string name, std::vector<int> ranks, int rank, uint64_t id, std::shared_ptr<gloo::Link> link,
                            std::shared_ptr<gloo::MessageWorkers> messages, const Transport& transport, std::unique_ptr<Channel> channel,
-                           std::shared_ptr<Engine> engine);
+                           std::shared_ptr<Engine> engine, std::shared_ptr<FileSharing> sharing);
+
+  std::shared_ptr<MemorySharing> memory_sharing() override { return sharing_; }
 
  private:
   Async do_all_reduce(const Call& call, const at::Tensor& input, at::Tensor result) override;
@@ -24,6 +27,7 @@ class SharedMemoryCommunicator final : public gloo::GlooCommunicator {
 
   std::shared_ptr<Queue> queue_;
   std::shared_ptr<Engine> engine_;
+  std::shared_ptr<FileSharing> sharing_;
 };
 
 }  // namespace dtensor::comm::shared_memory

@@ -46,8 +46,9 @@ class GlooTransport final : public Transport, public Control {
     for (int rank : ranks) id = mix(id, static_cast<uint64_t>(rank));
     if (engine_ && ranks.size() > 1 && arena_->holds(ranks)) {
       if (auto channel = shared_memory::Channel::open(arena_, id, ranks, position)) {
-        return std::make_shared<shared_memory::SharedMemoryCommunicator>(name, ranks, position, id, link_, messages_, *this,
-                                                                         std::move(channel), engine_);
+        return std::make_shared<shared_memory::SharedMemoryCommunicator>(
+            name, ranks, position, id, link_, messages_, *this, std::move(channel), engine_,
+            std::make_shared<shared_memory::FileSharing>(link_, arena_, ranks, *this));
       }
     }
     workers_.push_back(std::make_shared<Worker>(Worker::Order::one_by_one));

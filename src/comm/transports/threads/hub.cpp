@@ -68,6 +68,22 @@ void Hub::leave(int rank, const std::string& why) {
   for (const auto& group : groups) group->fail_pending(why.empty() ? rank : -1, text);
 }
 
+void Hub::offer(int64_t token, const std::shared_ptr<char>& memory) {
+  std::lock_guard lock(mutex_);
+  offers_[token] = memory;
+}
+
+std::shared_ptr<char> Hub::take(int64_t token) {
+  std::lock_guard lock(mutex_);
+  const auto found = offers_.find(token);
+  return found == offers_.end() ? nullptr : found->second;
+}
+
+void Hub::withdraw(int64_t token) {
+  std::lock_guard lock(mutex_);
+  offers_.erase(token);
+}
+
 std::optional<std::string> Hub::obstacle(int rank) {
   std::lock_guard lock(mutex_);
   if (failure_) return failure_;

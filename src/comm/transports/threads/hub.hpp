@@ -53,12 +53,18 @@ class Hub {
 
   void leave(int rank, const std::string& why);
 
+  // Memory that ranks look for by its token, from `offer` to `withdraw`. take(): null where it is not there.
+  void offer(int64_t token, const std::shared_ptr<char>& memory);
+  std::shared_ptr<char> take(int64_t token);
+  void withdraw(int64_t token);
+
   // Why a collective that waits for `rank` cannot complete, if so: the job's first failure, or that `rank` has left.
   std::optional<std::string> obstacle(int rank);
 
  private:
   std::mutex mutex_;
   std::map<std::tuple<std::string, std::vector<int>, int>, std::shared_ptr<Group>> groups_;
+  std::map<int64_t, std::shared_ptr<char>> offers_;
   std::vector<bool> left_;
   std::optional<std::string> failure_;
 };

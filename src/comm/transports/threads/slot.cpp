@@ -130,7 +130,7 @@ void Slot::plan(bool whole) {
     case Collective::recv:
       add_task({0, 1, 0, 0, info.numel}, whole);
       break;
-    case Collective::barrier: break;
+    default: break;  // a barrier
   }
 }
 

@@ -3,11 +3,14 @@
 #include <dtensor/comm/transport_kind.hpp>
 
 #include "src/comm/failed_operators.hpp"
+#include "src/comm/memory_sharing.hpp"
 #include "src/comm/reduce.hpp"
 #include "src/comm/transports/threads/hub.hpp"
 
+#include <cerrno>
 #include <cstring>
 #include <string>
+#include <system_error>
 #include <utility>
 
 namespace dtensor::comm {
@@ -46,12 +49,42 @@ class SlotWork final : public Work {
   const Milliseconds deadline_;
 };
 
+// Ranks have one memory.
+class ProcessSharing final : public MemorySharing {
+ public:
+  ProcessSharing(std::shared_ptr<Hub> hub, std::vector<int> ranks, const Transport& transport)
+      : hub_(std::move(hub)), ranks_(std::move(ranks)), transport_(transport) {}
+
+  Offer offer(int64_t bytes) override {
+    Offer made{zeroed_memory(bytes), {0, memory_token()}, nullptr};
+    hub_->offer(made.ticket.token, made.memory);
+    made.open = {nullptr, [hub = hub_, token = made.ticket.token](void*) { hub->withdraw(token); }};
+    return made;
+  }
+  std::shared_ptr<char> take(int, const MemoryTicket& ticket, int64_t) override {
+    auto memory = hub_->take(ticket.token);
+    if (!memory) throw std::system_error(ESTALE, std::generic_category());
+    return memory;
+  }
+  std::optional<std::string> obstacle(int member) override { return hub_->obstacle(ranks_[member]); }
+  Milliseconds deadline() const override { return transport_.deadline(); }
+
+ private:
+  const std::shared_ptr<Hub> hub_;
+  const std::vector<int> ranks_;
+  const Transport& transport_;
+};
+
 class ThreadsCommunicator final : public Communicator {
  public:
-  ThreadsCommunicator(std::string name, std::vector<int> ranks, int rank, std::shared_ptr<Group> group, const Transport& transport)
-      : Communicator(std::move(name), std::move(ranks), rank), group_(std::move(group)), transport_(transport) {
+  ThreadsCommunicator(std::string name, std::vector<int> ranks, int rank, const std::shared_ptr<Hub>& hub, std::shared_ptr<Group> group,
+                      const Transport& transport)
+      : Communicator(std::move(name), std::move(ranks), rank), group_(std::move(group)), transport_(transport),
+        sharing_(std::make_shared<ProcessSharing>(hub, this->ranks(), transport)) {
     for (int i = 0; i < size(); ++i) everyone_.push_back(i);
   }
+
+  std::shared_ptr<MemorySharing> memory_sharing() override { return sharing_; }
 
  private:
   Async do_all_reduce(const Call& call, const at::Tensor& input, at::Tensor result) override {
@@ -131,6 +164,7 @@ class ThreadsCommunicator final : public Communicator {
 
   std::shared_ptr<Group> group_;
   const Transport& transport_;
+  const std::shared_ptr<ProcessSharing> sharing_;
   std::vector<int> everyone_;
 };
 
@@ -145,7 +179,7 @@ class ThreadsTransport final : public Transport {
 
   std::shared_ptr<Communicator> do_connect(const std::string& name, const std::vector<int>& ranks, int nth) override {
     const int position = position_in(name, ranks, rank_, size());
-    return std::make_shared<ThreadsCommunicator>(name, ranks, position, hub_->group(name, ranks, nth), *this);
+    return std::make_shared<ThreadsCommunicator>(name, ranks, position, hub_, hub_->group(name, ranks, nth), *this);
   }
 
   void leave(const std::string& why) override {
