@@ -55,7 +55,7 @@ struct Model : torch::nn::Module {
       const auto [input, sum] = block(i).before(x);
       x = block(i).after(block(i).moe(input), sum);
     }
-    return head(x);
+    return scores(x);
   }
   std::vector<Piece> pieces_apart() {
     std::vector<Piece> all{piece("words", [this](const at::Tensor& ids) { return words(ids); })};
@@ -67,9 +67,10 @@ struct Model : torch::nn::Module {
                                             .after = [this, i](const at::Tensor& y, const at::Tensor& x) { return block(i).after(y, x); }});
       all.insert(all.end(), three.begin(), three.end());
     }
-    all.push_back(piece("head", [this](const at::Tensor& x) { return head(x); }));
+    all.push_back(piece("head", [this](const at::Tensor& x) { return scores(x); }));
     return all;
   }
+  at::Tensor scores(const at::Tensor& x) { return head(nn::scored_rows(x)); }
   Block& block(int i) { return *blocks->ptr<Block>(i); }
   torch::nn::Embedding words{nullptr};
   torch::nn::ModuleList blocks;
