@@ -116,8 +116,9 @@ int main(int argc, char** argv) {
     const auto expected = train_on_one_device(text);
     double apart = 0;
     for (int i = 0; i < kSteps; ++i) apart = std::max(apart, std::abs(losses[i] / expected[i] - 1));
-    std::cout << "attention on " << meshes.attention.size() << " ranks, experts on " << meshes.experts.size() << ": losses " << losses.front()
-              << " to " << losses.back() << ", apart from one device by " << apart << "; wrote " << written.size() << " bytes\n";
+    std::cout << "attention on " << meshes.attention.size() << " ranks, experts on " << meshes.experts.size() << ": losses "
+              << losses.front() << " to " << losses.back() << ", apart from one device by " << apart << "; wrote " << written.size()
+              << " bytes\n";
     if (!(apart < 1e-12) || written.empty()) throw std::runtime_error("these are not the losses of one device");
   });
 }

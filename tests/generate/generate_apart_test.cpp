@@ -52,8 +52,9 @@ void check_completions(const std::vector<generate::Completion>& got, const std::
       const auto &a = got[i].outputs.at(j), &b = expected[i].outputs[j];
       require(a.tokens == b.tokens, "test", "output {} of prompt {} has tokens {}, expected {}", j, i, fmt::join(a.tokens, " "),
               fmt::join(b.tokens, " "));
-      for (size_t t = 0; t < b.logprobs.size(); ++t)
-        require(std::abs(a.logprobs[t] - b.logprobs[t]) < 1e-12, "test", "a log-probability is {}, expected {}", a.logprobs[t], b.logprobs[t]);
+      const auto close = [](double x, double y) { return std::abs(x - y) < 1e-12; };
+      require(std::ranges::equal(a.logprobs, b.logprobs, close), "test", "log-probabilities {}, expected {}", fmt::join(a.logprobs, " "),
+              fmt::join(b.logprobs, " "));
     }
   }
 }

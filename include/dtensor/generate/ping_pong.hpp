@@ -112,7 +112,10 @@ class Turns {
   at::Tensor joined(const std::vector<at::Tensor>& scores) const {
     if (wanted_.empty()) return scores[0];
     std::vector<at::Tensor> all;
-    for (size_t i = 0; i < wanted_.size(); ++i) all.push_back(scores[i].narrow(1, 0, steps_[i]->picked() ? wanted_[i].scored : wanted_[i].rows));
+    for (size_t i = 0; i < wanted_.size(); ++i) {
+      const auto count = steps_[i]->picked() ? wanted_[i].scored : wanted_[i].rows;
+      all.push_back(scores[i].narrow(1, 0, count));
+    }
     return at::cat(all, 1);
   }
 

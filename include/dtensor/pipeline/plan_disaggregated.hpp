@@ -103,7 +103,8 @@ class Roofline {
   double attention(double sequences) const {
     const double tokens = sequences * real(s_.length), heads = real(m_.heads * m_.head_dim);
     const double numbers = attention_weights_ + tokens * (2 * real(m_.dim) + 2 * heads + 2 * real(m_.kv_heads * m_.head_dim));
-    return longer(tokens * (2 * attention_weights_ + 4 * context_ * heads), numbers * real(m_.element_size) + sequences * cached_, attention_);
+    const double bytes = numbers * real(m_.element_size) + sequences * cached_;
+    return longer(tokens * (2 * attention_weights_ + 4 * context_ * heads), bytes, attention_);
   }
 
   double experts(double tokens, int ranks) const {
@@ -130,13 +131,14 @@ class Roofline {
 inline void check_plan(const DisaggregatedModel& m, const DisaggregatedStep& s, int ranks, const DeviceRates& rates,
                        const DeviceRates& of_experts, int most_microbatches) {
   constexpr const char* kName = "plan_disaggregated";
-  require(std::min({m.layers, m.dim, m.heads, m.kv_heads, m.head_dim, m.hidden, m.experts, m.top_k, m.element_size, s.sequences, s.length}) >
-              0 && m.top_k <= m.experts, kName,
-          "got {} layers, dim {}, {} heads and {} of keys of {}, hidden {}, {} experts, {} of a token, {} bytes, {} sequences of {}; expected "
-          "positive numbers, and no more experts of a token than there are", m.layers, m.dim, m.heads, m.kv_heads, m.head_dim, m.hidden,
-          m.experts, m.top_k, m.element_size, s.sequences, s.length);
-  require(ranks >= 2 && most_microbatches >= 1, kName, "got {} ranks and {} microbatches at most; expected two ranks and a microbatch, or more",
-          ranks, most_microbatches);
+  const auto least = std::min({m.layers, m.dim, m.heads, m.kv_heads, m.head_dim, m.hidden, m.experts, m.top_k, m.element_size, s.sequences,
+                               s.length});
+  require(least > 0 && m.top_k <= m.experts, kName,
+          "got {} layers, dim {}, {} heads and {} of keys of {}, hidden {}, {} experts, {} of a token, {} bytes, {} sequences of {}; "
+          "expected positive numbers, and no more experts of a token than there are",
+          m.layers, m.dim, m.heads, m.kv_heads, m.head_dim, m.hidden, m.experts, m.top_k, m.element_size, s.sequences, s.length);
+  require(ranks >= 2 && most_microbatches >= 1, kName,
+          "got {} ranks and {} microbatches at most; expected two ranks and a microbatch, or more", ranks, most_microbatches);
   for (const auto& r : {rates, of_experts}) {
     require(r.flops > 0 && r.memory_bandwidth > 0 && r.network > 0 && r.latency >= 0, kName,
             "got {} operations, {} bytes of memory and {} bytes sent a second, and {} s of a message; expected positive numbers", r.flops,

@@ -31,7 +31,7 @@ using NapClock = std::chrono::steady_clock;
 
 // Sleeps, and watches the clock at the end: a sleeper is woken late.
 void take_a_nap(double milliseconds) {
-  const auto end = NapClock::now() + std::chrono::duration_cast<NapClock::duration>(std::chrono::duration<double, std::milli>(milliseconds));
+  const auto end = NapClock::now() + std::chrono::microseconds(static_cast<int64_t>(milliseconds * 1e3));
   std::this_thread::sleep_until(end - std::chrono::microseconds(200));
   while (NapClock::now() < end) {
   }
@@ -48,9 +48,9 @@ struct NapsInBackward : torch::autograd::Function<NapsInBackward> {
   }
 };
 
-// The least milliseconds of a step that sleeps so, of several; it stops when it is as short as `enough`.
-double milliseconds_of_step(int layers, int microbatches, const PingPongTimes& forward, const PingPongTimes& backward, bool trains,
-                            double enough) {
+// The least milliseconds of a step that sleeps so, of several, since a busy machine can only make it longer; when it is as short as
+// `enough`, that will do.
+double milliseconds_of_step(int layers, int microbatches, const PingPongTimes& forward, const PingPongTimes& backward, double enough) {
   double best = std::numeric_limits<double>::infinity();
   on_ranks(2, [&](World& world) {
     const auto mesh = init_device_mesh(at::kCPU, {2}, {"pp"});
@@ -67,8 +67,7 @@ double milliseconds_of_step(int layers, int microbatches, const PingPongTimes& f
     }
     Runner runner({mesh, "pp"}, schedule, stages);
     const std::vector<TensorVector> inputs(microbatches, {at::ones({2, 4})});
-    for (int step = 0; step < 12; ++step) {
-      const c10::AutoGradMode gradients(trains);
+    for (int step = 0; step < 60; ++step) {
       world.barrier();
       const auto start = NapClock::now();
       runner.step(inputs, [](const TensorVector& y, int) { return y[0].sum(); });
@@ -121,25 +120,22 @@ TEST_CASE("ping pong: the formula is what the simulator gives", "[pipeline]") {
 TEST_CASE("ping pong: a rank whose time is hidden costs a way there and back in all", "[pipeline]") {
   const PingPongTimes times{3, 2, 0.5};  // 3 m >= 3 + 2 + 2 0.5
   CHECK(microbatches_to_hide(times) == 2);
-  CHECK(ping_pong_makespan(32, 2, times) == 33 * 2 * 3);        // attention alone
+  CHECK(ping_pong_makespan(32, 2, times) == 33 * 2 * 3);  // attention alone
   CHECK(ping_pong_makespan(32, 1, times) == 32 * (3 + 2 + 1) + 3);
   const PingPongTimes experts{2, 3, 0.5};
-  CHECK(ping_pong_makespan(32, 2, experts) == 32 * 2 * 3 + 2 * (2 + 0.5));  // experts alone, the way to them, the way back and the last stage
+  CHECK(ping_pong_makespan(32, 2, experts) == 32 * 2 * 3 + 2 * (2 + 0.5));  // experts, the ways to them and back, two stages
 }
 
 TEST_CASE("ping pong: stages that sleep take what the formula says", "[pipeline]") {
   constexpr int kLayers = 3;
   for (const auto& [first, second] : {std::pair{6.0, 6.0}, {8.0, 5.0}, {5.0, 8.0}}) {
     for (int m = 1; m <= 4; ++m) {
-      for (const bool trains : {false, true}) {
-        const PingPongTimes forward{first, second, 0}, backward{second, first, 0};
-        double formula = ping_pong_makespan(kLayers, m, forward);
-        if (trains) formula += ping_pong_makespan(kLayers, m, backward);
-        const double took = milliseconds_of_step(kLayers, m, forward, backward, trains, 1.05 * formula);
-        CAPTURE(first, second, m, trains, formula, took);
-        CHECK(took <= 1.05 * formula);
-        CHECK(took >= 0.99 * formula);
-      }
+      const PingPongTimes forward{first, second, 0}, backward{second, first, 0};
+      const double formula = ping_pong_makespan(kLayers, m, forward) + ping_pong_makespan(kLayers, m, backward);
+      const double took = milliseconds_of_step(kLayers, m, forward, backward, 1.05 * formula);
+      CAPTURE(first, second, m, is_hidden(m, forward), formula, took);
+      CHECK(took <= 1.05 * formula);
+      CHECK(took >= 0.99 * formula);
     }
   }
 }

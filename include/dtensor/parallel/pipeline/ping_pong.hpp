@@ -41,7 +41,8 @@ inline Schedule ping_pong(int layers, int microbatches) {
   schedule.rank_of_stage.pop_back();
   for (int rank = 0; rank < 2; ++rank) {
     const auto stages = detail::stages_of(schedule, rank);
-    const auto forwards = detail::in_rounds({microbatches}, stages), backwards = detail::in_rounds({microbatches}, detail::reversed(stages));
+    const auto forwards = detail::in_rounds({microbatches}, stages);
+    const auto backwards = detail::in_rounds({microbatches}, detail::reversed(stages));
     schedule.ranks[rank] = detail::in_turns(forwards, backwards, {static_cast<int>(forwards.size())});
   }
   return schedule;

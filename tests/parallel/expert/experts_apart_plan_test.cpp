@@ -9,8 +9,9 @@ using namespace dtensor::test;
 
 namespace {
 
-const DisaggregatedModel kMixtral{.layers = 32, .dim = 4096, .heads = 32, .kv_heads = 8, .head_dim = 128, .hidden = 14336, .experts = 8};
-const DeviceRates kFast{.flops = 4e14, .memory_bandwidth = 3e12, .network = 5e10, .latency = 1e-5};
+const DisaggregatedModel kPlannedModel{
+    .layers = 32, .dim = 4096, .heads = 32, .kv_heads = 8, .head_dim = 128, .hidden = 14336, .experts = 8};
+const DeviceRates kPlannedRates{.flops = 4e14, .memory_bandwidth = 3e12, .network = 5e10, .latency = 1e-5};
 
 }  // namespace
 
@@ -34,13 +35,14 @@ TEST_CASE("disaggregated plan: the best of all splits", "[experts][pipeline]") {
   for (const int ranks : {2, 5, 9, 16}) {
     for (const bool cached : {false, true}) {
       CAPTURE(ranks, cached);
-      const DisaggregatedStep step = cached ? DisaggregatedStep{.sequences = 256, .length = 1, .context = 2000, .cached = true, .backward = false}
-                                            : DisaggregatedStep{.sequences = 64, .length = 2048};
-      const auto best = plan_disaggregated(kMixtral, step, ranks, kFast);
+      const DisaggregatedStep trains{.sequences = 64, .length = 2048};
+      const DisaggregatedStep generates{.sequences = 256, .context = 2000, .cached = true, .backward = false};
+      const auto& step = cached ? generates : trains;
+      const auto best = plan_disaggregated(kPlannedModel, step, ranks, kPlannedRates);
       CHECK(best.attention_ranks + best.expert_ranks == ranks);
       CHECK(8 % best.expert_ranks == 0);
       for (int m = 1; m <= 8; ++m) {  // nothing with fewer or as many microbatches is faster
-        const auto other = plan_disaggregated(kMixtral, step, ranks, kFast, {.most_microbatches = m});
+        const auto other = plan_disaggregated(kPlannedModel, step, ranks, kPlannedRates, {.most_microbatches = m});
         CHECK(best.seconds <= other.seconds);
         if (m >= best.microbatches) CHECK(other.microbatches == best.microbatches);
       }
@@ -52,30 +54,32 @@ TEST_CASE("disaggregated plan: the best of all splits", "[experts][pipeline]") {
 
 TEST_CASE("disaggregated plan: who has more to do gets more ranks", "[experts][pipeline]") {
   const DisaggregatedStep step{.sequences = 64, .length = 2048};
-  const auto usual = plan_disaggregated(kMixtral, step, 12, kFast);
-  auto few = kMixtral;
+  const auto usual = plan_disaggregated(kPlannedModel, step, 12, kPlannedRates);
+  auto few = kPlannedModel;
   few.hidden = 512;
-  const auto light = plan_disaggregated(few, step, 12, kFast);
+  const auto light = plan_disaggregated(few, step, 12, kPlannedRates);
   CHECK(light.expert_ranks < usual.expert_ranks);
-  auto slow = kFast;
+  auto slow = kPlannedRates;
   slow.network = 1e9;
-  CHECK(plan_disaggregated(kMixtral, step, 12, slow).seconds > usual.seconds);
-  auto quick = kFast;  // other devices for the experts
+  CHECK(plan_disaggregated(kPlannedModel, step, 12, slow).seconds > usual.seconds);
+  auto quick = kPlannedRates;  // other devices for the experts
   quick.flops *= 8, quick.memory_bandwidth *= 8;
-  CHECK(plan_disaggregated(kMixtral, step, 12, kFast, {.experts = quick}).seconds < usual.seconds);
-  const auto large = plan_disaggregated(kMixtral, {.sequences = 4096, .context = 2000, .cached = true, .backward = false}, 12, kFast);
+  CHECK(plan_disaggregated(kPlannedModel, step, 12, kPlannedRates, {.experts = quick}).seconds < usual.seconds);
+  const DisaggregatedStep many{.sequences = 4096, .context = 2000, .cached = true, .backward = false};
+  const auto large = plan_disaggregated(kPlannedModel, many, 12, kPlannedRates);
   CHECK(large.hidden);  // enough tokens for each expert
   CHECK(large.microbatches > 1);
 }
 
 TEST_CASE("disaggregated plan: what does not fit and what is refused", "[experts][pipeline][errors]") {
   const DisaggregatedStep step{.sequences = 64, .length = 2048};
-  auto small = kFast;
+  auto small = kPlannedRates;
   small.memory = 200e9;  // the experts of one rank take 16 bytes x 45.1e9 / ranks
-  CHECK(plan_disaggregated(kMixtral, step, 12, small).expert_ranks >= 4);
+  CHECK(plan_disaggregated(kPlannedModel, step, 12, small).expert_ranks >= 4);
   small.memory = 1e9;
-  CHECK_THROWS_WITH(plan_disaggregated(kMixtral, step, 12, small), says("no split of 12 ranks into those of attention and those of 8 experts"));
-  CHECK_THROWS_WITH(plan_disaggregated(kMixtral, step, 1, kFast), says("got 1 ranks and 8 microbatches at most; expected two ranks"));
-  CHECK_THROWS_WITH(plan_disaggregated(kMixtral, {}, 4, kFast), says("0 sequences of 1; expected positive numbers"));
-  CHECK_THROWS_WITH(plan_disaggregated(kMixtral, step, 4, {}), says("got 0 operations"));
+  CHECK_THROWS_WITH(plan_disaggregated(kPlannedModel, step, 12, small),
+                    says("no split of 12 ranks into those of attention and those of 8 experts"));
+  CHECK_THROWS_WITH(plan_disaggregated(kPlannedModel, step, 1, kPlannedRates), says("got 1 ranks and 8 microbatches at most"));
+  CHECK_THROWS_WITH(plan_disaggregated(kPlannedModel, {}, 4, kPlannedRates), says("0 sequences of 1; expected positive numbers"));
+  CHECK_THROWS_WITH(plan_disaggregated(kPlannedModel, step, 4, {}), says("got 0 operations"));
 }
