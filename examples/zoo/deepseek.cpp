@@ -42,10 +42,24 @@ DeepSeekBlockImpl::DeepSeekBlockImpl(const DeepSeekOptions& o, bool has_experts)
       attention_norm_(register_module("attention_norm", dtensor::nn::RMSNorm(o.dim, o.eps))),
       ffn_norm_(register_module("ffn_norm", dtensor::nn::RMSNorm(o.dim, o.eps))) {}
 
-torch::Tensor DeepSeekBlockImpl::forward(torch::Tensor x, const dtensor::nn::RotaryTable& table) {
-  x = x + at::dropout(attention_(attention_norm_(x), table), dropout, is_training());
-  const auto normal = ffn_norm_(x);
-  return x + at::dropout(experts_ ? experts_(normal) : feed_forward_(normal), dropout, is_training());
+std::pair<torch::Tensor, torch::Tensor> DeepSeekBlockImpl::attend(const torch::Tensor& x, const dtensor::nn::RotaryTable& table) {
+  const auto sum = x + at::dropout(attention_(attention_norm_(x), table), dropout, is_training());
+  return {ffn_norm_(sum), sum};
+}
+
+torch::Tensor DeepSeekBlockImpl::add(const torch::Tensor& y, const torch::Tensor& x) { return x + at::dropout(y, dropout, is_training()); }
+
+torch::Tensor DeepSeekBlockImpl::forward(const torch::Tensor& x, const dtensor::nn::RotaryTable& table) {
+  const auto [normal, sum] = attend(x, table);
+  return add(experts_ ? experts_(normal) : feed_forward_(normal), sum);
+}
+
+std::vector<dtensor::Piece> DeepSeekBlockImpl::pieces_apart(const std::string& name, const TableFor& table) {
+  if (!experts_) return {dtensor::piece(name, [this, table](const torch::Tensor& x) { return forward(x, table(x)); })};
+  return dtensor::nn::expert_pieces(name + ".feed_forward", experts_,
+                                    {.modules = name + ".attention|" + name + ".attention_norm|" + name + ".ffn_norm",
+                                     .before = [this, table](const torch::Tensor& x) { return attend(x, table(x)); },
+                                     .after = [this](const torch::Tensor& y, const torch::Tensor& x) { return add(y, x); }});
 }
 
 DeepSeekImpl::DeepSeekImpl(const DeepSeekOptions& options)
@@ -82,6 +96,18 @@ std::vector<dtensor::Piece> DeepSeekImpl::pieces() {
     }));
   }
   all.push_back(dtensor::piece("norm|output", [this](const torch::Tensor& x) { return scores(x); }));
+  return all;
+}
+
+std::vector<dtensor::Piece> DeepSeekImpl::pieces_apart() {
+  auto whole = pieces();
+  std::vector<dtensor::Piece> all{whole.front()};
+  for (size_t i = 0; i < layers_->size(); ++i) {
+    const auto name = "layers." + std::to_string(i);
+    const auto block = layers_->ptr<DeepSeekBlockImpl>(i)->pieces_apart(name, [this](const auto& x) { return table(x); });
+    all.insert(all.end(), block.begin(), block.end());
+  }
+  all.push_back(whole.back());
   return all;
 }
 

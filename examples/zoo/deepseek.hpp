@@ -5,8 +5,8 @@
 
 #include "model.hpp"
 
+#include <dtensor/nn/expert_pieces.hpp>
 #include <dtensor/nn/latent_attention.hpp>
-#include <dtensor/nn/moe.hpp>
 #include <dtensor/nn/rms_norm.hpp>
 #include <dtensor/nn/swiglu.hpp>
 
@@ -30,10 +30,17 @@ struct DeepSeekOptions {
 class DeepSeekBlockImpl : public torch::nn::Module {
  public:
   DeepSeekBlockImpl(const DeepSeekOptions& options, bool has_experts);
-  torch::Tensor forward(torch::Tensor x, const dtensor::nn::RotaryTable& table);  // [b, t, d] -> [b, t, d]
+  torch::Tensor forward(const torch::Tensor& x, const dtensor::nn::RotaryTable& table);  // [b, t, d] -> [b, t, d]
+  // The block `name` with its experts in a piece of their own, or one piece where it has none.
+  using TableFor = std::function<dtensor::nn::RotaryTable(const torch::Tensor& x)>;
+  std::vector<dtensor::Piece> pieces_apart(const std::string& name, const TableFor& table);
   double dropout = 0;
 
  private:
+  // All before the feed-forward layer or the experts: their input, and what they add to.
+  std::pair<torch::Tensor, torch::Tensor> attend(const torch::Tensor& x, const dtensor::nn::RotaryTable& table);
+  torch::Tensor add(const torch::Tensor& y, const torch::Tensor& x);
+
   dtensor::nn::LatentAttention attention_{nullptr};
   dtensor::nn::SwiGLU feed_forward_{nullptr};  // or
   dtensor::nn::MoE experts_{nullptr};
@@ -46,6 +53,7 @@ class DeepSeekImpl : public Model {
   explicit DeepSeekImpl(const DeepSeekOptions& options);
   torch::Tensor forward(const torch::Tensor& ids) override;
   std::vector<dtensor::Piece> pieces() override;
+  std::vector<dtensor::Piece> pieces_apart() override;
   void set_dropout(double dropout) override;
 
  private:

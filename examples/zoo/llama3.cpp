@@ -25,10 +25,24 @@ Llama3BlockImpl::Llama3BlockImpl(const Llama3Options& o)
       attention_norm_(register_module("attention_norm", dtensor::nn::RMSNorm(o.dim, o.eps))),
       ffn_norm_(register_module("ffn_norm", dtensor::nn::RMSNorm(o.dim, o.eps))) {}
 
-torch::Tensor Llama3BlockImpl::forward(torch::Tensor x, const dtensor::nn::RotaryTable& table) {
-  x = x + at::dropout(attention_(attention_norm_(x), table), dropout, is_training());
-  const auto normal = ffn_norm_(x);
-  return x + at::dropout(experts_ ? experts_(normal) : feed_forward_(normal), dropout, is_training());
+std::pair<torch::Tensor, torch::Tensor> Llama3BlockImpl::attend(const torch::Tensor& x, const dtensor::nn::RotaryTable& table) {
+  const auto sum = x + at::dropout(attention_(attention_norm_(x), table), dropout, is_training());
+  return {ffn_norm_(sum), sum};
+}
+
+torch::Tensor Llama3BlockImpl::add(const torch::Tensor& y, const torch::Tensor& x) { return x + at::dropout(y, dropout, is_training()); }
+
+torch::Tensor Llama3BlockImpl::forward(const torch::Tensor& x, const dtensor::nn::RotaryTable& table) {
+  const auto [normal, sum] = attend(x, table);
+  return add(experts_ ? experts_(normal) : feed_forward_(normal), sum);
+}
+
+std::vector<dtensor::Piece> Llama3BlockImpl::pieces_apart(const std::string& name, const TableFor& table) {
+  if (!experts_) return {dtensor::piece(name, [this, table](const torch::Tensor& x) { return forward(x, table(x)); })};
+  return dtensor::nn::expert_pieces(name + ".feed_forward", experts_,
+                                    {.modules = name + ".attention|" + name + ".attention_norm|" + name + ".ffn_norm",
+                                     .before = [this, table](const torch::Tensor& x) { return attend(x, table(x)); },
+                                     .after = [this](const torch::Tensor& y, const torch::Tensor& x) { return add(y, x); }});
 }
 
 Llama3Impl::Llama3Impl(const Llama3Options& options)
@@ -71,6 +85,19 @@ std::vector<dtensor::Piece> Llama3Impl::pieces() {
   }
   const auto* head = options_.tied ? "norm|tok_embeddings" : "norm|output";
   all.push_back(dtensor::piece(head, [this](const torch::Tensor& x) { return scores(x); }));
+  return all;
+}
+
+std::vector<dtensor::Piece> Llama3Impl::pieces_apart() {
+  if (options_.experts == 0) return Model::pieces_apart();
+  auto whole = pieces();
+  std::vector<dtensor::Piece> all{whole.front()};
+  for (size_t i = 0; i < layers_->size(); ++i) {
+    const auto name = "layers." + std::to_string(i);
+    const auto block = layers_->ptr<Llama3BlockImpl>(i)->pieces_apart(name, [this](const auto& x) { return table(x); });
+    all.insert(all.end(), block.begin(), block.end());
+  }
+  all.push_back(whole.back());
   return all;
 }
 

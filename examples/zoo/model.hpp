@@ -17,6 +17,9 @@ class Model : public torch::nn::Module {
   // What it computes, piece by piece, for a pipeline.
   virtual std::vector<dtensor::Piece> pieces() { throw std::invalid_argument("this model is not cut into pieces"); }
 
+  // The same with experts in pieces of their own, for dt::disaggregate.
+  virtual std::vector<dtensor::Piece> pieces_apart() { throw std::invalid_argument("this model has no experts to put on other ranks"); }
+
   // How much of what blocks add to the residual stream is dropped in training. 0 in all configurations.
   virtual void set_dropout(double) { throw std::invalid_argument("this model has no dropout"); }
 };

@@ -121,6 +121,7 @@ class Pipeline {
   std::vector<double> measured_costs() const;
 
   const pipelining::Schedule& schedule() const { return runner_->schedule(); }
+  const pipelining::PipelineRanks& ranks() const { return runner_->ranks(); }
   int microbatches() const { return schedule().microbatches; }
   const std::vector<int>& cut() const { return cut_; }  // pieces of each stage
 

@@ -253,20 +253,11 @@ inline at::Tensor Runner::run(const StepRows& rows, const std::vector<std::span<
   return scores.index_select(0, detail::plain_tensor(rows.scored));
 }
 
-// On a mesh each new size of an operator has to be decided, so sizes are made round.
 inline at::Tensor Runner::run_padded(const StepRows& rows) const {
-  const auto round = [](int64_t count) {
-    int64_t size = 1;
-    while (size < count && size < 64) size *= 2;
-    return size < count ? (count + 63) / 64 * 64 : size;
-  };
-  auto padded = rows;
-  padded.ids.resize(round(rows.rows()), 0);
-  padded.positions.resize(padded.ids.size(), 0);
+  const auto round = padded(rows);
   const auto wanted = static_cast<int64_t>(rows.scored.size());
-  padded.scored.resize(std::min(round(wanted), padded.rows()), 0);
-  const PagedStep step(world_, padded, layers_);
-  const auto scores = forward(padded.ids);
+  const PagedStep step(world_, round, layers_);
+  const auto scores = forward(round.ids);
   const NoSpmd plain;
   if (step.picked()) return scores.narrow(0, 0, wanted);
   return scores.index_select(0, detail::plain_tensor(rows.scored));

@@ -27,6 +27,12 @@ struct StepRows {
   int64_t rows() const { return static_cast<int64_t>(ids.size()); }
 };
 
+// With rows and scored ones in round numbers: on a mesh each new size of an operator has to be decided.
+StepRows padded(StepRows rows);
+
+// The spans' rows in at most `count` parts, of about equally many rows and in their order. All rows of a sequence are in one part.
+std::vector<StepRows> in_parts(const StepRows& rows, int64_t count);
+
 // What the layers of a model are given while a pass runs. Each call of attention is the next layer's.
 class Step : public Decoding {
  public:
@@ -46,6 +52,7 @@ class Step : public Decoding {
   virtual at::Tensor attend(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) = 0;
 
   const StepRows& rows_;
+  Step* whole_ = nullptr;  // of which this is a part
 
  private:
   at::Tensor positions_, scored_;
@@ -57,6 +64,10 @@ class Step : public Decoding {
 class PagedStep final : public Step {
  public:
   PagedStep(World& world, const StepRows& rows, const std::vector<Pages>& layers) : Step(world, rows), layers_(layers) {}
+  // Some of the rows of another one, which go through the model by themselves.
+  PagedStep(World& world, const StepRows& rows, PagedStep& whole) : PagedStep(world, rows, whole.layers_) { whole_ = &whole; }
+
+  const StepRows& rows() const { return rows_; }
 
  protected:
   at::Tensor attend(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) override;
@@ -110,6 +121,43 @@ inline Placements by_heads(const Layout& layout) {
 
 }  // namespace detail
 
+inline StepRows padded(StepRows rows) {
+  const auto round = [](int64_t count) {
+    int64_t size = 1;
+    while (size < count && size < 64) size *= 2;
+    return size < count ? (count + 63) / 64 * 64 : size;
+  };
+  rows.ids.resize(round(rows.rows()), 0);
+  rows.positions.resize(rows.ids.size(), 0);
+  rows.scored.resize(std::min(round(static_cast<int64_t>(rows.scored.size())), rows.rows()), 0);
+  return rows;
+}
+
+inline std::vector<StepRows> in_parts(const StepRows& rows, int64_t count) {
+  const auto& spans = rows.spans;
+  std::vector<StepRows> parts;
+  const auto most = spans.empty() ? 0 : (spans.back().end + count - 1) / count;
+  for (size_t first = 0, scored = 0, last; first < spans.size(); first = last) {
+    const auto begin = spans[first].begin;
+    const bool is_last = static_cast<int64_t>(parts.size()) + 1 == count;
+    for (last = first + 1; last < spans.size(); ++last) {
+      const bool same = spans[last].table == spans[last - 1].table;
+      if (!same && !is_last && spans[last].end - begin > most) break;
+    }
+    const auto end = spans[last - 1].end;
+    auto& part = parts.emplace_back();
+    part.ids.assign(rows.ids.begin() + begin, rows.ids.begin() + end);
+    part.positions.assign(rows.positions.begin() + begin, rows.positions.begin() + end);
+    for (size_t i = first; i < last; ++i) {
+      part.spans.push_back(spans[i]);
+      part.spans.back().begin -= begin, part.spans.back().end -= begin;
+    }
+    for (; scored < rows.scored.size() && rows.scored[scored] >= begin && rows.scored[scored] < end; ++scored)
+      part.scored.push_back(rows.scored[scored] - begin);
+  }
+  return parts;
+}
+
 inline at::Tensor Step::positions(int64_t rows, int64_t limit) {
   require(rows == rows_.rows(), "generate", "the model asked for the positions of {} rows; expected {}", rows, rows_.rows());
   if (limit > 0) {
@@ -134,6 +182,7 @@ inline bool Step::shares_heads(const at::Tensor& q, int64_t key_heads) {
 
 inline at::Tensor Step::scored_rows(const at::Tensor& x) {
   picked_ = true;
+  if (whole_) whole_->picked_ = true;
   if (!scored_.defined()) scored_ = detail::whole_tensor(rows_.scored);
   return x.index_select(1, scored_);
 }

@@ -48,6 +48,11 @@ struct MoEOptions {
   bool center_bias = false;  // the changes' mean is taken off (torchtitan)
 };
 
+// What experts take of a layer's input x [..., dim]: rows [..., dim] (or [..., latent]), and int64 and floating [..., k], see mix_experts.
+struct ForExperts {
+  at::Tensor x, experts, weights;
+};
+
 class MoEImpl : public torch::nn::Module {
  public:
   // Throws for sizes below 1 and options that go together with nothing.
@@ -57,6 +62,10 @@ class MoEImpl : public torch::nn::Module {
   // they choose by hash. Tokens are counted, and losses take part, in training where gradients are
   // recorded: once, also where an activation checkpoint runs it twice.
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& ids = {});
+
+  // The same in three parts, of which the second may run on other ranks: finish(experts(chosen.x, chosen.experts, chosen.weights), x).
+  ForExperts choose(const torch::Tensor& x, const torch::Tensor& ids = {});
+  torch::Tensor finish(torch::Tensor y, const torch::Tensor& x);
 
   // How many tokens of the global batch chose each expert since update_balance, before any were dropped: int64 [experts], plain. Every rank
   // calls it. Communicates an all_reduce where tokens are cut.
@@ -83,7 +92,7 @@ class MoEImpl : public torch::nn::Module {
  private:
   at::Tensor within_capacity(const Routing& routing);
   at::Tensor counts_for_balance(const Routing& routing);
-  at::Tensor add_losses(const at::Tensor& y, const Routing& routing);
+  at::Tensor add_losses(const at::Tensor& rows, const Routing& routing);
   bool counting() const { return is_training() && c10::GradMode::is_enabled(); }
   at::Tensor counts_, dropped_;  // of the ranks' tokens, not yet added up
 };
@@ -135,11 +144,20 @@ inline void MoEImpl::balance_by_bias(double rate) {
 }
 
 inline torch::Tensor MoEImpl::forward(const torch::Tensor& x, const torch::Tensor& ids) {
+  const auto chosen = choose(x, ids);
+  return finish(experts(chosen.x, chosen.experts, chosen.weights), x);
+}
+
+inline ForExperts MoEImpl::choose(const torch::Tensor& x, const torch::Tensor& ids) {
   const auto routing = gate(x, bias, ids);
-  auto y = experts(down ? down(x) : x, options.capacity_factor > 0 ? within_capacity(routing) : routing.experts, routing.weights);
+  const auto rows = down ? down(x) : x;
+  return {counting() ? add_losses(rows, routing) : rows, options.capacity_factor > 0 ? within_capacity(routing) : routing.experts,
+          routing.weights};
+}
+
+inline torch::Tensor MoEImpl::finish(torch::Tensor y, const torch::Tensor& x) {
   if (up) y = up(y);
-  if (shared_experts) y = y + shared_experts(x);
-  return counting() ? add_losses(y, routing) : y;
+  return shared_experts ? y + shared_experts(x) : y;
 }
 
 // What is kept in checkpoints is neither exchanged nor counted again.
@@ -168,16 +186,16 @@ inline at::Tensor MoEImpl::counts_for_balance(const Routing& routing) {
   })[0];
 }
 
-inline at::Tensor MoEImpl::add_losses(const at::Tensor& y, const Routing& routing) {
+inline at::Tensor MoEImpl::add_losses(const at::Tensor& rows, const Routing& routing) {
   const auto counts = counts_for_balance(routing);
-  if (options.balance_loss == 0 && options.z_loss == 0) return y;
+  if (options.balance_loss == 0 && options.z_loss == 0) return rows;
   at::Tensor loss;
   if (options.balance_loss != 0) loss = balance_loss(routing.scores, counts) * options.balance_loss;
   if (options.z_loss != 0) {
     const auto z = nn::z_loss(routing.logits) * options.z_loss;
     loss = loss.defined() ? loss + z : z;
   }
-  return with_loss(y, loss, loss_scale);
+  return with_loss(rows, loss, loss_scale);
 }
 
 inline torch::Tensor MoEImpl::counts() const {
