@@ -103,7 +103,9 @@ class RowsProduct : public torch::autograd::Function<RowsProduct> {
   }
 };
 
-bool needs_gradient(const at::Tensor& x, const at::Tensor& w) { return at::GradMode::is_enabled() && (x.requires_grad() || w.requires_grad()); }
+bool needs_gradient(const at::Tensor& x, const at::Tensor& w) {
+  return at::GradMode::is_enabled() && (x.requires_grad() || w.requires_grad());
+}
 
 at::Tensor rows_product_autograd(const at::Tensor& x, const at::Tensor& w) {
   if (needs_gradient(x, w)) return RowsProduct::apply(x, w);

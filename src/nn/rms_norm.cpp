@@ -47,7 +47,10 @@ T scale_of(const S* x, int64_t dim, double eps) {
 template <class S, class T>
 void normalize(const S* x, const S* weight, int64_t dim, double eps, S* y) {
   const T scale = scale_of<S, T>(x, dim, eps);
-  for (int64_t i = 0; i < dim; ++i) y[i] = static_cast<S>(static_cast<T>(static_cast<S>(static_cast<T>(x[i]) * scale)) * static_cast<T>(weight[i]));
+  for (int64_t i = 0; i < dim; ++i) {
+    const auto normal = static_cast<S>(static_cast<T>(x[i]) * scale);
+    y[i] = static_cast<S>(static_cast<T>(normal) * static_cast<T>(weight[i]));
+  }
 }
 
 // With n = x * scale and h = gradient * weight: scale * (h - n * mean(h * n)).

@@ -97,13 +97,14 @@ TEST_CASE("nn: the rms_norm operator on meshes", "[nn]") {
           [&](World&) {
             const auto mesh = init_device_mesh(c10::kCPU, {ranks}, {"tp"});
             torch::manual_seed(10);
-            const auto x = at::randn({4, 6, 9}, at::kDouble), factors = at::randn({4, 6, 9}, at::kDouble), weight = at::randn({9}, at::kDouble);
+            const auto x = at::randn({4, 6, 9}, at::kDouble), factors = at::randn({4, 6, 9}, at::kDouble);
+            const auto weight = at::randn({9}, at::kDouble);
             const auto plain = gradients_of(by_operator, x, weight, factors);
             const Spmd spmd(mesh);
             for (const auto& placement : {shard(0), shard(1), replicate()}) {
               for (const auto& of_weight : {replicate(), shard(0)}) {
-                const auto got = gradients_of(by_operator, distribute_tensor(x, mesh, {placement}), distribute_tensor(weight, mesh, {of_weight}),
-                                              distribute_tensor(factors, mesh, {placement}));
+                const auto laid = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {placement}); };
+                const auto got = gradients_of(by_operator, laid(x), distribute_tensor(weight, mesh, {of_weight}), laid(factors));
                 require(full_tensor(got.y).equal(plain.y), "test", "other bits under {}", placement.str());
                 require(full_tensor(got.x).equal(plain.x), "test", "another gradient under {}", placement.str());
                 require(full_tensor(got.weight).allclose(plain.weight, 1e-12, 1e-12), "test", "gradient of the weight under {}",
