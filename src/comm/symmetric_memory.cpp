@@ -146,6 +146,29 @@ void SymmetricMemory::put(const at::Tensor& x, int to, int64_t offset) {
   event.done();
 }
 
+void SymmetricMemory::put_rows(const at::Tensor& x, const at::Tensor& rows, int to, int64_t offset) {
+  check_data("put_rows", x);
+  check_data("put_rows", rows);
+  if (x.dim() == 0 || rows.dim() != 1 || rows.scalar_type() != at::kLong) {
+    fail("put_rows", "got x [{}] and rows [{}] of {}; expected [rows, ...] and a list of int64", fmt::join(x.sizes(), ", "),
+         fmt::join(rows.sizes(), ", "), c10::toString(rows.scalar_type()));
+  }
+  auto sizes = x.sizes().vec();
+  sizes[0] = rows.numel();
+  const auto target = view(to, sizes, x.scalar_type(), offset);
+  const auto* row = rows.data_ptr<int64_t>();
+  for (int64_t i = 0; i < rows.numel(); ++i) {
+    require(row[i] >= 0 && row[i] < x.size(0), "put_rows", "there is no row {}; expected 0..{}", row[i], x.size(0) - 1);
+  }
+  if (target.numel() == 0) return;
+  const auto event = note(Collective::put, to, 0, ++copies_, target);
+  const auto bytes = target.nbytes() / static_cast<size_t>(rows.numel());
+  auto* out = static_cast<char*>(target.data_ptr());
+  const auto* in = static_cast<const char*>(x.data_ptr());
+  for (int64_t i = 0; i < rows.numel(); ++i) std::memcpy(out + i * bytes, in + row[i] * bytes, bytes);
+  event.done();
+}
+
 at::Tensor SymmetricMemory::get(const at::Tensor& like, int from, int64_t offset) {
   require(like.defined(), "get", "`like` is undefined; expected a tensor with the sizes and dtype of what is got");
   const auto result = comm::empty(like.sizes(), like.scalar_type());

@@ -109,6 +109,10 @@ TEST_CASE("symmetric memory: what ranks put and get", "[comm][symmetric]") {
       expect_all(memory.view(of, {2, 3}, at::kDouble, 64 * me), 100 * me + of, "what is seen there");
     }
     all->barrier();
+    const auto three = at::arange(6, at::kDouble).view({3, 2});
+    memory.put_rows(three, at::tensor({2, 0, 2}, at::kLong), me, 0);
+    dtensor::require(memory.view(me, {3, 2}, at::kDouble).equal(three.index_select(0, at::tensor({2, 0, 2}, at::kLong))), "test", "rows");
+    all->barrier();
     memory.view((me + 1) % n, {8}, at::kFloat, 0).fill_(me);  // written in place
     memory.signal((me + 1) % n);
     memory.wait((me + n - 1) % n, 2);
@@ -295,6 +299,10 @@ TEST_CASE("symmetric memory: what it refuses", "[comm][symmetric]") {
     refused("not contiguous", [&] { memory.put(at::ones({2, 3}).t(), 0); });
     refused("CPU tensors", [&] { memory.put(at::empty({2}, at::kMeta), 0); });
     refused("undefined", [&] { memory.put(at::Tensor(), 0); });
+    refused("there is no row 4", [&] { memory.put_rows(x, at::tensor({0, 4}, at::kLong), 0); });
+    refused("there is no row -1", [&] { memory.put_rows(x, at::tensor({-1}, at::kLong), 0); });
+    refused("a list of int64", [&] { memory.put_rows(x, at::tensor({1}, at::kInt), 0); });
+    refused("got 72 bytes", [&] { memory.put_rows(x, at::zeros({9}, at::kLong), 0); });
     refused("undefined", [&] { memory.get(at::Tensor(), 0); });
     expect_all(memory.local(), 0, "nothing was written");
   });

@@ -55,6 +55,8 @@ class SymmetricMemory {
 
   // Copies x, a contiguous CPU tensor of any dtype, `offset` bytes into the part of rank `to`. x may be written when it returns.
   void put(const at::Tensor& x, int to, int64_t offset = 0);
+  // The same of some rows of x [rows, ...], those with the numbers `rows`, int64 [any]. The offset is a multiple of the dtype's size.
+  void put_rows(const at::Tensor& x, const at::Tensor& rows, int to, int64_t offset = 0);
   // A copy of what lies there, in a new tensor with the sizes and dtype of `like`.
   at::Tensor get(const at::Tensor& like, int from, int64_t offset = 0);
 

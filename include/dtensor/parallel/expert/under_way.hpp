@@ -6,8 +6,6 @@
 #include <dtensor/parallel/expert/rows.hpp>
 #include <dtensor/parallel/expert/wire.hpp>
 
-#include <ATen/ops/index_select.h>
-
 #include <memory>
 #include <optional>
 
@@ -70,17 +68,17 @@ inline at::Tensor fetched(const at::Tensor& rows, const at::Tensor& index) { ret
 
 inline RowsUnderWay::Journey RowsUnderWay::Trip::put(const at::Tensor& rows, const Route& route, const at::Tensor& fetch) const {
   const bool in_place = wire.name == "exact" && fetch.defined();
-  const auto source = in_place ? rows : wire.pack(fetched(rows, fetch));
-  const auto width = packed.size(1), row = static_cast<int64_t>(packed.nbytes());
+  const auto source = (in_place ? rows : wire.pack(fetched(rows, fetch))).contiguous();
+  const auto row = static_cast<int64_t>(packed.nbytes());
   Journey journey{route.mailbox->begin(route.most * row), {}};
   auto& memory = *journey.put->memory;
   int64_t at = 0;
   for (int r = 0; r < memory.size(); at += route.send[r++]) {
     if (route.send[r] == 0) continue;
     Mailbox::wait_for_room(*journey.put, r);
-    auto target = memory.view(r, {route.send[r], width}, packed.scalar_type(), journey.put->at + route.before_sent[r] * row);
-    if (in_place) at::index_select_out(target, source, 0, fetch.narrow(0, at, route.send[r]));
-    else target.copy_(source.narrow(0, at, route.send[r]));
+    const auto there = journey.put->at + route.before_sent[r] * row;
+    if (in_place) memory.put_rows(source, fetch.narrow(0, at, route.send[r]), r, there);
+    else memory.put(source.narrow(0, at, route.send[r]), r, there);
   }
   Mailbox::tell_put(*journey.put);
   return journey;
