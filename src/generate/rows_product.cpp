@@ -124,6 +124,10 @@ bool multiplies_rows(const at::Tensor& x, const at::Tensor& w) {
   return computes(x) && x.dim() >= 2 && w.dim() == 2 && x.scalar_type() == w.scalar_type();
 }
 
+// Whether the kernel reads w, or the transpose of y, where it lies. Copying it first costs more than is gained.
+bool lies_well(const at::Tensor& w) { return !products_only || w.is_contiguous(); }
+bool transpose_lies_well(const at::Tensor& y) { return !products_only || (y.stride(0) == 1 && y.stride(1) == y.size(0)); }
+
 at::Tensor rows_of(const at::Tensor& x, const at::Tensor& w) {
   const bool is_plain = !is_dtensor(x) && !is_dtensor(w) && x.has_storage() && w.has_storage();
   if (is_plain && !needs_gradient(x, w) && x.size(-1) == w.size(1)) return product(x, w);  // without the dispatcher
@@ -135,7 +139,7 @@ at::Tensor rows_of(const at::Tensor& x, const at::Tensor& w) {
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const c10::optional<at::Tensor>& bias) {
   const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  if (!multiplies_rows(x, w)) return at::linear(x, w, bias);
+  if (!multiplies_rows(x, w) || !lies_well(w)) return at::linear(x, w, bias);
   const auto y = rows_of(x, w);
   return bias && bias->defined() ? y.add(*bias) : y;
 }
@@ -143,20 +147,20 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const c10::optional<
 // torch::nn::Linear of C++ calls these with a weight's transpose. Where the sizes do not fit, libtorch says so.
 at::Tensor matmul(const at::Tensor& x, const at::Tensor& y) {
   const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  const bool takes = multiplies_rows(x, y) && x.size(-1) == y.size(0);
+  const bool takes = multiplies_rows(x, y) && x.size(-1) == y.size(0) && transpose_lies_well(y);
   return takes ? rows_of(x, y.t()) : at::matmul(x, y);
 }
 
 at::Tensor mm(const at::Tensor& x, const at::Tensor& y) {
   const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  const bool takes = multiplies_rows(x, y) && x.dim() == 2 && x.size(1) == y.size(0);
+  const bool takes = multiplies_rows(x, y) && x.dim() == 2 && x.size(1) == y.size(0) && transpose_lies_well(y);
   return takes ? rows_of(x, y.t()) : at::mm(x, y);
 }
 
 at::Tensor addmm(const at::Tensor& bias, const at::Tensor& x, const at::Tensor& y, const at::Scalar& beta, const at::Scalar& alpha) {
   const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  const bool takes = multiplies_rows(x, y) && x.dim() == 2 && x.size(1) == y.size(0) && bias.scalar_type() == x.scalar_type() &&
-                     beta.equal(1) && alpha.equal(1);
+  const bool takes = multiplies_rows(x, y) && x.dim() == 2 && x.size(1) == y.size(0) && transpose_lies_well(y) &&
+                     bias.scalar_type() == x.scalar_type() && beta.equal(1) && alpha.equal(1);
   return takes ? rows_of(x, y.t()).add(bias) : at::addmm(bias, x, y, beta, alpha);
 }
 

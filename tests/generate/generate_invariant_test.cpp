@@ -74,6 +74,26 @@ TEST_CASE("generate invariant: a row of a product has the same bits alone by whi
   }
 }
 
+TEST_CASE("generate invariant: for products only, weights that lie otherwise are left to libtorch", "[generate]") {
+  torch::manual_seed(5);
+  const auto x = torch::randn({2, 50}), y = torch::randn({50, 30}), tall = y.t().contiguous();
+  const auto by_rows = generate::rows_product(x, tall), plain = at::mm(x, y);
+  const generate::InvariantRows region(/*products_only=*/true);
+  CHECK(at::mm(x, tall.t()).equal(by_rows));
+  CHECK(at::linear(x, tall).equal(by_rows));
+  CHECK(at::mm(x, y).equal(plain));
+  CHECK(at::linear(x, y.t()).allclose(plain, 1e-5, 1e-5));
+  CHECK(at::silu(x).equal([&] {
+    const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::DeferredInit);
+    return at::silu(x);
+  }()));
+  {
+    const generate::InvariantRows inner;
+    CHECK(at::mm(x, y).equal(by_rows));  // copied first
+  }
+  CHECK(at::mm(x, y).equal(plain));
+}
+
 TEST_CASE("generate invariant: gradients are those of the plain model", "[generate]") {
   SmallText model;
   const auto ids = torch::tensor(some_prompts(1, 3)[0], at::kLong).unsqueeze(0);
