@@ -17,7 +17,7 @@ using LinkClock = std::chrono::steady_clock;
 struct Link {
   double seconds_per_byte = 0;
   LinkClock::time_point busy_until{};
-  double waited = 0;  // seconds that the rank slept for messages on the link
+  std::vector<double> waits = {};  // seconds that the rank slept for each message on the link
 
   LinkClock::time_point send(double bytes) {
     const std::chrono::duration<double> takes(bytes * seconds_per_byte);
@@ -31,10 +31,9 @@ class LinkWork final : public comm::Work {
   LinkWork(comm::WorkPtr inner, Link& link, LinkClock::time_point arrives) : inner_(std::move(inner)), link_(link), arrives_(arrives) {}
   void wait() override {
     if (inner_) inner_->wait();
-    const auto now = LinkClock::now();
-    if (now >= arrives_) return;
+    const std::chrono::duration<double> left = arrives_ - LinkClock::now();
     std::this_thread::sleep_until(arrives_);
-    link_.waited += std::chrono::duration<double>(arrives_ - now).count();
+    if (!std::exchange(waited_, true)) link_.waits.push_back(std::max(0.0, left.count()));
   }
   bool done() override { return (!inner_ || inner_->done()) && LinkClock::now() >= arrives_; }
 
@@ -42,6 +41,7 @@ class LinkWork final : public comm::Work {
   comm::WorkPtr inner_;
   Link& link_;
   LinkClock::time_point arrives_;
+  bool waited_ = false;
 };
 
 class LinkCommunicator final : public comm::Communicator {
@@ -91,7 +91,7 @@ class LinkTransport final : public comm::Transport {
 // Runs `body(world, link)` on each of `ranks` threads, and throws what one of them threw.
 inline void on_slow_links(int ranks, double seconds_per_byte, const std::function<void(World&, Link&)>& body) {
   auto transports = comm::make_threads_transports(ranks);
-  std::vector<Link> links(ranks, Link{seconds_per_byte});
+  std::vector<Link> links(ranks, Link{.seconds_per_byte = seconds_per_byte});
   std::vector<std::exception_ptr> failures(ranks);
   std::vector<std::thread> threads;
   for (int r = 0; r < ranks; ++r) {
@@ -112,5 +112,29 @@ inline void on_slow_links(int ranks, double seconds_per_byte, const std::functio
     if (failure) std::rethrow_exception(failure);
   }
 }
+
+// The waits of passes on two ranks, on each the same messages: those of the rank that comes last, which sleeps for the link alone. Of each
+// message the least of the passes.
+struct Waits {
+  static constexpr int kPasses = 3;
+  std::vector<double> of[kPasses][2] = {};  // by rank
+
+  // On both ranks.
+  void take(World& world, Link& link, const std::function<void()>& pass) {
+    for (auto& ranks : of) {
+      link.waits.clear();
+      pass();
+      ranks[world.rank()] = link.waits;
+      world.barrier();
+    }
+  }
+  std::vector<double> least() const {
+    std::vector<double> result(of[0][0].size(), 1e300);
+    for (const auto& [a, b] : of) {
+      for (size_t m = 0; m < result.size(); ++m) result[m] = std::min(result[m], std::max(a.at(m), b.at(m)));
+    }
+    return result;
+  }
+};
 
 }  // namespace dtensor::test

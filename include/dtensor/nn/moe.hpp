@@ -21,7 +21,8 @@ class ExpertsImpl : public torch::nn::Module, public expert::Layer {
   // gated: w2(silu(w1 x) * w3 x), and else w2 gelu(w1 x).
   ExpertsImpl(int64_t experts, int64_t dim, int64_t hidden, bool gated = true);
   // See mix_experts.
-  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& experts, const torch::Tensor& weights);
+  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& experts, const torch::Tensor& weights,
+                        const expert::Beside& beside = [] {});
 
   torch::Tensor w1, w2, w3;  // [experts, hidden, dim], [experts, dim, hidden]; w3 as w1 where it is gated
 };
@@ -33,7 +34,7 @@ struct MoEOptions {
   bool gated = true;
   // Experts compute so many numbers, projected down from dim before tokens travel and up after: less is sent (NVIDIA's LatentMoE). 0: dim
   int64_t latent = 0;
-  int64_t shared_hidden = 0;  // of a feed-forward layer that computes every token besides (DeepSeekMoE); 0: none
+  int64_t shared_hidden = 0;  // of a feed-forward layer that computes every token, while rows travel (DeepSeekMoE); 0: none
   // An expert takes at most capacity_factor times its equal share of the global batch; 0: all that come. Dropped rows add nothing.
   double capacity_factor = 0;
   std::string drop = "position";  // or probability, see limit_to_capacity
@@ -64,6 +65,7 @@ class MoEImpl : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& ids = {});
 
   // The same in three parts, of which the second may run on other ranks: finish(experts(chosen.x, chosen.experts, chosen.weights), x).
+  // forward computes the shared experts while rows travel, and finish after it; the bits are the same.
   ForExperts choose(const torch::Tensor& x, const torch::Tensor& ids = {});
   torch::Tensor finish(torch::Tensor y, const torch::Tensor& x);
 
@@ -93,6 +95,7 @@ class MoEImpl : public torch::nn::Module {
   at::Tensor within_capacity(const Routing& routing);
   at::Tensor counts_for_balance(const Routing& routing);
   at::Tensor add_losses(const at::Tensor& rows, const Routing& routing);
+  torch::Tensor with_shared(torch::Tensor y, const torch::Tensor& shared);
   bool counting() const { return is_training() && c10::GradMode::is_enabled(); }
   at::Tensor counts_, dropped_;  // of the ranks' tokens, not yet added up
 };
@@ -119,8 +122,9 @@ inline ExpertsImpl::ExpertsImpl(int64_t experts, int64_t dim, int64_t hidden, bo
   if (gated) w3 = register_parameter("w3", detail::linear_weight({experts, hidden, dim}));
 }
 
-inline torch::Tensor ExpertsImpl::forward(const torch::Tensor& x, const torch::Tensor& experts, const torch::Tensor& weights) {
-  return mix_experts(x, experts, weights, {w1, w2, w3}, mix);
+inline torch::Tensor ExpertsImpl::forward(const torch::Tensor& x, const torch::Tensor& experts, const torch::Tensor& weights,
+                                          const expert::Beside& beside) {
+  return mix_experts(x, experts, weights, {w1, w2, w3}, mix, beside);
 }
 
 inline MoEImpl::MoEImpl(const MoEOptions& o) : options(o) {
@@ -145,7 +149,11 @@ inline void MoEImpl::balance_by_bias(double rate) {
 
 inline torch::Tensor MoEImpl::forward(const torch::Tensor& x, const torch::Tensor& ids) {
   const auto chosen = choose(x, ids);
-  return finish(experts(chosen.x, chosen.experts, chosen.weights), x);
+  at::Tensor shared;
+  const auto y = experts(chosen.x, chosen.experts, chosen.weights, [&] {
+    if (shared_experts) shared = shared_experts(x);
+  });
+  return with_shared(y, shared);
 }
 
 inline ForExperts MoEImpl::choose(const torch::Tensor& x, const torch::Tensor& ids) {
@@ -156,8 +164,12 @@ inline ForExperts MoEImpl::choose(const torch::Tensor& x, const torch::Tensor& i
 }
 
 inline torch::Tensor MoEImpl::finish(torch::Tensor y, const torch::Tensor& x) {
+  return with_shared(std::move(y), shared_experts ? shared_experts(x) : at::Tensor());
+}
+
+inline torch::Tensor MoEImpl::with_shared(torch::Tensor y, const torch::Tensor& shared) {
   if (up) y = up(y);
-  return shared_experts ? y + shared_experts(x) : y;
+  return shared.defined() ? y + shared : y;
 }
 
 // What is kept in checkpoints is neither exchanged nor counted again.

@@ -19,9 +19,11 @@ class TokenExchange {
   TokenExchange(const Group& group, const at::Tensor& chosen, bool finite, std::string_view layer);
 
   // [tokens, n], of this rank -> [received tokens, n], in the order of all tokens. Communicates an all_to_all. Differentiable.
-  at::Tensor to_experts(const at::Tensor& x, const Wire& wire = kWires[0]) const;
+  RowsUnderWay start_to_experts(const at::Tensor& x, const Wire& wire = kWires[0]) const;
+  at::Tensor at_experts(const RowsUnderWay& rows) const;
   // [received tokens, n] -> [tokens, n]: the sums of what ranks give for a token, in the order of ranks.
-  at::Tensor to_tokens(const at::Tensor& x, const Wire& wire = kWires[0]) const;
+  RowsUnderWay start_to_tokens(const at::Tensor& x, const Wire& wire) const;
+  at::Tensor at_tokens(const RowsUnderWay& rows) const;
 
   // The received tokens' experts among this rank's own, int64 [received tokens, k]; -1: one of another rank.
   const at::Tensor& chosen() const { return chosen_; }
@@ -88,14 +90,19 @@ inline void TokenExchange::take_experts(const at::Tensor& chosen) {
   chosen_ = at::where(all.ge(first).logical_and(all.lt(end)), all.sub(first), -1);
 }
 
-inline at::Tensor TokenExchange::to_experts(const at::Tensor& x, const Wire& wire) const {
-  return reordered(RowsUnderWay(take_rows(x, rows_), {group_.mesh, send_, recv_}, wire).arrive(), order_, back_);
+inline RowsUnderWay TokenExchange::start_to_experts(const at::Tensor& x, const Wire& wire) const {
+  return {take_rows(x, rows_), {group_.mesh, send_, recv_}, wire};
 }
 
-inline at::Tensor TokenExchange::to_tokens(const at::Tensor& x, const Wire& wire) const {
-  const auto own = RowsUnderWay(reordered(x, back_, order_), {group_.mesh, recv_, send_}, wire).arrive();
+inline at::Tensor TokenExchange::at_experts(const RowsUnderWay& rows) const { return reordered(rows.arrive(), order_, back_); }
+
+inline RowsUnderWay TokenExchange::start_to_tokens(const at::Tensor& x, const Wire& wire) const {
+  return {reordered(x, back_, order_), {group_.mesh, recv_, send_}, wire};
+}
+
+inline at::Tensor TokenExchange::at_tokens(const RowsUnderWay& rows) const {
   return linear(
-      own, [&](const at::Tensor& y) { return sums_of_rows(y, rows_, tokens_); },
+      rows.arrive(), [&](const at::Tensor& y) { return sums_of_rows(y, rows_, tokens_); },
       [tokens = rows_.tokens](const at::Tensor& gradient) { return selected(gradient, tokens); });
 }
 

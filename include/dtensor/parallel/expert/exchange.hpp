@@ -36,13 +36,9 @@ class Exchange {
 
   // This rank's tokens x and their rows, sorted by expert -> the rows of this rank's experts, sorted by expert and, within one, in the
   // order of all tokens. Communicates an all_to_all. Differentiable.
-  at::Tensor to_experts(const at::Tensor& x, const Rows& rows, const Wire& wire = kWires[0]) const;
-  // Back again.
-  at::Tensor to_tokens(const at::Tensor& rows, const Wire& wire = kWires[0]) const;
-
-  // Both in two parts.
   RowsUnderWay start_to_experts(const at::Tensor& x, const Rows& rows, const Wire& wire) const;
   at::Tensor at_experts(const RowsUnderWay& rows) const;
+  // Back again: those that arrive are in the order of `rows` above.
   RowsUnderWay start_to_tokens(const at::Tensor& rows, const Wire& wire) const;
 
   // Rows of each of this rank's experts.
@@ -199,12 +195,6 @@ inline RowsUnderWay Exchange::start_to_tokens(const at::Tensor& rows, const Wire
   if (!back_.defined()) return {rows, route_.back(), wire};
   return {rows, route_.back(), wire, back_, [order = order_](const at::Tensor& g) { return selected(g, order); }};
 }
-
-inline at::Tensor Exchange::to_experts(const at::Tensor& x, const Rows& rows, const Wire& wire) const {
-  return at_experts(start_to_experts(x, rows, wire));
-}
-
-inline at::Tensor Exchange::to_tokens(const at::Tensor& rows, const Wire& wire) const { return start_to_tokens(rows, wire).arrive(); }
 
 }  // namespace dtensor::expert
 

@@ -16,6 +16,7 @@
 
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/where.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <string>
 
@@ -38,8 +39,8 @@ struct MixOptions {
   // What rows are while they travel to experts, and results on their way back, by alltoall and deduplicated; gradients of each as they
   // were: exact, bfloat16, or blocks8, a byte a number and a scale for 128 of them (expert::Wire has the errors).
   std::string rows = "exact", results = "exact";
-  // By alltoall: so many parts of each rank's tokens, of which one is computed while others travel. It pays where rows wait for a network.
-  // Experts multiply fewer rows at once, and gradients are added in another order.
+  // By alltoall and deduplicated: so many parts of each rank's tokens, of which one is computed while others travel. It pays where rows
+  // wait for a network. Experts multiply fewer rows at once, and gradients are added in another order.
   int64_t tiles = 1;
   // By alltoall: rows are put straight into the memory of their ranks (SymmetricMemory), where these share it; elsewhere they are sent.
   // The same bits. A little faster with shm, not with threads.
@@ -52,10 +53,13 @@ struct MixOptions {
 // Differentiable in all but `experts`. Gradients are sums over all tokens, on any mesh. Every rank takes part in all that is communicated,
 // also one without tokens or whose experts nobody chose. Communicates, for alltoall, one all_gather of counts and two all_to_all, and two
 // more in backward; for deduplicated four all_to_all and one of counts, and three in backward; for allgather an all_gather and a
-// reduce_scatter, and as many in backward. Throws for sizes that do not fit, an expert that there is not, weights that are cut in another
-// way, and routing weights with NaN or infinity, naming the layer and the rank.
+// reduce_scatter, and as many in backward; in tiles, for each of them. Throws for sizes that do not fit, an expert that there is not,
+// weights that are cut in another way, and routing weights with NaN or infinity, naming the layer and the rank.
+//
+// `beside`, work of the caller that needs no result of this, is called once: by alltoall and deduplicated while rows are on their way to
+// experts, and else at the end. Backward, what it recorded runs while the rows' gradients are on their way back.
 at::Tensor mix_experts(const at::Tensor& x, const at::Tensor& experts, const at::Tensor& weights, const expert::Weights& w,
-                       const MixOptions& options = {});
+                       const MixOptions& options = {}, const expert::Beside& beside = [] {});
 
 // -- How ------------------------------------------------------------------------------------------------------------------
 
@@ -90,8 +94,8 @@ inline void check_options(const MixOptions& options) {
   require(is_exact(options) || options.dispatch != "allgather", "mix_experts",
           "allgather sends all numbers as they are; got rows {} and results {}; hint: .dispatch alltoall or deduplicated", options.rows,
           options.results);
-  require(options.tiles >= 1 && (options.tiles == 1 || options.dispatch == "alltoall"), "mix_experts",
-          "tokens travel in one tile, or by alltoall in more; got {} tiles and {}", options.tiles, options.dispatch);
+  require(options.tiles >= 1 && (options.tiles == 1 || options.dispatch == "alltoall" || options.dispatch == "deduplicated"), "mix_experts",
+          "tokens travel in one tile, or by alltoall or deduplicated in more; got {} tiles and {}", options.tiles, options.dispatch);
   require(!options.put || options.dispatch == "alltoall", "mix_experts",
           "rows are put into the memory of other ranks by alltoall; got {}; hint: leave .put out", options.dispatch);
 }
@@ -117,25 +121,48 @@ inline MixOptions unchecked(MixOptions options) {
   return options;
 }
 
+// On one rank of a group: each token once to each rank that has any of its experts, in tiles as mix_in_tiles.
+inline at::Tensor mix_deduplicated(const Group& group, const at::Tensor& x, const at::Tensor& chosen, const at::Tensor& weights,
+                                   const Weights& w, const MixOptions& options, const Beside& beside) {
+  const auto [groups, lengths] = tiles_of(group, x.size(0), options.tiles);
+  const auto tokens = x.split_with_sizes(lengths), choices = chosen.split_with_sizes(lengths), factors = weights.split_with_sizes(lengths);
+  const bool finite = is_finite(weights, options);
+  std::vector<TokenExchange> exchanges;
+  for (int64_t i = 0; i < options.tiles; ++i) exchanges.emplace_back(groups[i], choices[i], finite, options.layer);
+  std::vector<RowsUnderWay> rows, weighed, back;
+  for (int64_t i = 0; i < options.tiles; ++i) {
+    rows.push_back(exchanges[i].start_to_experts(tokens[i], wire(options.rows)));
+    weighed.push_back(exchanges[i].start_to_experts(factors[i]));
+  }
+  beside();
+  for (int64_t i = 0; i < options.tiles; ++i) {
+    const auto arrived = exchanges[i].at_experts(rows[i]), with = exchanges[i].at_experts(weighed[i]);
+    const auto computed = mix_here(arrived, exchanges[i].chosen(), with, w, {0, w.w1.size(0)}, w.w1.size(0), unchecked(options));
+    back.push_back(exchanges[i].start_to_tokens(computed, wire(options.results)));
+  }
+  std::vector<at::Tensor> results;
+  for (int64_t i = 0; i < options.tiles; ++i) results.push_back(exchanges[i].at_tokens(back[i]));
+  return at::cat(results);
+}
+
 // On one rank of a group, with its own tokens and its own experts.
 inline at::Tensor mix_among(const Group& group, const at::Tensor& x, const at::Tensor& chosen, const at::Tensor& weights, const Weights& w,
-                            const MixOptions& options) {
+                            const MixOptions& options, const Beside& beside) {
   if (options.dispatch == "deduplicated") {
-    const TokenExchange exchange(group, by_token(chosen), is_finite(weights, options), options.layer);
-    const auto arrived = exchange.to_experts(by_token(x), wire(options.rows)), factors = exchange.to_experts(by_token(weights));
-    const auto computed = mix_here(arrived, exchange.chosen(), factors, w, {0, w.w1.size(0)}, w.w1.size(0), unchecked(options));
-    return exchange.to_tokens(computed, wire(options.results)).view(x.sizes());
+    return mix_deduplicated(group, by_token(x), by_token(chosen), by_token(weights), w, options, beside).view(x.sizes());
   }
   auto* mailbox = options.put ? Mailbox::of(group.mesh) : nullptr;
   if (options.tiles > 1) {
     return mix_in_tiles(group, by_token(x), by_token(chosen), by_token(weights), w, options.tiles, is_finite(weights, options),
-                        options.layer, wire(options.rows), wire(options.results), mailbox).view(x.sizes());
+                        options.layer, wire(options.rows), wire(options.results), mailbox, beside).view(x.sizes());
   }
   const auto rows = sorted_rows(by_token(chosen), group.first_expert.back());
   const Exchange exchange(group, rows, is_finite(weights, options), options.layer, mailbox);
-  const auto arrived = exchange.to_experts(by_token(x), rows, wire(options.rows));
-  const auto computed = feed_forward(arrived, exchange.counts(), w);
-  return weighted_sums(exchange.to_tokens(computed, wire(options.results)), by_token(weights), rows).view(x.sizes());
+  const auto under_way = exchange.start_to_experts(by_token(x), rows, wire(options.rows));
+  beside();
+  const auto computed = feed_forward(exchange.at_experts(under_way), exchange.counts(), w);
+  const auto back = exchange.start_to_tokens(computed, wire(options.results));
+  return weighted_sums(back.arrive(), by_token(weights), rows).view(x.sizes());
 }
 
 // Of plain tensors any.
@@ -179,32 +206,40 @@ inline at::Tensor gathered(const at::Tensor& weight, const Placements& placement
 }
 
 inline at::Tensor mix_on_mesh(const at::Tensor& x, const at::Tensor& experts, const at::Tensor& weights, const Weights& w,
-                              const MixOptions& options) {
+                              const MixOptions& options, const Beside& beside) {
   const auto known = plan_for(x, w.w1, options.dispatch, options.layer);
   const auto& plan = *known;
+  const auto outside = c10::impl::tls_local_dispatch_key_set();
+  const Beside beside_outside = [&] {  // of local_map, where tensors are distributed
+    const c10::impl::ForceDispatchKeyGuard guard(outside);
+    beside();
+  };
   const auto mix = [&](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
     const Weights local{in[3], in[4], in.size() > 5 ? in[5] : at::Tensor()};
-    if (plan.group) return {mix_among(*plan.group, in[0], in[1], in[2], local, options)};
+    if (plan.group) return {mix_among(*plan.group, in[0], in[1], in[2], local, options, beside_outside)};
     return {mix_here(in[0], in[1], in[2], local, plan.own, w.w1.size(0), options)};
   };
   std::vector<at::Tensor> inputs{x, experts, weights, gathered(w.w1, plan.w1), gathered(w.w2, plan.w2)};
   std::vector<Placements> in{plan.tokens, plan.tokens, plan.tokens, plan.w1, plan.w2};
   if (w.w3.defined()) inputs.push_back(gathered(w.w3, plan.w1)), in.push_back(plan.w1);
   const auto result = dtensor::detail::run_local_map(mix, plan.mesh, in, {plan.out}, {.out_sizes = {x.sizes().vec()}}, inputs)[0];
+  if (!plan.group) beside();
   return redistribute(result, as_before(x, plan));
 }
 
 }  // namespace expert
 
 inline at::Tensor mix_experts(const at::Tensor& x, const at::Tensor& experts, const at::Tensor& weights, const expert::Weights& w,
-                              const MixOptions& options) {
+                              const MixOptions& options, const expert::Beside& beside) {
   expert::check_sizes(x, experts, weights, w);
   expert::check_options(options);
   auto named = options;
   if (named.dispatch == "automatic") named.dispatch = expert::automatic_dispatch(x, experts, w, expert::is_exact(options));
   if (named.layer.empty()) named.layer = is_dtensor(w.w1) ? module_name(w.w1) : "";
-  if (!is_dtensor(x) && !is_dtensor(w.w1)) return expert::mix_here(x, experts, weights, w, {0, w.w1.size(0)}, w.w1.size(0), named);
-  return expert::mix_on_mesh(x, experts, weights, w, named);
+  if (is_dtensor(x) || is_dtensor(w.w1)) return expert::mix_on_mesh(x, experts, weights, w, named, beside);
+  auto result = expert::mix_here(x, experts, weights, w, {0, w.w1.size(0)}, w.w1.size(0), named);
+  beside();
+  return result;
 }
 
 }  // namespace dtensor

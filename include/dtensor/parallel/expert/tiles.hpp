@@ -14,11 +14,18 @@ namespace dtensor::expert {
 // The part of each rank's tokens, [n i / tiles, n (i + 1) / tiles) of its n, that tile i has.
 Group tile_of(const Group& group, int64_t i, int64_t tiles);
 
+// All of them, and how many of this rank's n tokens each has.
+struct Tiles {
+  std::vector<Group> groups;
+  std::vector<int64_t> lengths;
+};
+Tiles tiles_of(const Group& group, int64_t n, int64_t tiles);
+
 // On one rank of a group: x [tokens, dim], chosen and weights [tokens, k] -> [tokens, dim]. Tiles set out one after the other and are
-// computed as they come; so do gradients. Each expert's product is one of a tile's rows.
+// computed as they come; so do gradients. Each expert's product is one of a tile's rows. `beside`: when all have set out.
 at::Tensor mix_in_tiles(const Group& group, const at::Tensor& x, const at::Tensor& chosen, const at::Tensor& weights, const Weights& w,
                         int64_t tiles, bool finite, std::string_view layer, const Wire& rows_as, const Wire& results_as,
-                        Mailbox* mailbox = nullptr);
+                        Mailbox* mailbox = nullptr, const Beside& beside = [] {});
 
 // -- How ------------------------------------------------------------------------------------------------------------------
 
@@ -41,15 +48,19 @@ inline Group tile_of(const Group& group, int64_t i, int64_t tiles) {
   return tile;
 }
 
+inline Tiles tiles_of(const Group& group, int64_t n, int64_t tiles) {
+  Tiles result;
+  for (int64_t i = 0; i < tiles; ++i) {
+    result.groups.push_back(tile_of(group, i, tiles));
+    result.lengths.push_back(tile_begin(n, i + 1, tiles) - tile_begin(n, i, tiles));
+  }
+  return result;
+}
+
 inline at::Tensor mix_in_tiles(const Group& group, const at::Tensor& x, const at::Tensor& chosen, const at::Tensor& weights,
                                const Weights& w, int64_t tiles, bool finite, std::string_view layer, const Wire& rows_as,
-                               const Wire& results_as, Mailbox* mailbox) {
-  std::vector<int64_t> lengths;
-  std::vector<Group> groups;
-  for (int64_t i = 0; i < tiles; ++i) {
-    lengths.push_back(tile_begin(x.size(0), i + 1, tiles) - tile_begin(x.size(0), i, tiles));
-    groups.push_back(tile_of(group, i, tiles));
-  }
+                               const Wire& results_as, Mailbox* mailbox, const Beside& beside) {
+  const auto [groups, lengths] = tiles_of(group, x.size(0), tiles);
   const auto tokens = x.split_with_sizes(lengths), choices = chosen.split_with_sizes(lengths), factors = weights.split_with_sizes(lengths);
   std::vector<Rows> rows;
   std::deque<PendingTensor> counts;
@@ -63,6 +74,7 @@ inline at::Tensor mix_in_tiles(const Group& group, const at::Tensor& x, const at
     exchanges.emplace_back(groups[i], rows[i], std::move(counts[i]), layer, mailbox);
     there.push_back(exchanges[i].start_to_experts(tokens[i], rows[i], rows_as));
   }
+  beside();
   for (int64_t i = 0; i < tiles; ++i) {
     const auto computed = feed_forward(exchanges[i].at_experts(there[i]), exchanges[i].counts(), w);
     back.push_back(exchanges[i].start_to_tokens(computed, results_as));

@@ -6,12 +6,16 @@
 #include <dtensor/parallel/expert/rows.hpp>
 #include <dtensor/parallel/expert/wire.hpp>
 
+#include <functional>
 #include <memory>
 #include <optional>
 
 #pragma GCC visibility push(default)
 
 namespace dtensor::expert {
+
+// What a rank does while its rows are on their way: called once.
+using Beside = std::function<void()>;
 
 // How many rows go where. All that the last two say is for ranks that put rows into each other's memory; without a mailbox they send them.
 struct Route {
