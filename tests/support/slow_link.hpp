@@ -113,8 +113,8 @@ inline void on_slow_links(int ranks, double seconds_per_byte, const std::functio
   }
 }
 
-// The waits of passes on two ranks, on each the same messages: those of the rank that comes last, which sleeps for the link alone. Of each
-// message the least of the passes.
+// The waits of passes on two ranks, on each the same messages: of each message the longest of all passes and both ranks. A rank that
+// is late, or a machine that is busy, only makes ranks sleep less for the link.
 struct Waits {
   static constexpr int kPasses = 3;
   std::vector<double> of[kPasses][2] = {};  // by rank
@@ -128,10 +128,10 @@ struct Waits {
       world.barrier();
     }
   }
-  std::vector<double> least() const {
-    std::vector<double> result(of[0][0].size(), 1e300);
+  std::vector<double> most() const {
+    std::vector<double> result(of[0][0].size());
     for (const auto& [a, b] : of) {
-      for (size_t m = 0; m < result.size(); ++m) result[m] = std::min(result[m], std::max(a.at(m), b.at(m)));
+      for (size_t m = 0; m < result.size(); ++m) result[m] = std::max({result[m], a.at(m), b.at(m)});
     }
     return result;
   }
