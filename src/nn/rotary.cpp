@@ -1,6 +1,7 @@
 // The operator of rotary_embedding.hpp on the CPU: dtensor::rotary, its gradient and its sharding rule.
 #include <dtensor/nn/rotary_embedding.hpp>
 
+#include <dtensor/base/error.hpp>
 #include <dtensor/tensor/custom_op.hpp>
 
 #include <ATen/Dispatch.h>
@@ -9,6 +10,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <fmt/ranges.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -47,7 +49,15 @@ void turn_all(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
   });
 }
 
+void check(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  require(x.dim() == 4 && x.size(3) % 2 == 0 && cos.dim() == 2 && cos.size(0) == x.size(1) && cos.size(1) == x.size(3) / 2 &&
+              cos.sizes() == sin.sizes(),
+          "rotary", "got x [{}], cosines [{}] and sines [{}]; expected [batch, length, heads, dim] and twice [length, dim / 2]",
+          fmt::join(x.sizes(), ", "), fmt::join(cos.sizes(), ", "), fmt::join(sin.sizes(), ", "));
+}
+
 at::Tensor rotary_cpu(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
+  check(x, cos, sin);
   const auto from = x.stride(3) == 1 ? x : x.contiguous();
   const auto y = at::empty(x.sizes(), x.options());
   AT_DISPATCH_FLOATING_TYPES_AND(at::kBFloat16, x.scalar_type(), "rotary", [&] {
@@ -103,6 +113,7 @@ at::Tensor detail::turned(const at::Tensor& x, const at::Tensor& cos, const at::
     register_rule("dtensor::rotary", "blhd,lc,lc->blhd", {.whole = "dc"});
     return true;
   }();
+  check(x, cos, sin);  // of whole tensors, before ranks take their shards
   return call_rotary(x, cos, sin, false);
 }
 

@@ -59,6 +59,13 @@ TEST_CASE("nn: the rotary operator has second gradients and tables that learn", 
   CHECK(table.cos.grad().abs().sum().item<double>() > 0);
 }
 
+TEST_CASE("nn: the rotary operator refuses a table whose sines do not fit", "[nn]") {
+  const auto x = at::randn({2, 3, 1, 4}), cos = at::ones({3, 2});
+  for (const auto& sizes : std::vector<std::vector<int64_t>>{{1, 2}, {0, 2}, {3, 1}, {2}}) {
+    CHECK_THROWS_WITH(nn::apply_rotary(x, {cos, at::ones(sizes)}), says("twice [length, dim / 2]"));
+  }
+}
+
 TEST_CASE("nn: the rotary operator on meshes", "[nn]") {
   for (const std::string transport : {"threads", "shm"}) {
     for (const int ranks : {1, 2, 3, 4}) {

@@ -122,6 +122,7 @@ TEST_CASE("copies: what does not fit is refused in words", "[experts]") {
   REQUIRE_THROWS_WITH(expert::plan_copies(counts, {.ranks = 3, .slots = 5}), says("got 5 slots on 3 ranks"));
   REQUIRE_THROWS_WITH(expert::plan_copies(counts, {.ranks = 2, .slots = 4, .nodes = 3}), says("got 3 nodes of 2 ranks"));
   REQUIRE_THROWS_WITH(expert::plan_copies({{1, -1}}, {.ranks = 1, .slots = 2}), says("below 0"));
+  REQUIRE_THROWS_WITH(expert::plan_copies({{}}, {.ranks = 1, .slots = 2}), says("without experts"));
 }
 
 TEST_CASE("copies: a mixture with copies has the numbers of one without", "[experts]") {

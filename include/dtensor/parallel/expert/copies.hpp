@@ -151,7 +151,8 @@ inline std::vector<Indices> experts_of_nodes(const Loads& loads, const CopiesOpt
 
 inline void check(const Loads& loads, const CopiesOptions& o) {
   const auto experts = static_cast<int64_t>(loads.size());
-  require(o.ranks >= 1 && o.slots >= std::max<int64_t>(experts, 1) && o.slots % o.ranks == 0, "plan_copies",
+  require(experts >= 1, "plan_copies", "got a layer without experts; expected at least one");
+  require(o.ranks >= 1 && o.slots >= experts && o.slots % o.ranks == 0, "plan_copies",
           "got {} slots on {} ranks for {} experts; expected a multiple of the ranks, and as many as experts at least", o.slots, o.ranks,
           experts);
   require(o.nodes >= 1 && o.ranks % o.nodes == 0 && o.groups >= 1 && experts % o.groups == 0, "plan_copies",
