@@ -74,7 +74,7 @@ TEST_CASE("generate invariant: a row of a product has the same bits alone by whi
   }
 }
 
-TEST_CASE("generate invariant: for products only, weights that lie otherwise are left to libtorch", "[generate]") {
+TEST_CASE("generate invariant: weights that lie otherwise are left to libtorch for products only", "[generate]") {
   torch::manual_seed(5);
   const auto x = torch::randn({2, 50}), y = torch::randn({50, 30}), tall = y.t().contiguous();
   const auto by_rows = generate::rows_product(x, tall), plain = at::mm(x, y);
