@@ -12,10 +12,13 @@ namespace dtensor::comm::shared_memory {
 bool grow(int fd, int64_t offset, int64_t bytes) {
   rlimit limit{};
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0) return false;
+  if (limit.rlim_cur < static_cast<rlim_t>(offset + bytes)) {
+    errno = EFBIG;
+    return false;
+  }
   int error = 0;
-  if (limit.rlim_cur < static_cast<rlim_t>(offset + bytes)) error = EFBIG;
-  else do error = posix_fallocate(fd, offset, bytes);
-    while (error == EINTR);
+  do error = posix_fallocate(fd, offset, bytes);
+  while (error == EINTR);
   errno = error;
   return error == 0;
 }
