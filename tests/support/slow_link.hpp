@@ -113,8 +113,9 @@ inline void on_slow_links(int ranks, double seconds_per_byte, const std::functio
   }
 }
 
-// The waits of passes on two ranks, on each the same messages: of each message the longest of all passes and both ranks. A rank that
-// is late, or a machine that is busy, only makes ranks sleep less for the link.
+// The waits of passes on two ranks, on each the same messages: of each message that of the rank that waits longer, in the median of the
+// passes. A rank that is late makes the other one sleep less for the link, and a busy machine wakes it late: neither the shortest nor the
+// longest tells.
 struct Waits {
   static constexpr int kPasses = 3;
   std::vector<double> of[kPasses][2] = {};  // by rank
@@ -128,10 +129,13 @@ struct Waits {
       world.barrier();
     }
   }
-  std::vector<double> most() const {
-    std::vector<double> result(of[0][0].size());
-    for (const auto& [a, b] : of) {
-      for (size_t m = 0; m < result.size(); ++m) result[m] = std::max({result[m], a.at(m), b.at(m)});
+  std::vector<double> median() const {
+    std::vector<double> result;
+    for (size_t m = 0; m < of[0][0].size(); ++m) {
+      std::vector<double> passes;
+      for (const auto& [a, b] : of) passes.push_back(std::max(a.at(m), b.at(m)));
+      std::ranges::sort(passes);
+      result.push_back(passes[kPasses / 2]);
     }
     return result;
   }
