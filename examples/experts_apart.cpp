@@ -107,6 +107,11 @@ std::pair<std::vector<double>, std::string> train_apart(const TextData& text, co
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && (std::string(argv[1]) == "--help" || std::string(argv[1]) == "-h")) {
+    std::cout << "experts_apart [--ranks N]: trains a small mixture of experts with attention on the first ranks and experts on the others,\n"
+                 "checks its losses against one device, and writes. N: 2 or more. dtensor-run -n N experts_apart takes processes.\n";
+    return 0;
+  }
   at::set_num_threads(1);
   return dt::launch(argc, argv, [](dt::World& world) {
     const TextData text("");

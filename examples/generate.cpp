@@ -5,6 +5,7 @@
 //
 // Only the text goes to standard output. Tokens are bytes. Without --prompt it goes on with what you type, on a terminal, and else with
 // what standard input of the first rank has.
+#include "expert_choices.hpp"
 #include "training.hpp"
 #include "zoo/huggingface.hpp"
 #include "zoo/zoo.hpp"
@@ -94,7 +95,10 @@ std::shared_ptr<zoo::Model> make_model(const TextOptions& o, const Chosen& chose
   model->to(o.dtype == "float64" ? torch::kFloat64 : o.dtype == "bfloat16" ? torch::kBFloat16 : torch::kFloat32);
   deferred.reset();
   if (mesh) {
+    dt::require(!has_dim(mesh, "ep") || has_experts(*model), "generate", "ep cuts experts, and {} has none; hint: --mesh tp={}", o.model,
+                mesh->size());
     dt::parallelize_module(*model, *mesh, has_dim(mesh, "tp") ? dt::automatic_plan(*model) : dt::Plan{});
+    if (has_dim(mesh, "ep")) cut_experts(*model, *mesh, {});
     dt::materialize(*model);
   }
   load_weights(*model, chosen, o.model);
@@ -124,6 +128,15 @@ class Printer {
   size_t next_ = 0;
 };
 
+// Says so where there was no room for all the tokens that were asked for.
+void tell_if_cut(const gen::Engine& engine, const gen::Settings& settings, const gen::Output& output) {
+  const auto tokens = static_cast<int64_t>(output.tokens.size()), positions = engine.runner().positions();
+  if (output.finish != gen::Finish::length || tokens >= settings.max_tokens) return;
+  const auto why = positions > 0 ? fmt::format("prompt and text have the {} positions of the model", positions)
+                                 : "prompt and text fill the cache; hint: --cache";
+  dt::detail::say("generate: a text ends after {} of {} tokens: {}\n", tokens, settings.max_tokens, why);
+}
+
 // The outputs of all prompts, which groups of ranks along dp share out.
 void write_texts(gen::Engine& engine, const TextOptions& o, bool prints) {
   std::vector<gen::Tokens> prompts;
@@ -131,6 +144,7 @@ void write_texts(gen::Engine& engine, const TextOptions& o, bool prints) {
   for (const auto& completion : engine.generate(prompts, o.settings)) {
     for (const auto& output : completion.outputs) {
       if (prints) std::cout << output.text << '\n' << std::flush;
+      if (prints) tell_if_cut(engine, o.settings, output);
     }
   }
 }
@@ -144,6 +158,9 @@ gen::Tokens write_text(gen::Engine& engine, const TextOptions& o, const gen::Tok
   for (int64_t i = 0; !o.stream && i < o.settings.n; ++i) {
     const auto& output = completion.outputs[i];
     printer.add({i, -1, output.text, 0, output.finish});
+  }
+  for (const auto& output : completion.outputs) {
+    if (prints) tell_if_cut(engine, o.settings, output);
   }
   return completion.outputs[0].tokens;
 }
@@ -237,9 +254,9 @@ TextOptions parse_options(CLI::App& app, int argc, char** argv) {
   TextOptions o;
   auto& s = o.settings;
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  add_mesh_options(app, o, {"dp", "tp"});
+  add_mesh_options(app, o, {"dp", "tp", "ep"});
   app.remove_option(app.get_option("--meshes"));
-  app.get_option("--mesh")->description("the mesh: tp cuts the model, dp shares prompts out, e.g. dp=2,tp=2 (default: tp=RANKS)");
+  app.get_option("--mesh")->description("the mesh: tp cuts the model, ep its experts, dp shares prompts out; e.g. dp=2,tp=2 (default: tp=RANKS)");
   app.add_option("--model", o.model, "a name of the zoo, or a folder with config.json and safetensors");
   app.add_option("--checkpoint", o.checkpoint,
                  "weights: a folder of train --save, one of its steps, or another library's files (default: drawn)");
@@ -247,7 +264,7 @@ TextOptions parse_options(CLI::App& app, int argc, char** argv) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--tokens", s.max_tokens, "new tokens, at most")->check(positive);
   app.add_option("--n", s.n, "texts for each prompt")->check(positive);
-  app.add_option("--seed", o.seed, "of the draws, and of the parameters where there is no checkpoint");
+  app.add_option("--seed", o.seed, "of the draws, which every prompt starts anew, and of the parameters where there is no checkpoint");
   app.add_option("--temperature", s.temperature, "0: always the most probable token")->check(not_negative);
   app.add_option("--top-k", s.top_k, "only so many of the most probable tokens; 0: all")->check(not_negative);
   app.add_option("--top-p", s.top_p, "only the most probable tokens, up to this probability together")->check(CLI::Range(0.0, 1.0));

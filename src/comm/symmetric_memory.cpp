@@ -102,7 +102,7 @@ void SymmetricMemory::make(const char* op) {
             "ranks ask for different memory; rank {} asks for {} bytes and {} pads, rank {} for {} and {}; expected the same on all ranks "
             "of group '{}'", group_.ranks()[0], all[0], all[1], group_.ranks()[r], theirs[0], theirs[1], group_.name());
   }
-  require(valid, op, "got {} bytes and {} pads; expected 0 bytes or more, and 1 to {} pads", bytes_, pads_, kMostPads);
+  require(valid, op, "got {} bytes and {} pads; expected 0 to {} bytes, and 1 to {} pads", bytes_, pads_, kMostBytes, kMostPads);
   if (rank() > 0 && all[4] == 0) try_to([&] { memory_ = sharing_->take(0, {all[2], all[3]}, total); });
   const auto errors = gathered(group_, {error});
   for (int r = 0; r < size(); ++r) {
@@ -194,6 +194,7 @@ int64_t SymmetricMemory::signals(int from, int pad) const {
 
 void SymmetricMemory::wait(int from, int64_t count, int pad) {
   check_pad("wait", from, pad);
+  require(count >= 0, "wait", "got {} signals to wait for; expected 0 or more", count);
   const auto event = note(Collective::wait, from, pad, count);
   const auto& signals = counter(rank(), from, pad);
   if (!comm::stay_awake([&] { return signals.load() >= count; })) sleep_until_signalled(from, count, pad, event);

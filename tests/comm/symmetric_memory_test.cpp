@@ -280,7 +280,7 @@ TEST_CASE("symmetric memory: what it refuses", "[comm][symmetric]") {
     if (n > 1) refused("for 16 and 3", [&] { SymmetricMemory(*all, 16, me == 1 ? 3 : 1); });
     refused("got -1 bytes", [&] { SymmetricMemory(*all, -1); });
     refused("and 0 pads", [&] { SymmetricMemory(*all, 8, 0); });
-    refused("expected 0 bytes or more", [&] { SymmetricMemory(*all, std::numeric_limits<int64_t>::max()); });
+    refused("expected 0 to 70368744177664 bytes", [&] { SymmetricMemory(*all, std::numeric_limits<int64_t>::max()); });
     refused("there is no room", [&] { SymmetricMemory(*all, int64_t{1} << 45); });
 
     SymmetricMemory memory(*all, 64, 2);
@@ -294,6 +294,7 @@ TEST_CASE("symmetric memory: what it refuses", "[comm][symmetric]") {
     refused("expected 0 or more", [&] { memory.view(0, {-1}, at::kDouble); });
     refused("is not in group", [&] { memory.put(x, n); });
     refused("is not in group", [&] { memory.wait(-1, 1); });
+    refused("got -1 signals", [&] { memory.wait(0, -1); });
     refused("there is no pad 2", [&] { memory.signal(0, 2); });
     refused("there is no pad -1", [&] { memory.wait(0, 1, -1); });
     refused("not contiguous", [&] { memory.put(at::ones({2, 3}).t(), 0); });

@@ -98,6 +98,12 @@ TEST_CASE("choices: a hash gives a token the same experts everywhere and spreads
   REQUIRE_THROWS_WITH(nn::chosen_by_hash(ids.to(torch::kInt), 6, 1), says("numbered by int64"));
 }
 
+TEST_CASE("choices: of no tokens there are none to choose", "[experts]") {
+  const auto routing = nn::route(torch::zeros({0, 4}), {.top_k = 2, .choose_by = "experts"});
+  CHECK(routing.experts.sizes() == at::IntArrayRef({0, 4}));
+  CHECK_THROWS_WITH(nn::chosen_by_experts(torch::zeros({3, 4}), 0), says("to take 0 tokens of 3"));
+}
+
 TEST_CASE("choices: a capacity counts no row of no expert", "[experts]") {
   const auto chosen = torch::tensor({0, -1, -1, 1, 0, 1, 0, -1}, torch::kLong).view({4, 2});
   const auto weights = torch::tensor({.1, 0., 0., .9, .2, .8, .3, 0.}, torch::kDouble).view({4, 2});

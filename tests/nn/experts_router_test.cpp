@@ -166,6 +166,7 @@ TEST_CASE("router: what cannot be is refused by name", "[experts]") {
   REQUIRE_THROWS_WITH(nn::route(logits, {.choose_by = "dice"}), says("no choice by 'dice'"));
   REQUIRE_THROWS_WITH(nn::route(logits, {.jitter = 1}), says("a jitter of 1"));
   REQUIRE_THROWS_WITH(nn::capacity_of(0, 8, 2, 4), says("capacity factor of 0"));
+  REQUIRE_THROWS_WITH(nn::capacity_of(HUGE_VAL, 8, 2, 4), says("capacity factor of inf"));
   REQUIRE_THROWS_WITH(nn::limit_to_capacity(torch::zeros({2, 1}, torch::kLong), torch::ones({2, 1}), 4, 0), says("capacity of 0"));
   REQUIRE_THROWS_WITH(nn::limit_to_capacity(torch::zeros({2, 1}, torch::kLong), torch::ones({2, 1}), 4, 1, "random"), says("'random'"));
 }
@@ -178,6 +179,7 @@ TEST_CASE("capacity: an expert keeps the first tokens or the most probable ones"
   REQUIRE(indices_of(nn::limit_to_capacity(chosen, weights, 3, 4)) == indices_of(chosen));
   REQUIRE(nn::capacity_of(1, 4, 2, 3) == 3);
   REQUIRE(nn::capacity_of(1.5, 4, 2, 3) == 4);
+  REQUIRE(nn::capacity_of(1e300, 4, 2, 3) == 8);  // all rows that there are
 }
 
 TEST_CASE("losses of experts are their formulas", "[experts]") {

@@ -89,6 +89,13 @@ TEST_CASE("nn: layers of other dtypes or with features that are cut use the form
   }));
 }
 
+TEST_CASE("nn: RMSNorm refuses integers and rows of another size", "[nn]") {
+  nn::RMSNorm norm(8, kEps);
+  CHECK_THROWS_WITH(norm(at::ones({4, 8}, at::kLong)), says("expected floating [..., 8]"));
+  CHECK_THROWS_WITH(norm(at::ones({4, 1})), says("got x [4, 1]"));
+  CHECK_THROWS_WITH(norm(at::ones({})), says("got x []"));
+}
+
 TEST_CASE("nn: the rms_norm operator on meshes", "[nn]") {
   for (const std::string transport : {"threads", "shm"}) {
     for (const int ranks : {1, 2, 3, 4}) {

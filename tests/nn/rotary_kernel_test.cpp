@@ -66,6 +66,12 @@ TEST_CASE("nn: the rotary operator refuses a table whose sines do not fit", "[nn
   }
 }
 
+TEST_CASE("nn: rotary positions refuse what are no heads of numbers", "[nn]") {
+  const nn::RotaryTable table{at::ones({3, 2}), at::ones({3, 2})};
+  CHECK_THROWS_WITH(nn::apply_rotary(at::randn({2, 3, 4}), table), says("expected floating [batch, length, heads, dim]"));
+  CHECK_THROWS_WITH(nn::apply_rotary(at::ones({2, 3, 1, 4}, at::kLong), table), says("expected floating [batch, length, heads, dim]"));
+}
+
 TEST_CASE("nn: the rotary operator on meshes", "[nn]") {
   for (const std::string transport : {"threads", "shm"}) {
     for (const int ranks : {1, 2, 3, 4}) {

@@ -67,6 +67,7 @@ class Runner {
   World& world_;
   int64_t vocabulary_ = 0, positions_ = 0, bytes_of_block_ = 0;
   std::vector<LayerShape> shapes_;
+  mutable HeadPlacements heads_;
   std::vector<Pages> layers_;
   std::string why_not_;
   at::Tensor measured_;  // scores of the tried tokens in one piece, by attention over pages
@@ -161,7 +162,8 @@ inline std::string Runner::measure() {
   StepRows rows{ids, {}, {{0, static_cast<int64_t>(ids.size()), 0, nullptr, nullptr}}, {}};
   for (size_t i = 0; i < ids.size(); ++i) rows.positions.push_back(static_cast<int64_t>(i)), rows.scored.push_back(static_cast<int64_t>(i));
   try {
-    MeasuringStep step(world_, rows);
+    heads_.clear();
+    MeasuringStep step(world_, rows, heads_);
     measured_ = forward(ids);
     shapes_ = step.shapes;
     positions_ = step.limit();
@@ -246,7 +248,7 @@ inline void Runner::copy_place(const Block* table, int64_t from, int64_t to) con
 inline at::Tensor Runner::run(const StepRows& rows, const std::vector<std::span<const int64_t>>& before, const Failed& failed) const {
   if (!pages()) return recompute(rows, before, failed);
   if (mesh_ && mesh_->size() > 1) return run_padded(rows);
-  const PagedStep step(world_, rows, layers_);
+  const PagedStep step(world_, rows, heads_, layers_);
   const auto scores = forward(rows.ids);
   if (step.picked()) return scores;
   const NoSpmd plain;
@@ -256,7 +258,7 @@ inline at::Tensor Runner::run(const StepRows& rows, const std::vector<std::span<
 inline at::Tensor Runner::run_padded(const StepRows& rows) const {
   const auto round = padded(rows);
   const auto wanted = static_cast<int64_t>(rows.scored.size());
-  const PagedStep step(world_, round, layers_);
+  const PagedStep step(world_, round, heads_, layers_);
   const auto scores = forward(round.ids);
   const NoSpmd plain;
   if (step.picked()) return scores.narrow(0, 0, wanted);

@@ -33,10 +33,14 @@ StepRows padded(StepRows rows);
 // The spans' rows in at most `count` parts, of about equally many rows and in their order. All rows of a sequence are in one part.
 std::vector<StepRows> in_parts(const StepRows& rows, int64_t count);
 
+// How each layer's heads lie on a mesh. The first pass notes it, and later passes keep to it: with another number of rows queries may lie
+// in another way, but a rank's pages are those of its heads.
+using HeadPlacements = std::vector<Placements>;
+
 // What the layers of a model are given while a pass runs. Each call of attention is the next layer's.
 class Step : public Decoding {
  public:
-  Step(World& world, const StepRows& rows) : Decoding(world), rows_(rows) {}
+  Step(World& world, const StepRows& rows, HeadPlacements& heads) : Decoding(world), rows_(rows), heads_(heads) {}
 
   at::Tensor positions(int64_t rows, int64_t limit) override;
   bool shares_heads(const at::Tensor& q, int64_t key_heads) override;
@@ -52,9 +56,12 @@ class Step : public Decoding {
   virtual at::Tensor attend(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) = 0;
 
   const StepRows& rows_;
+  HeadPlacements& heads_;
   Step* whole_ = nullptr;  // of which this is a part
 
  private:
+  const Placements& next_heads(const Layout& q);
+
   at::Tensor positions_, scored_;
   int64_t layer_ = 0, limit_ = 0;
   bool picked_ = false;
@@ -63,9 +70,10 @@ class Step : public Decoding {
 // With pages.
 class PagedStep final : public Step {
  public:
-  PagedStep(World& world, const StepRows& rows, const std::vector<Pages>& layers) : Step(world, rows), layers_(layers) {}
+  PagedStep(World& world, const StepRows& rows, HeadPlacements& heads, const std::vector<Pages>& layers)
+      : Step(world, rows, heads), layers_(layers) {}
   // Some of the rows of another one, which go through the model by themselves.
-  PagedStep(World& world, const StepRows& rows, PagedStep& whole) : PagedStep(world, rows, whole.layers_) { whole_ = &whole; }
+  PagedStep(World& world, const StepRows& rows, PagedStep& whole) : PagedStep(world, rows, whole.heads_, whole.layers_) { whole_ = &whole; }
 
   const StepRows& rows() const { return rows_; }
 
@@ -170,12 +178,21 @@ inline at::Tensor Step::positions(int64_t rows, int64_t limit) {
   return positions_;
 }
 
+// Of the layer whose attention comes next.
+inline const Placements& Step::next_heads(const Layout& q) {
+  if (static_cast<size_t>(layer_) >= heads_.size()) heads_.resize(layer_ + 1);
+  auto& heads = heads_[layer_];
+  if (heads.empty()) heads = detail::by_heads(q);
+  return heads;
+}
+
 inline bool Step::shares_heads(const at::Tensor& q, int64_t key_heads) {
   if (!is_dtensor(q)) return true;
   const auto& layout = *find_layout(q);
+  const auto& heads = next_heads(layout);
   int64_t ranks = 1;
   for (int64_t d = 0; d < layout.mesh().ndim(); ++d) {
-    if (layout.placements()[d] == shard(1)) ranks *= layout.mesh().size(d);
+    if (heads[d] == shard(1)) ranks *= layout.mesh().size(d);
   }
   return key_heads % ranks == 0;
 }
@@ -199,17 +216,18 @@ inline at::Tensor Step::attention(const AttentionArguments& a) {
           a.mask.defined() ? "a mask"
           : a.dropout > 0  ? "a dropout"
                            : "all positions to attend to");
-  const auto layer = layer_++;
+  const auto layer = layer_;
   const auto scale = a.scale > 0 ? a.scale : 1 / std::sqrt(static_cast<double>(a.q.size(3)));
   const auto run = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
     return detail::heads_first(attend(layer, detail::rows_first(q), detail::rows_first(k), detail::rows_first(v), scale));
   };
-  if (!is_dtensor(a.q)) return run(a.q, a.k, a.v);
-  const auto& layout = *find_layout(a.q);
-  const auto all = detail::by_heads(layout);
+  const auto* layout = is_dtensor(a.q) ? find_layout(a.q) : nullptr;
+  const auto all = layout ? next_heads(*layout) : Placements{};
+  ++layer_;
+  if (!layout) return run(a.q, a.k, a.v);
   LocalMapOptions options;
   options.out_sizes = {{1, a.q.size(1), a.q.size(2), a.v.size(3)}};
-  return local_map(run, layout.mesh(), {all, all, all}, {all}, options)(a.q, a.k, a.v);
+  return local_map(run, layout->mesh(), {all, all, all}, {all}, options)(a.q, a.k, a.v);
 }
 
 inline at::Tensor PagedStep::attend(int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {

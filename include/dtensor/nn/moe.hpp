@@ -130,7 +130,8 @@ inline torch::Tensor ExpertsImpl::forward(const torch::Tensor& x, const torch::T
 inline MoEImpl::MoEImpl(const MoEOptions& o) : options(o) {
   require(o.dim >= 1 && o.hidden >= 1 && o.experts >= 1 && o.shared_hidden >= 0 && o.latent >= 0, "MoE",
           "got dim {}, hidden {}, {} experts, shared hidden {}, latent {}", o.dim, o.hidden, o.experts, o.shared_hidden, o.latent);
-  require(o.capacity_factor >= 0, "MoE", "got a capacity factor of {}; expected 0 or more", o.capacity_factor);
+  require(o.capacity_factor >= 0 && std::isfinite(o.capacity_factor), "MoE",
+          "got a capacity factor of {}; expected a finite number above 0, or 0 for no limit", o.capacity_factor);
   detail::check_drop(o.drop);
   require(o.balance_over == "batch" || o.balance_over == "sequence" || o.balance_over == "global", "MoE",
           "the balance is over a batch, a sequence or global; got '{}'", o.balance_over);

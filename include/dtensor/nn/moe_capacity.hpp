@@ -14,7 +14,8 @@
 
 namespace dtensor::nn {
 
-// The rows that an expert takes at most: ceil(factor * tokens * k / experts) of the global batch, whatever the number of ranks.
+// The rows that an expert takes at most: ceil(factor * tokens * k / experts) of the global batch, whatever the number of ranks, and no more
+// than there are.
 int64_t capacity_of(double factor, int64_t tokens, int64_t k, int64_t experts);
 
 // `chosen` int64 [..., k], -1: none, with -1 for each row beyond its expert's capacity. `drop`:
@@ -27,8 +28,9 @@ at::Tensor limit_to_capacity(const at::Tensor& chosen, const at::Tensor& weights
 // -- How ------------------------------------------------------------------------------------------------------------------
 
 inline int64_t capacity_of(double factor, int64_t tokens, int64_t k, int64_t experts) {
-  require(factor > 0 && std::isfinite(factor), "capacity_of", "got a capacity factor of {}; expected a number above 0", factor);
-  return static_cast<int64_t>(std::ceil(factor * static_cast<double>(tokens * k) / static_cast<double>(experts)));
+  require(factor > 0 && std::isfinite(factor), "capacity_of", "got a capacity factor of {}; expected a finite number above 0", factor);
+  const auto rows = static_cast<double>(tokens * k);
+  return static_cast<int64_t>(std::min(std::ceil(factor * rows / static_cast<double>(experts)), std::max(rows, 1.0)));
 }
 
 namespace detail {

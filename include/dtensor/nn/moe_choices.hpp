@@ -14,7 +14,7 @@ namespace dtensor::nn {
 // Each expert takes the `share` tokens of the global batch with the largest scores (Zhou et al., "Mixture-of-Experts with Expert Choice
 // Routing", 2022), the first ones among equals: scores [..., experts] -> int64 [..., experts], e in column e where expert e takes the
 // token and else -1. So a token may have no expert, or all. Ranks that share the tokens exchange their scores. Throws for a share below 1
-// or above the tokens.
+// or above the tokens; of no tokens it is 0.
 at::Tensor chosen_by_experts(const at::Tensor& scores, int64_t share);
 
 // The experts of tokens by their numbers in the vocabulary alone (Roller et al., "Hash Layers for Large Sparse Models", 2021): ids int64
@@ -46,7 +46,7 @@ inline at::Tensor scrambled(const at::Tensor& ids, int64_t round) {
 
 inline at::Tensor chosen_by_experts(const at::Tensor& scores, int64_t share) {
   const auto tokens = scores.numel() / std::max<int64_t>(scores.size(-1), 1);
-  require(share >= 1 && share <= tokens, "chosen_by_experts",
+  require(share >= std::min<int64_t>(tokens, 1) && share <= tokens, "chosen_by_experts",
           "an expert is to take {} tokens of {}; expected 1 or more, and no more than that", share, tokens);
   const c10::NoGradGuard no_grad;
   const auto choose = [share](const at::Tensor& all) { return detail::tokens_of_experts(all, share); };

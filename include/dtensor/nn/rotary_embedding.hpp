@@ -59,7 +59,8 @@ struct RotaryTable {
 RotaryTable rotary_table(int64_t length, int64_t dim, const RotaryOptions& options, const at::Tensor& like);
 
 // Turns each pair of neighbours (x[2i], x[2i + 1]) at position p by p * frequency[i], as Meta's checkpoints expect: [batch, length, heads,
-// dim] -> the same, in the dtype of x. Communicates nothing when batch, length and heads are sharded.
+// dim] -> the same, in the dtype of x. Communicates nothing when batch, length and heads are sharded. Throws c10::Error for other sizes and
+// for x of integers.
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryTable& table);
 
 // -- How ------------------------------------------------------------------------------------------------------------------
@@ -116,6 +117,8 @@ inline RotaryTable rotary_table(int64_t length, int64_t dim, const RotaryOptions
 }
 
 inline at::Tensor apply_rotary(const at::Tensor& x, const RotaryTable& table) {
+  TORCH_CHECK(x.dim() == 4 && x.is_floating_point(), "rotary embedding: got x ", x.sizes(), " of ", x.scalar_type(),
+              "; expected floating [batch, length, heads, dim]");
   const auto length = x.size(1), dim = x.size(3);
   TORCH_CHECK(table.cos.dim() == 2 && table.cos.size(0) == length && table.cos.size(1) * 2 == dim, "rotary embedding: a table of ",
               table.cos.sizes(), " does not fit x ", x.sizes(), "; expected [", length, ", ", dim / 2, "]");

@@ -137,12 +137,16 @@ inline void check_plan(const DisaggregatedModel& m, const DisaggregatedStep& s, 
           "got {} layers, dim {}, {} heads and {} of keys of {}, hidden {}, {} experts, {} of a token, {} bytes, {} sequences of {}; "
           "expected positive numbers, and no more experts of a token than there are",
           m.layers, m.dim, m.heads, m.kv_heads, m.head_dim, m.hidden, m.experts, m.top_k, m.element_size, s.sequences, s.length);
+  require(std::isfinite(s.context) && s.context >= 0 && m.parameter_bytes >= 0, kName,
+          "got a context of {} positions and {} bytes of a parameter; expected 0 or more", s.context, m.parameter_bytes);
   require(ranks >= 2 && most_microbatches >= 1, kName,
           "got {} ranks and {} microbatches at most; expected two ranks and a microbatch, or more", ranks, most_microbatches);
   for (const auto& r : {rates, of_experts}) {
-    require(r.flops > 0 && r.memory_bandwidth > 0 && r.network > 0 && r.latency >= 0, kName,
-            "got {} operations, {} bytes of memory and {} bytes sent a second, and {} s of a message; expected positive numbers", r.flops,
-            r.memory_bandwidth, r.network, r.latency);
+    const auto rates_of = {r.flops, r.memory_bandwidth, r.network};
+    const bool positive = std::ranges::all_of(rates_of, [](double rate) { return rate > 0 && std::isfinite(rate); });
+    require(positive && r.latency >= 0 && std::isfinite(r.latency) && r.memory >= 0, kName,
+            "got {} operations, {} bytes of memory and {} bytes sent a second, {} s of a message and {} bytes of memory; expected finite "
+            "positive numbers, and 0 or more of the last two", r.flops, r.memory_bandwidth, r.network, r.latency, r.memory);
   }
 }
 

@@ -82,4 +82,13 @@ TEST_CASE("disaggregated plan: what does not fit and what is refused", "[experts
   CHECK_THROWS_WITH(plan_disaggregated(kPlannedModel, step, 1, kPlannedRates), says("got 1 ranks and 8 microbatches at most"));
   CHECK_THROWS_WITH(plan_disaggregated(kPlannedModel, {}, 4, kPlannedRates), says("0 sequences of 1; expected positive numbers"));
   CHECK_THROWS_WITH(plan_disaggregated(kPlannedModel, step, 4, {}), says("got 0 operations"));
+  auto endless = kPlannedRates;
+  endless.network = HUGE_VAL;
+  CHECK_THROWS_WITH(plan_disaggregated(kPlannedModel, step, 4, endless), says("inf bytes sent a second"));
+  auto negative = step;
+  negative.context = -1;
+  CHECK_THROWS_WITH(plan_disaggregated(kPlannedModel, negative, 4, kPlannedRates), says("got a context of -1 positions"));
+  auto model = kPlannedModel;
+  model.parameter_bytes = -16;
+  CHECK_THROWS_WITH(plan_disaggregated(model, step, 4, kPlannedRates), says("and -16 bytes of a parameter"));
 }

@@ -29,6 +29,16 @@ TEST_CASE("experts: without rows an expert has a gradient of zeros", "[experts]"
   for (const auto& gradient : none.gradients) REQUIRE(gradient.abs().max().item<double>() == 0);
 }
 
+TEST_CASE("experts: a gradient of a gradient is refused", "[experts]") {
+  for (const auto dtype : {at::kDouble, at::kBFloat16}) {
+    const auto c = mix_case({}, true, dtype);
+    const auto x = c.x.detach().requires_grad_();
+    const auto y = mix_experts(x, c.chosen, c.weights, c.experts());
+    CHECK_THROWS_WITH(torch::autograd::grad({y.sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true), says("create_graph"));
+    CHECK_NOTHROW(torch::autograd::grad({y.sum()}, {x}));
+  }
+}
+
 TEST_CASE("experts: one expert has the bits of the dense layer", "[experts]") {
   auto c = mix_case({.experts = 1, .k = 1}, true, at::kFloat);
   c.weights = torch::ones_like(c.weights);

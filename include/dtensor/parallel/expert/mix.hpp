@@ -54,7 +54,8 @@ struct MixOptions {
 // also one without tokens or whose experts nobody chose. Communicates, for alltoall, one all_gather of counts and two all_to_all, and two
 // more in backward; for deduplicated four all_to_all and one of counts, and three in backward; for allgather an all_gather and a
 // reduce_scatter, and as many in backward; in tiles, for each of them. Throws for sizes that do not fit, an expert that there is not,
-// weights that are cut in another way, and routing weights with NaN or infinity, naming the layer and the rank.
+// weights that are cut in another way, and routing weights with NaN or infinity, naming the layer and the rank. Backward throws with
+// create_graph: gradients have no gradients here.
 //
 // `beside`, work of the caller that needs no result of this, is called once: by alltoall and deduplicated while rows are on their way to
 // experts, and else at the end. Backward, what it recorded runs while the rows' gradients are on their way back.
@@ -235,7 +236,8 @@ inline at::Tensor mix_experts(const at::Tensor& x, const at::Tensor& experts, co
   expert::check_options(options);
   auto named = options;
   if (named.dispatch == "automatic") named.dispatch = expert::automatic_dispatch(x, experts, w, expert::is_exact(options));
-  if (named.layer.empty()) named.layer = is_dtensor(w.w1) ? module_name(w.w1) : "";
+  if (named.layer.empty() && is_dtensor(w.w1)) named.layer = module_name(w.w1);
+  if (named.layer.empty()) named.layer = "a layer without a name";
   if (is_dtensor(x) || is_dtensor(w.w1)) return expert::mix_on_mesh(x, experts, weights, w, named, beside);
   auto result = expert::mix_here(x, experts, weights, w, {0, w.w1.size(0)}, w.w1.size(0), named);
   beside();

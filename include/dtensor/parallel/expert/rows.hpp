@@ -2,6 +2,7 @@
 // tokens.
 #pragma once
 
+#include <dtensor/base/error.hpp>
 #include <dtensor/collectives/pending.hpp>
 
 #include <ATen/core/Tensor.h>
@@ -183,6 +184,11 @@ inline at::Tensor sums_of_rows(const at::Tensor& x, const Rows& rows, int64_t to
   return places.view({tokens, rows.choices, x.size(1)}).sum(1);
 }
 
+// Loops that gradients go through have no gradients of their own.
+inline void refuse_second_gradient() {
+  require(!c10::GradMode::is_enabled(), "mix_experts", "its gradient has none; hint: leave create_graph out");
+}
+
 // The same function of x, with an adjoint; both plain.
 template <class Forward, class Adjoint>
 at::Tensor linear(const at::Tensor& x, const Forward& forward, Adjoint adjoint) {
@@ -192,6 +198,7 @@ at::Tensor linear(const at::Tensor& x, const Forward& forward, Adjoint adjoint) 
     return forward(x);
   }();
   return detail::linear_map({result}, {x}, [adjoint = std::move(adjoint)](const TensorVector& gradients) {
+    refuse_second_gradient();
     const NoSpmd plain;
     return TensorVector{adjoint(gradients[0])};
   })[0];
@@ -220,6 +227,7 @@ struct WeightedSums : torch::autograd::Function<WeightedSums> {
     return sums_on_host(rows, weights, slots, weights.size(0), weights.size(1));
   }
   static TensorVector backward(torch::autograd::AutogradContext* context, const TensorVector& gradients) {
+    refuse_second_gradient();
     const NoSpmd plain;
     const auto saved = context->get_saved_variables();
     auto result = sums_backward_on_host(gradients[0], saved[0], saved[1], saved[2]);

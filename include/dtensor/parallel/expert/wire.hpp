@@ -17,7 +17,7 @@ namespace dtensor::expert {
 
 // Formats, by name:
 //   exact     the bits that there are
-//   bfloat16  rounded to 8 significant bits: a number is off by 2^-8 of itself at most
+//   bfloat16  rounded to 8 significant bits: a number is off by 2^-8 of itself at most; beyond float32's range (3.4e38) it is infinity
 //   blocks8   a signed byte a number, and a float32 scale for each kBlock numbers of a row: off by 1/254 of the largest of its block. A
 //             block with NaN or infinity arrives as NaN
 struct Wire {
