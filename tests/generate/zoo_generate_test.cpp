@@ -110,3 +110,29 @@ TEST_CASE("generate zoo: log-probabilities have the bits of training on ranks", 
     }
   }
 }
+
+// With few rows queries lie in another way there than with many.
+TEST_CASE("generate zoo: ranks that do not divide the heads have the tokens of one device", "[generate]") {
+  for (const std::string name : {"llama3-debug", "deepseek-debug"}) {
+    const auto expected = Engine(*zoo_model(name, at::kDouble)).generate(zoo_prompts(), kOfZoo);
+    for (const std::string transport : {"threads", "shm"}) {
+      for (const int ranks : {3, 5}) {
+        CAPTURE(name, transport, ranks);
+        REQUIRE_NOTHROW(on_ranks(
+            ranks,
+            [&](World&) {
+              const auto mesh = init_device_mesh(c10::kCPU, {ranks}, {"tp"});
+              const Spmd spmd(mesh);
+              const auto model = zoo_model(name, at::kDouble);
+              parallelize_module(*model, mesh, automatic_plan(*model));
+              Engine engine(*model);
+              require(engine.runner().pages(), "test", "no pages: {}", engine.runner().why_not());
+              const auto got = engine.generate(zoo_prompts(), kOfZoo);
+              for (size_t i = 0; i < got.size(); ++i)
+                require(got[i].outputs[0].tokens == expected[i].outputs[0].tokens, "test", "other tokens of prompt {}", i);
+            },
+            transport));
+      }
+    }
+  }
+}
