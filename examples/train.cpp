@@ -251,7 +251,8 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
   learner.pipe ? state.add({"model", *learner.pipe}) : state.add({"model", *learner.model});
   Saved saved(state, o, mesh.has_value());
   const int64_t first = saved.resume();
-  const auto [parameters, parameters_here] = count_parameters(learner.parameters());
+  const auto parameters = count_parameters(learner.model->parameters()).first;
+  const auto parameters_here = count_parameters(learner.parameters()).second;
   if (log) log->begin(name, o.steps);
   dt::CommDebugMode traffic;
   std::optional<dt::Trace> trace;
@@ -327,6 +328,8 @@ void check_use(const CLI::App& app, const ZooOptions& o) {
     const bool cuts = std::ranges::count(mesh.names, "cp") > 0;
     unused("--documents", cuts, "needs a dimension cp in each mesh: add one, as in --mesh dp=2,cp=2");
   }
+  if (pp && !zoo::find(o.model).is_text())
+    throw CLI::ValidationError("--mesh", o.model + " has no pieces for pp; models of text have, such as llama3-debug and gpt2-debug");
   check_expert_use(o.model, some_mesh_has("ep"), pp, unused);
   unused("--seq", zoo::find(o.model).is_text(), o.model + " takes images, of one size");
 }

@@ -79,10 +79,11 @@ void add_options(CLI::App& app, Options& options) {
                  "Take the schedule from this CSV file, and refuse it unless it is complete and cannot deadlock");
   app.add_flag("--forward", options.forward, "Forwards only, as in an evaluation");
   app.add_flag("--csv", options.csv, "Print the schedule in PyTorch's CSV form, and nothing else");
-  app.add_flag("--messages", options.messages, "With sends and receives in the CSV");
+  app.add_flag("--messages", options.messages, "With sends and receives in the CSV")->needs("--csv");
   app.add_option("--gather", options.gathered, "With UNSHARD and RESHARD in the CSV, which keep this many stages of a rank gathered")
-      ->check(CLI::Range(1, 1 << 10));
-  app.add_flag("--reduce", options.reduced, "With REDUCE_GRAD in the CSV, after each stage's last backward");
+      ->check(CLI::Range(1, 1 << 10))
+      ->needs("--csv");
+  app.add_flag("--reduce", options.reduced, "With REDUCE_GRAD in the CSV, after each stage's last backward")->needs("--csv");
   app.add_flag("--details", options.details, "Print what each rank does, waits, holds and sends, too");
   app.add_option("--svg", options.svg_file, "Draw it into this file");
   app.add_option("--trace", options.trace_file, "Write it for chrome://tracing or https://ui.perfetto.dev into this file");
@@ -157,6 +158,7 @@ void run(const Options& options) {
   auto schedule = make(options);
   if (options.forward) schedule = forward_only(schedule);
   const auto timeline = simulate(schedule, costs_of(options));
+  dtensor::require(std::isfinite(timeline.makespan), "pipeline", "the times add up to more than a number holds; expected smaller --costs");
   for (size_t rank = 0; rank < timeline.ranks.size() && options.memory > 0; ++rank) {
     dtensor::require(timeline.ranks[rank].peak <= options.memory, "pipeline",
                      "{} holds {} activations on rank {}; expected {} at most; hint: automatic finds "
@@ -185,7 +187,11 @@ int main(int argc, char** argv) {
       "Prints what each rank of a pipeline does, in order, and then how long that takes.",
       "dtensor-schedule");
   add_options(app, options);
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
   if (const auto problem = problem_of(options); !problem.empty()) {
     dtensor::detail::say("dtensor-schedule: {}; try --help\n", problem);
     return 2;

@@ -22,6 +22,9 @@ bool matches(std::string_view pattern, std::string_view name);
 // The pattern for `name` inside the modules that `modules` matches: "a|b" and "weight" give "a.weight|b.weight".
 std::string inside(const std::string& modules, const std::string& name);
 
+// The sides of "a|b"; a regular expression is one.
+std::vector<std::string> alternatives(const std::string& pattern);
+
 // The three names that resemble a pattern most, for messages.
 std::string closest(const std::string& pattern, const std::vector<std::string>& names);
 
@@ -90,6 +93,12 @@ inline bool matches(std::string_view pattern, std::string_view name) {
   if (is_regex(pattern)) return matches_regex(pattern.substr(kRegex.size()), name);
   const auto all = sides(pattern);
   return std::ranges::any_of(all, [&](std::string_view side) { return matches_one(side, name); });
+}
+
+inline std::vector<std::string> alternatives(const std::string& pattern) {
+  if (is_regex(pattern)) return {pattern};
+  const auto all = sides(pattern);
+  return {all.begin(), all.end()};
 }
 
 inline std::string inside(const std::string& modules, const std::string& name) {

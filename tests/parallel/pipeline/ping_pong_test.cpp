@@ -2,6 +2,7 @@
 #include "tests/support/core_support.hpp"
 #include "tests/support/op_check.hpp"
 #include "tests/support/pipeline_support.hpp"
+#include "tests/support/sanitizers.hpp"
 
 #include <dtensor/collectives.hpp>
 #include <dtensor/parallel/pipeline/ping_pong.hpp>
@@ -134,7 +135,7 @@ TEST_CASE("ping pong: stages that sleep take what the formula says", "[pipeline]
       const double formula = ping_pong_makespan(kLayers, m, forward) + ping_pong_makespan(kLayers, m, backward);
       const double took = milliseconds_of_step(kLayers, m, forward, backward, 1.05 * formula);
       CAPTURE(first, second, m, is_hidden(m, forward), formula, took);
-      CHECK(took <= 1.05 * formula);
+      CHECK((kSanitized || took <= 1.05 * formula));
       CHECK(took >= 0.99 * formula);
     }
   }

@@ -324,4 +324,6 @@ TEST_CASE("pipelined model: what it refuses", "[pipeline][errors]") {
   wrong[1].modules = "blokcs.0";
   CHECK_THROWS_WITH(make(wrong),
                     says("the piece 'blokcs.0' matches no module; hint: names are fully qualified; the closest are 'blocks.0'"));
+  wrong[1].modules = "blocks.0|blokcs.1";
+  CHECK_THROWS_WITH(make(wrong), says("the piece 'blocks.0|blokcs.1' matches no module by 'blokcs.1'; hint"));
 }

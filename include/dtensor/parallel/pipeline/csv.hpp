@@ -12,7 +12,9 @@
 namespace dtensor::pipelining {
 
 // Reads "0F0,0F1,0B0,0B1\n1F0,...", with messages or without; empty cells are waiting and mean nothing. A stage is on the rank
-// whose row has most of its actions. The schedule need not be right: check() says. Throws for cells that are no action.
+// whose row has most of its actions. Where a message names a stage that is not the next one ("0SEND_F0@2"), messages say which stage feeds
+// which: those of other ranks that it is sent to, and on its own rank the next one. Paths of microbatches are not in a file. The schedule
+// need not be right: check() says. Throws for cells that are no action.
 Schedule from_csv(std::string_view text, std::string name = "csv");
 std::string to_csv(const Schedule& schedule);
 
@@ -49,6 +51,26 @@ inline void find_sizes(Schedule& schedule) {
   }
 }
 
+// Which stage feeds which, where that is not the next one alone.
+inline void find_edges(Schedule& schedule) {
+  std::vector<StageEdge> edges;
+  bool far = false;
+  const auto add = [&](StageEdge edge) {
+    if (std::ranges::find(edges, edge) == edges.end()) edges.push_back(edge);
+  };
+  for (int stage = 0; stage + 1 < schedule.stages(); ++stage) {
+    if (schedule.rank_of_stage[stage] == schedule.rank_of_stage[stage + 1]) add({stage, stage + 1});
+  }
+  for (const auto& actions : schedule.ranks) {
+    for (const auto& action : actions) {
+      if (action.kind != Kind::SEND_F || other_end(action) <= action.stage || other_end(action) >= schedule.stages()) continue;
+      far |= action.other_stage >= 0;
+      add({action.stage, other_end(action)});
+    }
+  }
+  if (far) schedule.edges = std::move(edges);
+}
+
 }  // namespace detail
 
 inline Schedule from_csv(std::string_view text, std::string name) {
@@ -67,6 +89,7 @@ inline Schedule from_csv(std::string_view text, std::string name) {
     }
   }
   detail::find_sizes(schedule);
+  detail::find_edges(schedule);
   return schedule;
 }
 

@@ -63,7 +63,8 @@ Piece piece(std::string modules, Function function, Skips skips = {}) {
 // stages as little as can be). Costs are per piece, not negative. Each stage gets at least one. Throws for fewer pieces than stages.
 std::vector<int> balanced_cut(const std::vector<double>& costs, int stages);
 
-// Which parameters of `module` a piece uses: their positions in module.named_parameters(). Throws for a pattern that matches nothing.
+// Which parameters of `module` a piece uses: their positions in module.named_parameters(). Throws for a pattern of which a side ("a" and "b"
+// of "a|b") matches nothing.
 std::vector<size_t> parameters_of(const Piece& piece, const torch::nn::Module& module);
 
 // -- How -----------------------------------------------------------------------------------------------------------------
@@ -105,26 +106,30 @@ inline bool names(const std::string& pattern, std::string_view tensor) {
   return false;
 }
 
+inline void check_names(const Piece& piece, const torch::nn::Module& module) {
+  std::vector<std::string> modules, tensors;
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) modules.push_back(item.key());
+  for (const auto& item : module.named_parameters()) tensors.push_back(item.key());
+  for (const auto& item : module.named_buffers()) tensors.push_back(item.key());
+  for (const auto& side : dtensor::detail::alternatives(piece.modules)) {
+    const bool found = std::ranges::any_of(modules, [&](const auto& name) { return dtensor::detail::matches(side, name); }) ||
+                       std::ranges::any_of(tensors, [&](const auto& name) { return names(side, name); });
+    require(found, "pipeline", "the piece '{}' matches no module{}; hint: names are fully qualified; the closest are {}", piece.modules,
+            side == piece.modules ? "" : fmt::format(" by '{}'", side), dtensor::detail::closest(side, modules));
+  }
+}
+
 }  // namespace detail
 
 inline std::vector<size_t> parameters_of(const Piece& piece, const torch::nn::Module& module) {
   if (piece.modules.empty()) return {};
-  std::vector<std::string> modules;
-  bool found = false;
-  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
-    modules.push_back(item.key());
-    found |= dtensor::detail::matches(piece.modules, item.key());
-  }
+  detail::check_names(piece, module);
   std::vector<size_t> positions;
   size_t position = 0;
   for (const auto& item : module.named_parameters()) {
     if (detail::names(piece.modules, item.key())) positions.push_back(position);
     ++position;
   }
-  found |= !positions.empty();
-  for (const auto& item : module.named_buffers()) found |= detail::names(piece.modules, item.key());
-  require(found, "pipeline", "the piece '{}' matches no module; hint: names are fully qualified; the closest are {}", piece.modules,
-          dtensor::detail::closest(piece.modules, modules));
   return positions;
 }
 

@@ -34,7 +34,9 @@ namespace detail {
 
 // What a piece gives.
 inline TensorVector run_named(const Piece& piece, const TensorVector& values) try {
-  return piece.forward(values);
+  auto results = piece.forward(values);
+  for (const auto& result : results) require(result.defined(), "pipeline", "the piece '{}' gives an undefined tensor", piece.modules);
+  return results;
 } catch (const Error& error) {
   const std::string text = error.what_without_backtrace();
   if (text.find("are not there yet") == text.npos) throw;

@@ -94,13 +94,14 @@ inline void check_costs(const Schedule& schedule, const Costs& costs) {
 template <class Frees>
 int peak_of(const std::vector<Action>& list, Frees frees) {
   int held = 0, peak = 0;
+  bool keeps = false;  // a pass of forwards only needs nothing afterwards
   for (const auto& action : list) {
     for (const auto& part : Parts(action)) {
       if (part.kind == Kind::F) peak = std::max(peak, ++held);
-      if (frees(part.kind)) --held;
+      if (frees(part.kind)) --held, keeps = true;
     }
   }
-  return peak;
+  return keeps ? peak : std::min(peak, 1);
 }
 
 inline void count_messages(const Schedule& schedule, const Costs& costs, Timeline& timeline) {
