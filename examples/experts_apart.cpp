@@ -108,8 +108,8 @@ std::pair<std::vector<double>, std::string> train_apart(const TextData& text, co
 
 int main(int argc, char** argv) {
   if (argc > 1 && (std::string(argv[1]) == "--help" || std::string(argv[1]) == "-h")) {
-    std::cout << "experts_apart [--ranks N]: trains a small mixture of experts with attention on the first ranks and experts on the others,\n"
-                 "checks its losses against one device, and writes. N: 2 or more. dtensor-run -n N experts_apart takes processes.\n";
+    std::cout << "experts_apart [--ranks N]: trains a small mixture of experts with attention on the first ranks and experts on the\n"
+                 "others, checks its losses against one device, and writes. N: 2 or more. For processes: dtensor-run -n N experts_apart\n";
     return 0;
   }
   at::set_num_threads(1);

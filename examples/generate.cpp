@@ -256,7 +256,7 @@ TextOptions parse_options(CLI::App& app, int argc, char** argv) {
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   add_mesh_options(app, o, {"dp", "tp", "ep"});
   app.remove_option(app.get_option("--meshes"));
-  app.get_option("--mesh")->description("the mesh: tp cuts the model, ep its experts, dp shares prompts out; e.g. dp=2,tp=2 (default: tp=RANKS)");
+  app.get_option("--mesh")->description("the mesh: tp cuts the model, ep its experts, dp shares prompts out (default: tp=RANKS)");
   app.add_option("--model", o.model, "a name of the zoo, or a folder with config.json and safetensors");
   app.add_option("--checkpoint", o.checkpoint,
                  "weights: a folder of train --save, one of its steps, or another library's files (default: drawn)");

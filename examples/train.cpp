@@ -78,8 +78,11 @@ const std::map<std::string, dt::ContextParallelOptions> kAttention = {{"ring", {
 
 // Attention of positions that cp cuts, or of documents on one device; none where there is neither.
 void begin_context(std::optional<dt::ContextParallel>& context, const ZooOptions& o, const std::optional<dt::DeviceMesh>& mesh) {
+  const auto cuts_positions = [](const MeshOption& each) { return std::ranges::count(each.names, "cp") > 0; };
   const bool cuts = mesh && has(*mesh, "cp");
-  if (!cuts && !o.documents) return;
+  // One device drops what a region drops, which it is compared with.
+  const bool compares = o.compare && o.dropout > 0 && std::ranges::any_of(o.meshes, cuts_positions);
+  if (!cuts && !o.documents && !compares) return;
   auto options = kAttention.at(o.attention);
   options.neighbours = o.neighbours;
   if (o.documents) options.mask = dt::AttentionMask::causal_documents();
@@ -251,8 +254,6 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
   learner.pipe ? state.add({"model", *learner.pipe}) : state.add({"model", *learner.model});
   Saved saved(state, o, mesh.has_value());
   const int64_t first = saved.resume();
-  const auto parameters = count_parameters(learner.model->parameters()).first;
-  const auto parameters_here = count_parameters(learner.parameters()).second;
   if (log) log->begin(name, o.steps);
   dt::CommDebugMode traffic;
   std::optional<dt::Trace> trace;
@@ -290,7 +291,7 @@ Curve train(const ZooOptions& o, const zoo::Entry& entry, const Batches& batch, 
     if (!goes_on) break;
   }
   if (trace) trace->stop();
-  if (log) log->end(parameters, parameters_here, traffic.count(), traffic.bytes());
+  if (log) log->end(elements(learner.model->parameters()), elements_here(learner.parameters()), traffic.count(), traffic.bytes());
   if (log && has_experts(*learner.model) && !load.empty())
     fmt::print("{}: most tokens of an expert over the mean: {:.3f} at first, {:.3f} at last\n", name, load.front(), load.back());
   if (log && mesh && o.traffic) fmt::print("{}\n{}\n", traffic.str(), traffic.module_str());

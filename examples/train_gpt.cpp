@@ -58,7 +58,6 @@ static Curve train(const TrainOptions& o, const TextData& text, const std::optio
   dt::lr::Scheduler scheduler(optimizer, learning_rate(o.steps));
   Saved saved({{"model", model}, {"optimizer", optimizer}, {"schedule", scheduler}, {"random", dt::random_streams()}}, o, mesh.has_value());
   const int64_t first = saved.resume();
-  const auto [parameters, parameters_here] = count_parameters(model->parameters());
   if (log) log->begin(name, o.steps);
   dt::CommDebugMode traffic;
   for (int64_t step = first; step < o.steps; ++step) {
@@ -84,7 +83,7 @@ static Curve train(const TrainOptions& o, const TextData& text, const std::optio
     if (log) log->add({step, curve.loss.back(), norm, rate, took.count() * 1e3, tokens_per_s});
     if (!goes_on) break;
   }
-  if (log) log->end(parameters, parameters_here, traffic.count(), traffic.bytes());
+  if (log) log->end(elements(model->parameters()), elements_here(model->parameters()), traffic.count(), traffic.bytes());
   return curve;
 }
 

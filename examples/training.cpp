@@ -29,13 +29,16 @@ dt::lr::Schedule learning_rate(int64_t steps) {
   return dt::lr::sequence({{dt::lr::warmup(warmup), warmup}, {dt::lr::cosine(std::max<int64_t>(1, steps - warmup), 0.1), steps}});
 }
 
-std::pair<int64_t, int64_t> count_parameters(const std::vector<at::Tensor>& parameters) {
-  int64_t all = 0, here = 0;
-  for (const auto& p : parameters) {
-    all += p.numel();
-    here += dt::is_dtensor(p) ? dt::DTensor(p).to_local().numel() : p.numel();
-  }
-  return {all, here};
+int64_t elements(const std::vector<at::Tensor>& parameters) {
+  int64_t count = 0;
+  for (const auto& p : parameters) count += p.numel();
+  return count;
+}
+
+int64_t elements_here(const std::vector<at::Tensor>& parameters) {
+  int64_t count = 0;
+  for (const auto& p : parameters) count += dt::is_dtensor(p) ? dt::DTensor(p).to_local().numel() : p.numel();
+  return count;
 }
 
 std::vector<at::Tensor> whole_parameters(const torch::nn::Module& model) {

@@ -26,7 +26,8 @@ class Optimizer;
 dtensor::lr::Schedule learning_rate(int64_t steps);
 
 // Elements of the parameters: all, and those that this rank holds.
-std::pair<int64_t, int64_t> count_parameters(const std::vector<at::Tensor>& parameters);
+int64_t elements(const std::vector<at::Tensor>& parameters);
+int64_t elements_here(const std::vector<at::Tensor>& parameters);
 
 // Copies of the parameters, or of their gradients, gathered.
 std::vector<at::Tensor> whole_parameters(const torch::nn::Module& model);

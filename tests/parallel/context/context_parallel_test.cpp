@@ -135,17 +135,19 @@ TEST_CASE("context parallel: documents of each row of the batch", "[context]") {
     torch::manual_seed(9);
     const auto random = [] { return torch::randn({4, 2, 12, 3}, at::kDouble); };
     const auto q = random(), k = random(), v = random();
-    ContextParallel context(mesh, "cp", {.mask = AttentionMask::causal_documents()});
-    context.pack(packed);
-    const auto on_mesh = [&](const at::Tensor& x) { return distribute_tensor(context.order(x, 2), mesh, {shard(0), shard(2)}).tensor(); };
-    const auto y = context.restore(full_tensor(nn::attention(on_mesh(q), on_mesh(k), on_mesh(v), {.causal = true})), 2);
+    auto expected = torch::empty_like(q);
     for (int64_t b = 0; b < 4; ++b) {
       for (int64_t d = 0; d < packed[b].documents(); ++d) {
         const auto [begin, end] = packed[b].document(d);
         const auto own = [&, begin = begin, end = end](const at::Tensor& x) { return x.narrow(0, b, 1).narrow(2, begin, end - begin); };
-        require(own(y).allclose(nn::attention(own(q), own(k), own(v), {.causal = true}), 1e-10, 1e-12), "test", "document {} of {}", d, b);
+        own(expected).copy_(nn::attention(own(q), own(k), own(v), {.causal = true}));
       }
     }
+    ContextParallel context(mesh, "cp", {.mask = AttentionMask::causal_documents()});
+    context.pack(packed);
+    const auto on_mesh = [&](const at::Tensor& x) { return distribute_tensor(context.order(x, 2), mesh, {shard(0), shard(2)}).tensor(); };
+    const auto y = context.restore(full_tensor(nn::attention(on_mesh(q), on_mesh(k), on_mesh(v), {.causal = true})), 2);
+    require(y.allclose(expected, 1e-10, 1e-12), "test", "documents differ");
     // On one device, plain tensors.
     ContextParallel alone(DeviceMesh(c10::kCPU, {world.rank()}, {1}, {"cp"}), "cp", {.mask = AttentionMask::causal_documents()});
     alone.pack(packed);
@@ -154,6 +156,32 @@ TEST_CASE("context parallel: documents of each row of the batch", "[context]") {
     const auto z = full_tensor(nn::attention(by_dp(q), by_dp(k), by_dp(v), {.causal = true}));
     require(z.allclose(y, 1e-10, 1e-12), "test", "a batch that is cut differs");
   }));
+}
+
+// As tp does to queries whose heads it does not divide.
+TEST_CASE("context parallel: positions that another dimension cuts too", "[context]") {
+  for (const std::string transport : {"threads", "shm"}) {
+    for (const bool first : {true, false}) {
+      CAPTURE(transport, first);
+      REQUIRE_NOTHROW(on_ranks(
+          4,
+          [&](World&) {
+            const std::vector<std::string> names{first ? "cp" : "tp", first ? "tp" : "cp"};
+            const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, names);
+            torch::manual_seed(9);
+            const auto q = torch::randn({2, 3, 20, 4}, at::kDouble), k = torch::randn({2, 3, 20, 4}, at::kDouble);
+            const auto expected = nn::attention(q, k, k, {.causal = true});
+            ContextParallel context(mesh, "cp");
+            const auto cut = [&](const at::Tensor& x) {
+              return distribute_tensor(context.order(x, 2), mesh, {shard(2), shard(2)}).tensor();
+            };
+            const auto a = cut(q), b = cut(k);
+            const auto y = full_tensor(nn::attention(a, b, b, {.causal = true}));
+            require(context.restore(y, 2).allclose(expected, 1e-10, 1e-12), "test", "another output");
+          },
+          transport));
+    }
+  }
 }
 
 // Of libtorch 1.13 it is a private one, with two results.
@@ -227,6 +255,8 @@ TEST_CASE("context parallel: a batch in another order is refused", "[context][er
     require(ordered.equal(at::tensor({0, 1, 6, 7, 2, 3, 4, 5}, at::kLong).view({1, 8})), "test", "another order");
     require(context.restore(ordered).equal(ids), "test", "not restored");
     refused("is in this region's order already", [&] { context.order(ordered); });
+    const auto plain = torch::ones({1, 1, 8, 2});
+    refused("got plain queries, whose positions 'cp' does not cut", [&] { nn::attention(plain, plain, plain); });
     const auto whole = distribute_tensor(torch::ones({1, 1, 8, 2}), mesh, {replicate()});
     refused("whose positions 'cp' does not cut", [&] { nn::attention(whole, whole, whole); });
     refused("those of one sequence", [&] {
@@ -237,6 +267,8 @@ TEST_CASE("context parallel: a batch in another order is refused", "[context][er
     {
       ContextParallel masked(mesh, "cp", {.order = "contiguous", .mask = AttentionMask::causal_documents()});
       refused("whose positions 'cp' does not cut", [&] { nn::attention(whole, whole, whole); });
+      masked.order(ids);
+      refused("got plain queries, whose positions 'cp' does not cut", [&] { nn::attention(plain, plain, plain); });
     }
     {
       const auto thrower = AttentionMask::from([](int64_t, int64_t, int64_t, int64_t) -> bool { throw std::runtime_error("no table"); });

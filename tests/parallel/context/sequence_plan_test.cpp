@@ -91,6 +91,23 @@ TEST_CASE("sequence plan: a search over few sequences finds the best plan", "[co
   }
 }
 
+TEST_CASE("sequence plan: a search is never worse than other plans", "[context]") {
+  for (int seed = 0; seed < 300; ++seed) {
+    std::mt19937 random(seed);
+    const int ranks = 2 + seed % 7;
+    const int64_t tokens = 10 + static_cast<int64_t>(random() % 200);
+    std::vector<int64_t> lengths;
+    for (int i = 0; i < 5 + seed % 9; ++i) lengths.push_back(1 + static_cast<int64_t>(random() % (tokens * ranks / 2)));
+    CAPTURE(ranks, tokens, lengths);
+    const auto makespan_by = [&](const std::string& by) {
+      return plan_sequences(lengths, ranks, {.tokens_per_rank = tokens, .by = by}).makespan();
+    };
+    const auto found = makespan_by("search");
+    CHECK(found <= makespan_by("static"));
+    CHECK(found <= makespan_by("greedy"));
+  }
+}
+
 TEST_CASE("sequence plan: lengths as of files on 256 ranks", "[context]") {
   for (const int seed : {1, 2, 3}) {
     const auto lengths = lognormal(1024, seed);

@@ -90,7 +90,7 @@ class ContextParallel {
   void make_active(ContextParallel* region);
   bool takes(const Layout* layout) const;
   void check_cuts(const Layout& layout) const;
-  void check_apart(const Layout& layout) const;
+  void check_apart(const at::Tensor& q) const;
   bool moves() const { return !order_.is_by_position() && mesh_.size() > 1; }
   bool cuts_positions(const Placement& placement, c10::IntArrayRef sizes) const;
 
@@ -205,7 +205,7 @@ inline ContextParallel* ContextParallel::of(const at::Tensor& q) {
   auto* const innermost = active(layout ? layout->mesh().world() : World::current());
   auto* region = innermost;
   while (region && !region->takes(layout)) region = region->outer_;
-  if (!region && layout && innermost && (innermost->moves() || innermost->options_.mask)) innermost->check_apart(*layout);
+  if (!region && innermost && (innermost->moves() || innermost->options_.mask)) innermost->check_apart(q);
   return region;
 }
 
@@ -263,11 +263,13 @@ inline void ContextParallel::check_cuts(const Layout& layout) const {
 }
 
 // Rows in another order than positions have no place in attention that goes by rows, nor has a mask by positions.
-inline void ContextParallel::check_apart(const Layout& layout) const {
-  if (std::ranges::find(layout.mesh().names(), dim_) == layout.mesh().names().end()) return;
+inline void ContextParallel::check_apart(const at::Tensor& q) const {
+  const auto* layout = find_layout(q);
+  const bool meant = layout ? std::ranges::count(layout->mesh().names(), dim_) > 0 : order_.was_used(q.size(2)) && mesh_.size() > 1;
+  if (!meant) return;
   const auto hint = order_.given_rows().empty() ? "shard ids along the positions" : "distribute ids by context.placement(dim, length)";
-  fail("ContextParallel", "attention got {}, whose positions '{}' does not cut as the region does ({} order); hint: {}", layout.str(), dim_,
-       order_.name(), hint);
+  fail("ContextParallel", "attention got {}, whose positions '{}' does not cut as the region does ({} order); hint: {}",
+       layout ? layout->str() : "plain queries", dim_, order_.name(), hint);
 }
 
 inline bool ContextParallel::may_share_heads(const at::Tensor& q, int64_t key_heads) const {
@@ -375,7 +377,9 @@ inline at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tens
   check_cuts(layout);
   auto placements = without_partial(layout.placements());
   for (size_t d = 0; d < placements.size(); ++d) {
-    if (layout.mesh().names()[d] == dim_ && cuts_positions(placements[d], layout.sizes())) placements[d].dim = 2;
+    if (!cuts_positions(placements[d], layout.sizes())) continue;
+    if (layout.mesh().names()[d] == dim_) placements[d].dim = 2;
+    else placements[d] = replicate();  // each rank of the region has its rows whole
   }
   LocalMapOptions options;
   options.out_sizes = {layout.sizes().vec()};

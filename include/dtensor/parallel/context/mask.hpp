@@ -57,7 +57,7 @@ class AttentionMask {
   // Causal, and the first `prefix` positions are seen by all. Of documents: each has its own prefix, one of `prefixes` for each.
   static AttentionMask prefix_lm(int64_t prefix);
   static AttentionMask prefix_lm_documents(std::vector<int64_t> prefixes);
-  // Causal documents of which all see the whole first one: a question with many answers.
+  // Causal documents of which all but the first see the whole first one too: a question with many answers.
   static AttentionMask shared_question();
   // Causal documents of which the last one sees all before it: examples and a test.
   static AttentionMask causal_blocks();
@@ -99,9 +99,11 @@ class AttentionMask {
 // -- How ------------------------------------------------------------------------------------------------------------------
 
 inline PackedSequence::PackedSequence(const std::vector<int64_t>& lengths) : begins_{0} {
+  constexpr int64_t kMost = int64_t{1} << 48;
   require(!lengths.empty(), "PackedSequence", "got no documents; expected one or more");
   for (size_t d = 0; d < lengths.size(); ++d) {
-    require(lengths[d] > 0, "PackedSequence", "document {} has {} positions; expected one or more", d, lengths[d]);
+    require(lengths[d] > 0 && lengths[d] <= kMost - begins_.back(), "PackedSequence",
+            "document {} has {} positions; expected one or more, and 2^48 at most in all", d, lengths[d]);
     begins_.push_back(begins_.back() + lengths[d]);
   }
 }

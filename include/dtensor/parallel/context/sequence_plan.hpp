@@ -104,8 +104,8 @@ class SequencePlanner {
     return assigned(std::vector<int>(lengths_.size(), most));
   }
 
-  // Starts where every sequence takes at most some time, for several times, and then widens or narrows the groups of neighbouring lengths
-  // as long as that helps.
+  // Starts where every sequence takes at most some time, for several times, or where all have as many ranks, and then widens or narrows the
+  // groups of neighbouring lengths as long as that helps.
   SequencePlan search() const {
     if (ranks_ == 1) return greedy();
     if (std::pow(2 * ranks_, lengths_.size()) <= kExact) return exact();
@@ -118,6 +118,13 @@ class SequencePlanner {
         while (other[i] < ranks_ && options_.cost.seconds(lengths_[i], other[i]) > share * even) other[i] = wider(other[i]);
       }
       keep_better(best, degrees, std::move(other));
+    }
+    const int most = *std::ranges::max_element(least_);
+    for (int degree = 1; degree <= ranks_; degree = wider(degree)) {
+      auto other = least_;
+      for (auto& each : other) each = std::max(each, degree);
+      keep_better(best, degrees, std::move(other));
+      if (degree >= most) keep_better(best, degrees, std::vector<int>(lengths_.size(), degree));
     }
     const auto all = buckets();
     for (bool better = true; better;) {

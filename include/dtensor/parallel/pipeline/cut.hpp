@@ -63,8 +63,8 @@ Piece piece(std::string modules, Function function, Skips skips = {}) {
 // stages as little as can be). Costs are per piece, not negative. Each stage gets at least one. Throws for fewer pieces than stages.
 std::vector<int> balanced_cut(const std::vector<double>& costs, int stages);
 
-// Which parameters of `module` a piece uses: their positions in module.named_parameters(). Throws for a pattern of which a side ("a" and "b"
-// of "a|b") matches nothing.
+// Which parameters of `module` a piece uses: their positions in module.named_parameters(). Throws for a pattern of which a side, as "b" of
+// "a|b", matches nothing.
 std::vector<size_t> parameters_of(const Piece& piece, const torch::nn::Module& module);
 
 // -- How -----------------------------------------------------------------------------------------------------------------
