@@ -22,9 +22,6 @@ bool matches(std::string_view pattern, std::string_view name);
 // The pattern for `name` inside the modules that `modules` matches: "a|b" and "weight" give "a.weight|b.weight".
 std::string inside(const std::string& modules, const std::string& name);
 
-// The sides of "a|b"; a regular expression is one.
-std::vector<std::string> alternatives(const std::string& pattern);
-
 // The three names that resemble a pattern most, for messages.
 std::string closest(const std::string& pattern, const std::vector<std::string>& names);
 
@@ -70,8 +67,9 @@ inline size_t distance(std::string_view pattern, std::string_view name) {
 
 inline bool is_regex(std::string_view pattern) { return pattern.substr(0, kRegex.size()) == kRegex; }
 
-// What lies between the bars of "a|b".
+// What lies between the bars of "a|b"; a regular expression is one side.
 inline std::vector<std::string_view> sides(std::string_view pattern) {
+  if (is_regex(pattern)) return {pattern};
   std::vector<std::string_view> result;
   for (size_t bar; (bar = pattern.find('|')) != std::string_view::npos; pattern.remove_prefix(bar + 1)) {
     result.push_back(pattern.substr(0, bar));
@@ -93,12 +91,6 @@ inline bool matches(std::string_view pattern, std::string_view name) {
   if (is_regex(pattern)) return matches_regex(pattern.substr(kRegex.size()), name);
   const auto all = sides(pattern);
   return std::ranges::any_of(all, [&](std::string_view side) { return matches_one(side, name); });
-}
-
-inline std::vector<std::string> alternatives(const std::string& pattern) {
-  if (is_regex(pattern)) return {pattern};
-  const auto all = sides(pattern);
-  return {all.begin(), all.end()};
 }
 
 inline std::string inside(const std::string& modules, const std::string& name) {

@@ -111,7 +111,8 @@ inline void check_names(const Piece& piece, const torch::nn::Module& module) {
   for (const auto& item : module.named_modules("", /*include_self=*/false)) modules.push_back(item.key());
   for (const auto& item : module.named_parameters()) tensors.push_back(item.key());
   for (const auto& item : module.named_buffers()) tensors.push_back(item.key());
-  for (const auto& side : dtensor::detail::alternatives(piece.modules)) {
+  for (const auto each : dtensor::detail::sides(piece.modules)) {
+    const std::string side(each);
     const bool found = std::ranges::any_of(modules, [&](const auto& name) { return dtensor::detail::matches(side, name); }) ||
                        std::ranges::any_of(tensors, [&](const auto& name) { return names(side, name); });
     require(found, "pipeline", "the piece '{}' matches no module{}; hint: names are fully qualified; the closest are {}", piece.modules,
