@@ -2,7 +2,7 @@
 // DTENSOR_VECTOR_BYTES. DTENSOR_BEST(f, ...) calls the f of the best that this processor has.
 #define INLINE inline __attribute__((always_inline))
 #pragma GCC push_options
-#pragma GCC optimize("fp-contract=fast")
+#pragma GCC optimize("O3,fp-contract=fast")
 
 namespace generic {
 #define DTENSOR_VECTOR_BYTES 16

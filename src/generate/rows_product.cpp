@@ -215,4 +215,6 @@ at::Tensor rows_product(const at::Tensor& x, const at::Tensor& w) {
   return call_rows_product(x, w);
 }
 
+int64_t few_rows() { return has_avx512() ? 32 : has_avx2() ? 8 : 3; }
+
 }  // namespace dtensor::generate

@@ -74,6 +74,25 @@ TEST_CASE("generate invariant: a row of a product has the same bits alone by whi
   }
 }
 
+TEST_CASE("generate invariant: any number of rows, outputs and products", "[generate]") {
+  torch::manual_seed(6);
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    for (const int64_t k : {1, 16, 37, 64}) {
+      const auto x = torch::randn({13, k}).to(dtype), w = torch::randn({19, k}).to(dtype);
+      const auto exact = at::mm(x.to(at::kDouble), w.to(at::kDouble).t());
+      for (const auto& [rows, outputs] : std::vector<std::pair<int64_t, int64_t>>{{1, 19}, {2, 8}, {3, 17}, {4, 9}, {5, 19}, {6, 7}, {7, 8},
+                                                                               {8, 12}, {9, 19}, {12, 4}, {13, 19}}) {
+        const auto got = generate::rows_product(x.narrow(0, 0, rows), w.narrow(0, 0, outputs));
+        const auto bound = dtype == at::kBFloat16 ? 0.1 : dtype == at::kFloat ? 1e-4 : 1e-12;
+        CHECK(got.to(at::kDouble).allclose(exact.narrow(0, 0, rows).narrow(1, 0, outputs), bound, bound));
+        for (int64_t row = 0; row < rows; ++row) {
+          CHECK(got[row].equal(generate::rows_product(x.narrow(0, row, 1), w)[0].narrow(0, 0, outputs)));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("generate invariant: weights that lie otherwise are left to libtorch for products only", "[generate]") {
   torch::manual_seed(5);
   const auto x = torch::randn({2, 50}), y = torch::randn({50, 30}), tall = y.t().contiguous();

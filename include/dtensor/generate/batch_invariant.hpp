@@ -55,6 +55,8 @@ class BatchInvariant {
 // x [rows, k] and w [outputs, k] -> x w^T [rows, outputs]. An element's bits depend on its row of x and its row of w alone. float32,
 // bfloat16 (with float32 sums) and float64, on the CPU. Differentiable. As DTensors: cut along rows, outputs or k.
 at::Tensor rows_product(const at::Tensor& x, const at::Tensor& w);
+// Up to how many rows it is faster than libtorch's product, on this processor.
+int64_t few_rows();
 
 // Causal attention of whole sequences, q [batch, heads, length, dim], k and v with key heads, as an engine's pages give it. Differentiable.
 at::Tensor attention_by_pages(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale);

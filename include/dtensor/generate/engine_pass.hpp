@@ -80,13 +80,10 @@ class Evaluating {
   std::vector<std::pair<torch::nn::Module*, bool>> modes_;
 };
 
-// Products of at most so many rows with a matrix read the matrix once, faster than libtorch's.
-constexpr int64_t kFewRows = 3;
-
 inline Forward in_evaluation(Forward forward, torch::nn::Module* module, bool batch_invariant) {
   return [forward = std::move(forward), module, batch_invariant](const at::Tensor& ids) {
     std::optional<InvariantRows> rows;
-    if (batch_invariant || ids.numel() <= kFewRows) rows.emplace(/*products_only=*/!batch_invariant);
+    if (batch_invariant || ids.numel() <= few_rows()) rows.emplace(/*products_only=*/!batch_invariant);
     std::optional<Evaluating> mode;
     if (module) mode.emplace(*module);
     return forward(ids);
