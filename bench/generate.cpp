@@ -105,7 +105,7 @@ void groups(benchmark::State& state) {
   });
   state.counters["tokens_per_s"] = benchmark::Counter(64.0 * 64.0 * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
 }
-BENCHMARK(groups)->ArgName("ranks")->Arg(1)->Arg(2)->Unit(benchmark::kMillisecond)->UseRealTime();
+BENCHMARK(groups)->ArgName("ranks")->Arg(1)->Arg(2)->MinTime(2)->Unit(benchmark::kMillisecond)->UseRealTime();
 
 std::vector<int64_t> skewed(int64_t count) {
   if (folder()) return nlohmann::json::parse(read("lengths.json")).get<std::vector<int64_t>>();

@@ -149,7 +149,7 @@ def memory_bound(s: Setting) -> list[Row]:
             moved = {"all_reduce": 2 * ranks * size, "all_gather": 2 * ranks * size, "reduce_scatter": (ranks + 1) * size,
                      "all_to_all": 2 * ranks * size}
             for kind in KINDS:
-                entry = here[f"threads/{kind}/ranks:{ranks}/bytes:{size}/real_time"]
+                entry = here[f"threads/{kind}/ranks:{ranks}/bytes:{size}"]
                 row = Row("memory bound", f"{kind}, {ranks} ranks, 64 MB", "of the bound", [], here_at_least=0.7)
                 collect(rows, row, moved[kind] / bandwidth / (entry["real_time"] * 1e-6))
         s.progress(f"memory bound: round {i + 1} of {s.rounds}")

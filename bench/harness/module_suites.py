@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 
-from .programs import PEERS, Failed, benchmark, command, on_ranks, outputs, tokens_per_second
+from .programs import PEERS, Failed, benchmark, benchmarks_at_once, command, on_ranks, outputs, tokens_per_second
 from .row import Row
 from .setting import Setting, collect
 
@@ -64,8 +64,8 @@ def long_context(s: Setting) -> list[Row]:
         for length in (2048, 8192):
             names = [f"one/causal/{length}/1", f"libtorch/causal/{length}/1", f"ring/causal/{length}/2"]
             one, libtorch, ring = (next(iter(milliseconds(name).values()))["real_time"] for name in names)
-            case = [s.build / "bench/long_context", f"--benchmark_filter=^{names[0]}/iterations", "--benchmark_format=json"]
-            both = [json.loads(text[text.index("{"):])["benchmarks"][0]["real_time"] for text in outputs([command(case)] * 2)]
+            both = benchmarks_at_once(2, s.build / "bench/long_context", f"--benchmark_filter=^{names[0]}/iterations")
+            both = [entry["real_time"] for each in both for entry in each.values()]
             group = "long context"
             collect(rows, Row(group, f"one device, {length} positions", "ms", [], [], "libtorch in C++", ratio_at_least=0.95), one, libtorch)
             row = Row(group, f"ring of two ranks in zigzag order, {length} positions", "ms", [], [], s.peer(), ratio_at_least=1.3)
@@ -144,8 +144,9 @@ def generation(s: Setting) -> list[Row]:
             return tokens_per_second(outputs([command(words)])) if has_peer else None
 
         for i in range(s.rounds):
-            here = benchmark(s.build / "bench/generate", **({"DTENSOR_BENCH_MODEL": folder} if has_peer else {}))
-            speed = {name.removesuffix("/real_time"): entry["tokens_per_s"] for name, entry in here.items() if "tokens_per_s" in entry}
+            where = {"DTENSOR_BENCH_MODEL": folder} if has_peer else {}
+            here = benchmark(s.build / "bench/generate", **where)
+            speed = {name: entry["tokens_per_s"] for name, entry in here.items() if "tokens_per_s" in entry}
             one, many = (speed[f"equal_lengths/batch:{batch}/invariant:0"] for batch in (1, 16))
             fixed, continuous = (speed[f"skewed_lengths/continuous:{mode}"] for mode in (0, 1))
             add("one prompt", one, peer("generate", 1), "transformers", ratio_at_least=3)
@@ -154,10 +155,13 @@ def generation(s: Setting) -> list[Row]:
             add("lognormal lengths, 16 at a time", continuous, peer("continuous"), "transformers, continuous batching", ratio_at_least=1.5)
             add("lognormal lengths, beside static batches", continuous, fixed, "static batches here", ratio_at_least=2)
             add("two ranks share 64 prompts out", speed["groups/ranks:2"], speed["groups/ranks:1"], "one rank", ratio_at_least=1.8)
-            passes = here["second_epoch/guesses:1/real_time"]["tokens_per_pass"]
+            both = benchmarks_at_once(2, s.build / "bench/generate", "--benchmark_filter=^groups/ranks:1/", **where)
+            row = Row("generation", "two ranks, of what two processes at once do", "of the limit", [], here_at_least=0.95)
+            collect(rows, row, speed["groups/ranks:2"] / sum(each["groups/ranks:1"]["tokens_per_s"] for each in both))
+            passes = here["second_epoch/guesses:1"]["tokens_per_pass"]
             collect(rows, Row("generation", "tokens a pass of a prompt's second epoch, guessed by its first", "tokens", [], here_at_least=2), passes)
             for length in (512, 4096):
-                entry = here[f"decode_attention/{length}/real_time"]
+                entry = here[f"decode_attention/{length}"]
                 row = Row("generation", f"attention of a step over {length} positions, beside reading them", "x reading", [])
                 collect(rows, row, entry["of_memory"])
             s.progress(f"generation: round {i + 1} of {s.rounds}")

@@ -109,10 +109,15 @@ def outputs_of_one_run(commands: list[Command], timeout: float) -> list[str]:
 
 
 def benchmark(program: pathlib.Path, *options: str, launcher: list = (), **more: str) -> dict[str, dict]:
-    """Google Benchmark's results by name: times in the benchmark's own unit, and counters."""
-    out = outputs([command([*launcher, program, "--benchmark_format=json", *options], **more)])[0]
-    entries = json.loads(out[out.index("{"):])["benchmarks"]
-    return {entry["name"]: entry for entry in entries}
+    """Google Benchmark's results by name and arguments: times in the benchmark's own unit, and counters."""
+    return benchmarks_at_once(1, program, *options, launcher=launcher, **more)[0]
+
+
+def benchmarks_at_once(processes: int, program: pathlib.Path, *options: str, launcher: list = (), **more: str) -> list[dict[str, dict]]:
+    """The same of each of several processes."""
+    texts = outputs([command([*launcher, program, "--benchmark_format=json", *options], **more)] * processes)
+    entries = [json.loads(text[text.index("{"):])["benchmarks"] for text in texts]
+    return [{entry["name"].split("/min_time")[0].removesuffix("/real_time"): entry for entry in each} for each in entries]
 
 
 def free_port() -> int:
