@@ -108,7 +108,8 @@ inline BlockGradients AllGather::backward(const Context& context, const Inputs& 
                                           const std::vector<at::Tensor>&) const {
   const Ranks ranks(context);
   detail::GatheredHeads gathered(ranks, in);
-  const auto of = detail::output_gradient(in, attended, grad);
+  auto of = detail::output_gradient(in, attended, grad);
+  of.delta = of.deltas();
   const auto own = detail::zeros_like(in);
   std::optional<comm::Async> reduction;  // of the head before
   const auto finish = [&](int64_t h) {

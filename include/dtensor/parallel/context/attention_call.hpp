@@ -18,12 +18,16 @@ struct AttentionCall {
   int64_t first_head = 0;
 };
 
-// The gradient of an output of all keys that the queries saw. `grad` is like q, `lse` that of all keys, and `delta` [batch, heads, queries]
-// the sums over dim of the output and its gradient. `out` is the output in the dtype of q, or undefined where it is not at hand.
+// The gradient of an output of all keys that the queries saw. `grad` is like q, `lse` that of all keys. `out` is the output in the dtype of
+// q, or undefined where it is not at hand; `delta` may be undefined where that dtype is the one of sums.
 struct OutputGradient {
   at::Tensor grad, lse, delta, out;
+
+  // [batch, heads, queries]: the sums over dim of the output and its gradient.
+  at::Tensor deltas() const { return delta.defined() ? delta : out.mul(grad).sum(-1); }
 };
 
+// Undefined: nothing has been added yet.
 struct BlockGradients {
   at::Tensor dq, dk, dv;
 };

@@ -15,8 +15,8 @@ namespace dtensor::context {
 // the sum so far is scaled to the new largest score.
 Attended block_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call);
 
-// Adds to dq, dk and dv, in the dtype of Attended, what these keys give.
-void add_block_gradients(const BlockGradients& into, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+// Adds to dq, dk and dv, in the dtype of Attended, what these keys give. Makes those that are undefined.
+void add_block_gradients(BlockGradients& into, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                          const OutputGradient& of, const AttentionCall& call);
 
 // -- How ------------------------------------------------------------------------------------------------------------------
@@ -27,11 +27,16 @@ inline Attended block_attention(const at::Tensor& q, const at::Tensor& k, const 
   return detail::tiled_attention(q, k, v, call);
 }
 
-inline void add_block_gradients(const BlockGradients& into, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+inline void add_block_gradients(BlockGradients& into, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 const OutputGradient& of, const AttentionCall& call) {
   const detail::Plain plain;
-  if (of.out.defined() && detail::suits_fused(q, k, call)) detail::add_fused_gradients(into, q, k, v, of, call);
-  else detail::add_tiled_gradients(into, q, k, v, of, call);
+  const bool fused = of.out.defined() && detail::suits_fused(q, k, call);
+  if (fused) detail::add_fused_gradients(into, q, k, v, of, call);
+  const auto make = [](at::Tensor& gradient, const at::Tensor& like) {
+    if (!gradient.defined()) gradient = at::zeros(like.sizes(), like.options().dtype(sums_of(like)));
+  };
+  make(into.dq, q), make(into.dk, k), make(into.dv, v);
+  if (!fused) detail::add_tiled_gradients(into, q, k, v, of, call);
 }
 
 }  // namespace dtensor::context

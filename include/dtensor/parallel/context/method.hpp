@@ -107,7 +107,9 @@ inline BlockGradients zeros_like(const Inputs& in) {
 
 inline OutputGradient output_gradient(const Inputs& in, const Attended& attended, const at::Tensor& grad) {
   const auto dtype = sums_of(in.q);
-  return {grad, attended.lse, attended.out.to(dtype).mul(grad.to(dtype)).sum(-1), attended.out.to(in.q.scalar_type())};
+  OutputGradient result{grad, attended.lse, {}, attended.out.to(in.q.scalar_type())};
+  if (dtype != in.q.scalar_type()) result.delta = attended.out.to(dtype).mul(grad.to(dtype)).sum(-1);
+  return result;
 }
 
 inline at::Tensor packed(const at::Tensor& k, const at::Tensor& v) { return at::cat({k.reshape({-1}), v.reshape({-1})}); }

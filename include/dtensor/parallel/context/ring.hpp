@@ -85,13 +85,12 @@ inline Attended ring_forward(const Ranks& ranks, const Inputs& in) {
 inline BlockGradients ring_backward(const Ranks& ranks, const Inputs& in, const Attended& attended, const at::Tensor& grad) {
   Rotation rotation(ranks, in);
   const auto of = output_gradient(in, attended, grad);
-  auto own = zeros_like(in);
+  BlockGradients own;
   add_block_gradients(own, in.q, in.k, in.v, of, ranks.call(ranks.rank(), ranks.rank()));
   for (int step = 1; step < ranks.size(); ++step) {
     std::optional<BlockGradients> theirs;
     if (const auto came = rotation.next(step)) {
-      theirs = zeros_like({in.q, came->first, came->second});
-      theirs->dq = own.dq;
+      theirs = {own.dq, {}, {}};
       const auto call = ranks.call(ranks.rank(), ranks.before(step));
       add_block_gradients(*theirs, in.q, came->first, came->second, of, call);
     }

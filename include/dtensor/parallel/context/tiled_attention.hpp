@@ -140,13 +140,14 @@ inline Attended tiled_attention(const at::Tensor& q, const at::Tensor& k, const 
 inline void add_tiled_gradients(const BlockGradients& into, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 const OutputGradient& of, const AttentionCall& call) {
   Tiles tiles(q, k, call);
-  const auto no_weights = of.lse.masked_fill(of.lse.eq(kNothing), -kNothing);  // of queries that saw nothing
+  const auto all_deltas = of.deltas(), no_weights = of.lse.masked_fill(of.lse.eq(kNothing), -kNothing);  // of queries that saw nothing
   for_each_key_head(k, [&](int64_t b, int64_t h) {
     const auto keys = k[b][h].to(tiles.options()), values = v[b][h].to(tiles.options());
     const auto dk = into.dk[b][h], dv = into.dv[b][h];
     for_each_tile(q.size(2), tiles.queries(), [&](const Interval& rows) {
       const auto of_group = [&](const at::Tensor& x) { return rows_of_group(x, b, h, tiles.group(), rows).to(tiles.options()); };
-      const auto queries = of_group(q).mul(call.scale), grads = of_group(of.grad), lses = of_group(no_weights), deltas = of_group(of.delta);
+      const auto queries = of_group(q).mul(call.scale), grads = of_group(of.grad);
+      const auto lses = of_group(no_weights), deltas = of_group(all_deltas);
       const auto dq = at::zeros(queries.sizes(), tiles.options());
       for_each_tile(k.size(2), kKeys, [&](const Interval& columns) {
         if (tiles.hides(b, rows, columns)) return;

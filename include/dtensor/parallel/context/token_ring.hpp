@@ -122,15 +122,16 @@ inline Attended TokenRing::forward(const Context& context, const Inputs& in, std
 inline BlockGradients TokenRing::backward(const Context& context, const Inputs& in, const Attended& attended, const at::Tensor& grad,
                                           const std::vector<at::Tensor>&) const {
   const Ranks ranks(context);
-  const auto of = detail::output_gradient(in, attended, grad);
+  auto of = detail::output_gradient(in, attended, grad);
+  of.delta = of.deltas();
   detail::Visits visits(ranks, {in.q.contiguous(), of.grad, of.lse, of.delta});
-  auto own = detail::zeros_like(in);
+  BlockGradients own;
   add_block_gradients(own, in.q, in.k, in.v, of, ranks.call(ranks.rank(), ranks.rank()));
   for (int step = 1; step < ranks.size(); ++step) {
     std::vector<at::Tensor> results;
     if (const auto came = visits.next(step)) {
       const auto& theirs = *came;
-      BlockGradients into{at::zeros(theirs[0].sizes(), own.dq.options()), own.dk, own.dv};
+      BlockGradients into{{}, own.dk, own.dv};
       const OutputGradient theirs_of{theirs[1], theirs[2], theirs[3], {}};
       add_block_gradients(into, theirs[0], in.k, in.v, theirs_of, ranks.call(ranks.before(step), ranks.rank()));
       results = {into.dq};
