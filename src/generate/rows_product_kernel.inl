@@ -114,7 +114,10 @@ void multiply(const S* x, int64_t rows, const S* w, int64_t outputs, int64_t k, 
   constexpr int kStep = Tiles<T>::outputs(1);
   for (int64_t n = 0; n < outputs; n += kStep) {
     const auto count = std::min<int64_t>(kStep, outputs - n);
-    auto m = some_rows<true>(x, rows, w + n * k, count, k, y + n, y_stride);
-    while (m < rows) m += some_rows<false>(x + m * k, rows - m, w + n * k, count, k, y + m * y_stride + n, y_stride);
+    for (int64_t m = 0; m < rows;) {
+      auto* const to = y + m * y_stride + n;
+      m += m == 0 ? some_rows<true>(x, rows, w + n * k, count, k, to, y_stride)
+                  : some_rows<false>(x + m * k, rows - m, w + n * k, count, k, to, y_stride);
+    }
   }
 }

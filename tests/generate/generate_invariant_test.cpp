@@ -80,8 +80,9 @@ TEST_CASE("generate invariant: any number of rows and outputs", "[generate]") {
     for (const int64_t k : {1, 16, 37, 64}) {
       const auto x = torch::randn({13, k}).to(dtype), w = torch::randn({19, k}).to(dtype);
       const auto exact = at::mm(x.to(at::kDouble), w.to(at::kDouble).t());
-      for (const auto& [rows, outputs] : std::vector<std::pair<int64_t, int64_t>>{{1, 19}, {2, 8}, {3, 17}, {4, 9}, {5, 19}, {6, 7}, {7, 8},
-                                                                               {8, 12}, {9, 19}, {12, 4}, {13, 19}}) {
+      const std::vector<std::pair<int64_t, int64_t>> sizes{{0, 19}, {1, 19}, {2, 8}, {3, 17}, {4, 9},  {5, 19},
+                                                           {6, 7},  {7, 8},  {8, 12}, {9, 19}, {12, 4}, {13, 19}};
+      for (const auto& [rows, outputs] : sizes) {
         const auto got = generate::rows_product(x.narrow(0, 0, rows), w.narrow(0, 0, outputs));
         const auto bound = dtype == at::kBFloat16 ? 0.1 : dtype == at::kFloat ? 1e-4 : 1e-12;
         CHECK(got.to(at::kDouble).allclose(exact.narrow(0, 0, rows).narrow(1, 0, outputs), bound, bound));
