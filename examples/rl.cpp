@@ -17,6 +17,7 @@
 #include <dtensor/base/say.hpp>
 #include <dtensor/dtensor.hpp>
 
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 
@@ -98,6 +99,8 @@ void run(const ProgramOptions& o, const rl::Options& options, const dt::World& w
   if (says) fmt::print("reward: greedy exact {:.4f} over {} held-out prompts (before {:.4f})\n", after, options.eval_prompts, before);
 }
 
+std::string not_negative(const std::string& number) { return number.starts_with('-') ? "got " + number + "; expected 0 or more" : ""; }
+
 std::string dashed(std::string name) {
   std::ranges::replace(name, '_', '-');
   return name;
@@ -113,7 +116,8 @@ void add_field(CLI::App& app, ProgramOptions& o, const char* name, const T& fiel
   } else if constexpr (std::is_same_v<T, std::vector<double>>) {
     app.add_option_function<T>("--" + dashed(name), take, help)->delimiter(',');
   } else {
-    app.add_option_function<T>("--" + dashed(name), take, help)->default_str(fmt::format("{}", field));
+    auto* option = app.add_option_function<T>("--" + dashed(name), take, help)->default_str(fmt::format("{}", field));
+    if constexpr (std::is_unsigned_v<T>) option->check(not_negative);
   }
 }
 
@@ -123,7 +127,8 @@ rl::Options parse_options(CLI::App& app, ProgramOptions& o, int argc, char** arg
   for (const auto& [name, recipe] : tasks::recipes()) names.push_back(name);
   app.add_option("--task", o.task, "what is learned")->check(CLI::IsMember(names));
   add_mesh_options(app, o, {"dp", "cp", "tp"});
-  app.add_option("--generation-tp", o.generation_tp, "ranks that decode a prompt together, where --mesh has tp; others share prompts out");
+  app.add_option("--generation-tp", o.generation_tp, "ranks that decode a prompt together, where --mesh has tp; others share prompts out")
+      ->check(not_negative);
   app.add_option("--config", o.config, "a JSON file with options of the trainer")->check(CLI::ExistingFile);
   app.add_option("--dim", o.dim, "width of the model")->check(positive);
   app.add_option("--layers", o.layers, "of the model")->check(positive);
@@ -137,12 +142,20 @@ rl::Options parse_options(CLI::App& app, ProgramOptions& o, int argc, char** arg
   add_launch_options(app);
   app.parse(argc, argv);
   auto chosen = o.config.empty() ? nlohmann::json::object() : nlohmann::json::parse(std::ifstream(o.config));
+  dt::require(chosen.is_object(), "rl", "'{}' holds no JSON object; expected one of options of the trainer", o.config);
   chosen.update(o.given);
   auto given = tasks::recipes().at(o.task).options;
   const auto named = rl::algorithms().find(chosen.value("algorithm", ""));  // its own values go before the task's
   if (named != rl::algorithms().end()) given.update(named->second);
   given.update(chosen);
   return rl::read_options(given);
+}
+
+// Now, not after the last step.
+void make_folder(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  dt::require(!error, "rl", "'{}' cannot be made: {}; hint: --save names a folder for checkpoints", folder, error.message());
 }
 
 }  // namespace
@@ -156,6 +169,7 @@ int main(int argc, char** argv) try {
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
   }
+  if (!options.save.empty()) make_folder(options.save);
   at::set_num_threads(1);
   return launch_on(argc, argv, o.meshes, [&](dt::World& world) { run(o, options, world); });
 } catch (const std::exception& error) {

@@ -40,6 +40,26 @@ TEST_CASE("rl trainer: roles on ranks of their own learn what one process learns
   }
 }
 
+TEST_CASE("rl trainer: several generations on ranks of their own make one batch", "[rl]") {
+  const nlohmann::json dapo{{"algorithm", "dapo"}, {"prompts", 6}, {"samples", 4}};
+  const auto expected = trained_alone(dapo);
+  REQUIRE(expected.metrics[0].at("train/num_gen_batches") > 1);
+  for (const std::string transport : {"threads", "shm"}) {
+    for (const std::vector<int>& training : {std::vector<int>{2, 1}, {0, 1, 2}}) {
+      CAPTURE(transport, training.size());
+      CHECK_NOTHROW(on_ranks(
+          3,
+          [&](World&) {
+            const auto count = static_cast<int64_t>(training.size());
+            auto placed = placed_on(DeviceMesh(c10::kCPU, training, {count}, {"dp"}));
+            placed.generation = DeviceMesh(c10::kCPU, {0}, {1}, {"dp"});
+            require_same(trained(dapo, placed), expected, 1e-9);
+          },
+          transport));
+    }
+  }
+}
+
 TEST_CASE("rl trainer: the loop in eight lines learns what the trainer does", "[rl]") {
   for (const auto& given :
        {nlohmann::json{{"algorithm", "grpo"}}, {{"algorithm", "ppo"}, {"prompts", 12}, {"samples", 1}, {"kl", "none"}}}) {

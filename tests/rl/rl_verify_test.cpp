@@ -117,6 +117,18 @@ TEST_CASE("rl options: what makes no sense is refused in words", "[rl]") {
       {{{"clip_cov_least", 7}}, "'clip_cov_least' is 7"},
       {{{"dppo_divergence", "kl"}}, "'dppo_divergence' is 'kl'; expected one of"},
       {{{"seed", -1}}, "whole number, 0 or more"},
+      {{{"lr", std::numeric_limits<double>::infinity()}}, "'lr' is inf; expected a finite number"},
+      {{{"clip_high", std::nan("")}}, "'clip_high' is nan; expected a finite number"},
+      {{{"clip_low", -1}}, "'clip_low' is -1; expected 0 or more"},
+      {{{"sft_lr", -0.01}}, "'sft_lr' is -0.01"},
+      {{{"sft_batch", 0}}, "'sft_batch' is 0; expected 1 or more"},
+      {{{"dual_clip", 0.5}}, "'dual_clip' is 0.5; expected a number above 1, or 0"},
+      {{{"gamma", 2}}, "'gamma' is 2; expected 0 to 1"},
+      {{{"algorithm", "vapo"}, {"critic_lambda", 3}}, "'critic_lambda' is 3"},
+      {{{"sapo_tau", 0}}, "'sapo_tau' is 0; expected a positive number"},
+      {{{"correction_upper", 0}}, "'correction_upper' is 0; expected a positive number"},
+      {{{"kl", "k3"}, {"kl_horizon", 0}}, "'kl_horizon' is 0; expected a positive number"},
+      {{{"cp_order", "spiral"}}, "'cp_order' is 'spiral'; expected one of"},
   };
   for (const auto& [given, words] : cases) {
     CAPTURE(given.dump());

@@ -99,7 +99,7 @@ struct Padded {
   int64_t added = 0;  // rows at the end
 };
 
-// The rows of batches that have the same columns, one batch after the other. Reads the columns. Tensors on meshes are joined on the first
+// The rows of batches that have the same columns, one batch after the other. Reads the columns. What lies on meshes is joined on the first
 // one's. Throws for other names, sizes of a row, and no batch.
 Batch concat(const std::vector<Batch>& batches);
 

@@ -52,24 +52,40 @@ inline at::Tensor joined(const std::vector<at::Tensor>& list) {
   return on(layout.mesh, [&] { return at::cat(there); });
 }
 
+// On the mesh of the first that lies on one, whose ranks then have them.
+inline Column joined(const std::vector<Column>& list) {
+  const auto placed = std::ranges::find_if(list, [](const Column& column) { return column.mesh().has_value(); });
+  const auto mesh = placed == list.end() ? std::optional<DeviceMesh>() : placed->mesh();
+  const bool is_here = has_rank(mesh, World::current().rank());
+  Objects objects;
+  int64_t size = 0;
+  for (const auto& column : list) {
+    const auto there = mesh ? column.on(rows_over(*mesh)) : column;
+    there.read();
+    size += there.size();
+    if (is_here) objects.insert(objects.end(), there.objects().begin(), there.objects().end());
+  }
+  if (!mesh) return Column(std::move(objects));
+  const Column::Values values{.objects = is_here ? std::make_shared<const Objects>(std::move(objects)) : nullptr, .size = size};
+  return Column([values] { return values; }, size, mesh, {mesh->ranks().begin(), mesh->ranks().end()});
+}
+
 inline Column joined(const std::string& name, const std::vector<Batch>& batches) {
   const bool tensors = batches[0].column(name).is_tensor();
   std::vector<at::Tensor> list;
-  Objects objects;
+  std::vector<Column> columns;
   for (const auto& batch : batches) {
     const auto& column = batch.column(name);
     require(column.is_tensor() == tensors, kBatch, "column '{}' holds a tensor in one batch and objects in another", name);
-    if (!tensors) {
-      objects.insert(objects.end(), column.objects().begin(), column.objects().end());
-      continue;
-    }
+    columns.push_back(column);
+    if (!tensors) continue;
     list.push_back(column.tensor());
     const auto &x = list[0], &y = list.back();
     if (x.dim() != y.dim() || x.sizes().slice(1) != y.sizes().slice(1) || x.scalar_type() != y.scalar_type())
       fail(kBatch, "column '{}' is {} of {} in one batch and {} of {} in another; expected equal rows; hint: pad them to one length", name,
            c10::toString(x.scalar_type()), shape_of(x), c10::toString(y.scalar_type()), shape_of(y));
   }
-  return tensors ? Column(joined(list)) : Column(std::move(objects));
+  return tensors ? Column(joined(list)) : joined(columns);
 }
 
 }  // namespace detail

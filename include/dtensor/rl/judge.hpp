@@ -1,10 +1,13 @@
 // The role that scores answers by rules: each rank its share of the rows.
 #pragma once
 
+#include <dtensor/base/say.hpp>
 #include <dtensor/rl/groups.hpp>
 #include <dtensor/rl/rewards/verify.hpp>
 
 #include <ATen/ops/zeros.h>
+
+#include <utility>
 
 #pragma GCC visibility push(default)
 
@@ -18,7 +21,7 @@ class Judge {
 
   // Adds the columns "scores" (float64), "right", "flawed", "failed" and "late" (bool), [batch] each, to a batch with "texts" and "truths",
   // and with kinds "parts" (float64) [batch, kinds]. Throws for a verdict of another number of parts; those of a verifier that fails are 0.
-  // `of`: the column of texts that are verified.
+  // `of`: the column of texts that are verified. The first failure of a rank's verifier is a line on standard error.
   void score(Batch& batch, int64_t step = -1, const std::string& of = "texts");
   WorkerGroup& group() { return group_; }
 
@@ -26,6 +29,7 @@ class Judge {
   WorkerGroup group_;
   Verifiers verify_;
   int64_t kinds_;
+  bool has_said_why_ = false;
 };
 
 // -- How ------------------------------------------------------------------------------------------------------------------
@@ -59,6 +63,10 @@ inline void Judge::score(Batch& batch, int64_t step, const std::string& of) {
     const auto texts = mine.texts(of);
     const auto& truths = mine.objects("truths");
     const auto found = verify_({texts.begin() + begin, texts.begin() + end}, {truths.begin() + begin, truths.begin() + end});
+    if (found.failed > 0 && !std::exchange(has_said_why_, true)) {
+      dtensor::detail::say("rl: the verifier failed for {} of {} answers on rank {}, which score 0: {}\n", found.failed,
+                           found.verdicts.size(), World::current().rank(), found.why);
+    }
     const auto column = [&](auto value, at::ScalarType dtype) {
       std::vector<double> values;
       for (const auto& verdict : found.verdicts) values.push_back(static_cast<double>(value(verdict)));

@@ -101,6 +101,8 @@ inline std::string line_of(const Metrics& m) {
       m.at("training/global_step").get<int64_t>(), number("critic/score/mean"), number("reward/right"), number("actor/ppo_kl"),
       number("actor/pg_clipfrac"), number("actor/entropy"), number("response_length/mean"), number("groups/zero_variance"),
       1e3 * number("timing_s/step"), number("perf/throughput"));
+  const auto unjudged = number("reward/failed") + number("reward/late");
+  if (unjudged > 0) line += fmt::format(" | verifier failed {:4.2f}", unjudged);
   if (m.contains("critic/vf_loss")) line += fmt::format(" | value loss {:7.4f}", number("critic/vf_loss"));
   if (m.contains("val-core/acc/mean@1")) line += fmt::format(" | greedy exact {:6.4f}", number("val-core/acc/mean@1"));
   return line;

@@ -9,7 +9,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #pragma GCC visibility push(default)
@@ -123,7 +125,8 @@ void for_each_term_of_losses(O& o, F& f) {
 
 template <class O, class F>
 void for_each_option(O& o, F f) {
-  f("algorithm", o.algorithm, "whose values all other options have unless they are given");
+  f("algorithm", o.algorithm,
+    ("whose values all other options have unless they are given: " + detail::one_of(detail::names_of(algorithms()))).c_str());
   f("advantage", o.advantage, detail::one_of(detail::names_of(advantage_kinds())).c_str());
   f("loss", o.loss, detail::one_of(detail::names_of(loss_kinds())).c_str());
   f("aggregation", o.aggregation, detail::one_of(detail::kAggregations).c_str());
@@ -204,10 +207,14 @@ inline void check_numbers(const Options& o) {
   const auto least = [](const char* name, auto value, auto bound) {
     require(value >= bound, kOptions, "'{}' is {}; expected {} or more", name, value, bound);
   };
+  for_each_option(o, []<class T>(const char* name, const T& value, const char*) {
+    if constexpr (std::is_same_v<T, double>) require(std::isfinite(value), kOptions, "'{}' is {}; expected a finite number", name, value);
+  });
   const std::vector<std::pair<const char*, int64_t>> counts{
       {"steps", o.steps},           {"prompts", o.prompts},           {"samples", o.samples},
       {"epochs", o.epochs},         {"minibatches", o.minibatches},   {"resamples", o.resamples},
-      {"max_tokens", o.max_tokens}, {"eval_prompts", o.eval_prompts}, {"verify_threads", o.verify_threads}};
+      {"max_tokens", o.max_tokens}, {"eval_prompts", o.eval_prompts}, {"verify_threads", o.verify_threads},
+      {"sft_batch", o.sft_batch}};
   for (const auto& [name, value] : counts) least(name, value, 1);
   const std::vector<std::pair<const char*, double>> amounts{{"lr", o.lr},
                                                             {"critic_lr", o.critic_lr},
@@ -224,11 +231,32 @@ inline void check_numbers(const Options& o) {
                                                             {"dro_beta", o.dro_beta},
                                                             {"kl_cov_weight", o.kl_cov_weight},
                                                             {"length_least_lambda", o.length_least_lambda},
+                                                            {"clip_low", o.clip_low},
+                                                            {"clip_high", o.clip_high},
+                                                            {"value_clip", o.value_clip},
+                                                            {"weight_decay", o.weight_decay},
+                                                            {"kl_target", o.kl_target},
+                                                            {"sft_lr", o.sft_lr},
+                                                            {"sft_steps", static_cast<double>(o.sft_steps)},
+                                                            {"eval_every", static_cast<double>(o.eval_every)},
+                                                            {"save_every", static_cast<double>(o.save_every)},
                                                             {"lr_steps", static_cast<double>(o.lr_steps)},
                                                             {"warmup", static_cast<double>(o.warmup)}};
   for (const auto& [name, value] : amounts) least(name, value, 0.0);
+  const std::vector<std::pair<const char*, double>> shares{
+      {"gamma", o.gamma}, {"lambda", o.lambda}, {"critic_lambda", std::max(o.critic_lambda, 0.0)},
+      {"length_least_lambda", o.length_least_lambda}};
+  for (const auto& [name, value] : shares) require(value >= 0 && value <= 1, kOptions, "'{}' is {}; expected 0 to 1", name, value);
+  const std::vector<std::pair<const char*, double>> positive{{"sapo_tau", o.sapo_tau},
+                                                             {"sapo_tau_negative", o.sapo_tau_negative},
+                                                             {"dppo_max_ratio", o.dppo_max_ratio},
+                                                             {"correction_upper", o.correction_upper},
+                                                             {"kl_horizon", o.kl_horizon},
+                                                             {"grad_clip", o.grad_clip},
+                                                             {"verify_seconds", o.verify_seconds}};
+  for (const auto& [name, value] : positive) require(value > 0, kOptions, "'{}' is {}; expected a positive number", name, value);
+  require(o.dual_clip == 0 || o.dual_clip > 1, kOptions, "'dual_clip' is {}; expected a number above 1, or 0 for none", o.dual_clip);
   require(o.temperature > 0, kOptions, "'temperature' is {}; expected a positive number, since rollouts have to differ", o.temperature);
-  require(o.grad_clip > 0, kOptions, "'grad_clip' is {}; expected a positive number", o.grad_clip);
   require(o.minibatches <= o.prompts * o.samples, kOptions, "'minibatches' is {}; expected at most the {} answers of a batch",
           o.minibatches, o.prompts * o.samples);
   require(o.overlong_buffer <= o.max_tokens, kOptions, "'overlong_buffer' is {}; expected at most max_tokens, {}", o.overlong_buffer,
@@ -248,6 +276,7 @@ inline void check_names(const Options& o) {
   check_name("kl", o.kl, kKls);
   check_name("kl_in", o.kl_in, {"loss", "reward"});
   check_name("correction", o.correction, {"none", "token", "sequence"});
+  check_name("cp_order", o.cp_order, {"contiguous", "zigzag", "stripes"});
 }
 
 inline void check_advantage(const Options& o) {

@@ -11,6 +11,7 @@
 #include <dtensor/rl/event_file.hpp>
 #include <dtensor/rl/judge.hpp>
 #include <dtensor/rl/metrics.hpp>
+#include <dtensor/rl/rewards/verifiers.hpp>
 #include <dtensor/rl/roles.hpp>
 #include <dtensor/rl/verdict_writer.hpp>
 

@@ -1,6 +1,8 @@
 // How a Trainer does what trainer.hpp says.
 #pragma once
 
+#include <dtensor/base/say.hpp>
+#include <dtensor/rl/cut_passes.hpp>
 #include <dtensor/rl/trainer.hpp>
 
 #pragma GCC visibility push(default)
@@ -86,6 +88,9 @@ Trainer<Model, Values>::Trainer(const Options& options, Task task, const Placed<
   require(!o_.has_critic() || placed.critic, detail::kTrainer, "advantage '{}' needs a critic; expected `critic`", o_.advantage);
   require(o_.advantage != "gdpo" || !task_.kinds.empty(), detail::kTrainer,
           "advantage 'gdpo' compares kinds of scores, and the task names none; expected `kinds`");
+  require(o_.gdpo_weights.empty() || o_.gdpo_weights.size() == task_.kinds.size(), detail::kTrainer,
+          "there are {} 'gdpo_weights', and the task has {} kinds of scores", o_.gdpo_weights.size(), task_.kinds.size());
+  if (detail::has_rank(placed.training, World::current().rank())) Passes(placed.training, o_);  // throws for what cannot be cut
   if (o_.has_reference()) reference_.emplace(placed.training, placed.actor, placed.plan);
   if (placed.verdicts) {
     verdicts_.emplace(placed.verdicts_mesh.value_or(placed.generation), placed.verdicts, placed.verdicts_plan, task_.engine,
@@ -143,11 +148,12 @@ template <class Model, class Values>
 std::optional<Batch> Trainer<Model, Values>::collect(Metrics& metrics) {
   if (!o_.dynamic_sampling) return generate(metrics);
   std::vector<Batch> kept;
-  int64_t rows = 0, all = 0, right = 0;
+  int64_t rows = 0, all = 0, right = 0, failed = 0;
   const auto wanted = o_.prompts * o_.samples;
   for (int64_t i = 0; i < o_.resamples && rows < wanted; ++i) {
     auto batch = generate(metrics);
     const auto scores = whole(batch, "scores"), groups = whole(batch, "groups"), is_right = whole(batch, "right");
+    const auto has_failed = whole(batch, "failed");
     const NoSpmd plain;
     const auto signal = groups_with_signal(scores, groups);
     Rows chosen;
@@ -156,6 +162,7 @@ std::optional<Batch> Trainer<Model, Values>::collect(Metrics& metrics) {
     }
     all += batch.size();
     right += is_right.sum().template item<int64_t>();
+    failed += has_failed.sum().template item<int64_t>();
     rows += static_cast<int64_t>(chosen.size());
     if (!chosen.empty()) kept.push_back(detail::rows_of(batch, chosen));
   }
@@ -163,9 +170,9 @@ std::optional<Batch> Trainer<Model, Values>::collect(Metrics& metrics) {
   metrics["groups/signal"] = rows / o_.samples;
   if (rows > 0) return detail::stacked(std::move(kept), o_.samples);
   require(right > 0, detail::kTrainer,
-          "none of {} groups in {} generations has scores that differ, and none of {} answers is right; hint: easier prompts, examples "
+          "none of {} groups in {} generations has scores that differ, and none of {} answers is right{}; hint: easier prompts, examples "
           "before (sft_steps), scores for parts of an answer, more 'samples'",
-          all / o_.samples, o_.resamples, all);
+          all / o_.samples, o_.resamples, all, failed > 0 ? fmt::format("; the verifier failed for {} of them", failed) : "");
   why_ended_ = fmt::format("{} after {} steps: no group of {} in {} generations has scores that differ, and {} of {} answers are right",
                            right == all ? "task learned" : "nothing left to learn", steps_, all / o_.samples, o_.resamples, right, all);
   return {};
@@ -314,6 +321,7 @@ bool Trainer<Model, Values>::run(const std::function<void(const Metrics&)>& told
         o_.save, lr_end_, lr_steps_, o_.lr_end, lr_steps, lr_end_, lr_steps_);
     rollouts_.update(steps_);
   } else {
+    if (o_.resume && World::current().rank() == 0) dtensor::detail::say("rl: '{}' has no checkpoint; the run begins anew\n", o_.save);
     imitate();
     if (reference_) reference_->take_weights(actor_);
   }
