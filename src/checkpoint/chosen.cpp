@@ -6,16 +6,21 @@
 
 namespace dtensor::checkpoints {
 
-std::vector<Asked> asked_by(const std::vector<std::string>& only, const std::vector<std::string>& names, const std::string& of) {
+std::vector<Asked> asked_by(const std::vector<std::string>& only, const std::vector<std::string>& without,
+                            const std::vector<std::string>& names, const std::string& of) {
   std::vector<Asked> asked;
-  for (const auto& pattern : only) {
-    if (pattern == "*") continue;
-    const bool any = std::ranges::any_of(names, [&](const auto& name) { return detail::matches(pattern, name); });
-    if (any) asked.push_back({"", true});
-    else
-      asked.push_back({fmt::format("'{}' of .only matches no name of {}; closest: {}", pattern, of,
-                                   names.empty() ? "it has none" : detail::closest(pattern, names))});
-  }
+  const auto add = [&](const char* option, const std::vector<std::string>& patterns) {
+    for (const auto& pattern : patterns) {
+      if (pattern == "*") continue;
+      const bool any = std::ranges::any_of(names, [&](const auto& name) { return detail::matches(pattern, name); });
+      if (any) asked.push_back({"", true});
+      else
+        asked.push_back({fmt::format("'{}' of .{} matches no name of {}; closest: {}", pattern, option, of,
+                                     names.empty() ? "it has none" : detail::closest(pattern, names))});
+    }
+  };
+  add("only", only);
+  add("without", without);
   return asked;
 }
 

@@ -24,8 +24,9 @@ struct Asked {
   bool is_there = false;
 };
 
-// For each pattern of .only: "'modle.*' of .only matches no name of the state; closest: ...". `names`: this rank's.
-std::vector<Asked> asked_by(const std::vector<std::string>& only, const std::vector<std::string>& names, const std::string& of);
+// For each pattern of .only and .without: "'modle.*' of .only matches no name of the state; closest: ...". `names`: this rank's.
+std::vector<Asked> asked_by(const std::vector<std::string>& only, const std::vector<std::string>& without,
+                            const std::vector<std::string>& names, const std::string& of);
 
 // Throws, on every rank, for what no rank has. Every rank calls it, with the same options.
 void check_asked(const char* tag, const std::vector<Asked>& asked, const Everyone& everyone);

@@ -92,7 +92,7 @@ class Wanted {
     std::erase_if(contents_.tensors, [&](const auto& entry) { return !is_chosen(entry.first, options_); });
     std::erase_if(contents_.values, [&](const auto& entry) { return !is_chosen(entry.first, options_); });
     problems_ = contents_.problems;
-    if (!options_.partial) others_ = other_optimizers(contents_.values, index_.values);
+    others_ = other_optimizers(contents_.values, index_.values);
     for (const auto& [name, text] : others_) problems_.push_back(text);
     for (const auto& [name, tensor] : contents_.tensors) check(name, tensor);
     for (const auto& [name, value] : contents_.values) {
@@ -218,7 +218,7 @@ std::vector<Asked> asked_by(const LoadOptions& options, const Wanted& wanted, co
   asked.push_back(
       {fmt::format("nothing would be loaded: '{}' has no name that is chosen of the state{}; hint: .rename", index.folder, closest), any});
   for (const auto& name : saved) names.push_back(renamed(name, options));
-  const auto of_only = checkpoints::asked_by(options.only, names, fmt::format("the state or of '{}'", index.folder));
+  const auto of_only = checkpoints::asked_by(options.only, options.without, names, fmt::format("the state or of '{}'", index.folder));
   asked.insert(asked.begin(), of_only.begin(), of_only.end());
   return asked;
 }

@@ -74,11 +74,20 @@ struct CheckpointManager::Signals {
   std::map<int, struct sigaction> before_;
 };
 
-// What ranks told each other at the last step, on its way.
+// What ranks told each other at the last step, on its way, and what is known of it.
 struct CheckpointManager::Agreement {
   std::optional<DeviceMesh> line;
   comm::Communicator* group = nullptr;
   std::optional<comm::Async> under_way;
+  bool stop = false, late = false;
+
+  void receive() {
+    if (!under_way) return;
+    const auto known = std::move(*under_way).get();
+    under_way.reset();
+    stop |= known.data_ptr<int64_t>()[0] != 0;
+    late = known.data_ptr<int64_t>()[1] != 0;
+  }
 };
 
 CheckpointManager::CheckpointManager(State state, std::string folder, ManagerOptions options)
@@ -202,16 +211,14 @@ bool CheckpointManager::asked_to_stop(bool& time_is_up) {
     time_is_up = late;
     return stop;
   }
-  at::Tensor known;
-  if (agreement_->under_way) known = std::move(*agreement_->under_way).get();
+  agreement_->receive();
   auto own = at::empty({2}, at::kLong);
   own.data_ptr<int64_t>()[0] = stop;
   own.data_ptr<int64_t>()[1] = agreement_->group->rank() == 0 && late;
   const comm::Subject subject("CheckpointManager");
   agreement_->under_way = agreement_->group->all_reduce(own, ReduceOp::max);
-  if (!known.defined()) return false;
-  time_is_up = known.data_ptr<int64_t>()[1] != 0;
-  return known.data_ptr<int64_t>()[0] != 0;
+  time_is_up = std::exchange(agreement_->late, false);
+  return std::exchange(agreement_->stop, false);
 }
 
 bool CheckpointManager::step(int64_t step) {
@@ -234,8 +241,8 @@ bool CheckpointManager::step(int64_t step) {
 void CheckpointManager::save(int64_t step) {
   complete();
   last_time_ = std::chrono::steady_clock::now();
-  if (agreement_->under_way) std::move(*agreement_->under_way).get();  // of the time before
-  agreement_->under_way.reset();
+  agreement_->receive();
+  agreement_->late = false;  // of the time before
   saving_ = dtensor::save(state_, folder_, step, options_.save);
   last_saved_ = step;
   if (!options_.save.async) complete();

@@ -40,8 +40,10 @@ class OptimizerPart final : public Part {
 
   void save(const std::string& name, const TensorNames& names, Contents& contents) override {
     at::NoGradGuard no_grad;
+    int64_t place = 0;
     for_each_parameter(name, names, [&](size_t group, const at::Tensor& parameter, const std::string& prefix) {
       contents.values[prefix + "group"] = static_cast<int64_t>(group);
+      if (is_flat()) contents.values[prefix + kPlace] = place++;
       const auto found = optim::detail::find(optimizer_.state(), parameter);
       if (found == optimizer_.state().end()) return;
       const bool known = with_type(*found->second, [&](auto& state) {
@@ -59,7 +61,9 @@ class OptimizerPart final : public Part {
     name_ = name;
     read_.clear();
     groups_.assign(optimizer_.param_groups().size(), {});
+    int64_t place = 0;
     for_each_parameter(name, names, [&](size_t group, const at::Tensor& parameter, const std::string& prefix) {
+      if (is_flat()) check_place(prefix, place++, saved, contents);
       const auto found = saved.values.find(prefix + "group");
       contents.values[prefix + "group"] = static_cast<int64_t>(group);
       if (found == saved.values.end()) return;
@@ -107,6 +111,20 @@ class OptimizerPart final : public Part {
     std::unique_ptr<torch::optim::OptimizerParamState> state;
     std::vector<std::string> from_whole;  // tensors of our optimizers that are not laid out as any tensor is
   };
+
+  // Whether it keeps vectors over all parameters, one after the other.
+  bool is_flat() const { return dynamic_cast<const torch::optim::LBFGS*>(&optimizer_); }
+  static constexpr const char* kPlace = "place";  // of a parameter, there
+
+  static void check_place(const std::string& prefix, int64_t place, const Index& saved, Contents& contents) {
+    const auto found = saved.values.find(prefix + kPlace);
+    if (found == saved.values.end()) return;
+    contents.values[prefix + kPlace] = place;
+    if (found->second == Value(place)) return;
+    contents.problems.push_back(fmt::format("'{}{}' was saved as {}, and is {}: LBFGS keeps vectors over all parameters in their order; "
+                                            "hint: give it the parameters in the order that was saved",
+                                            prefix, kPlace, text_of(found->second), place));
+  }
 
   static std::string name_of_group(const std::string& name, size_t group) { return fmt::format("{}.groups.{}.", name, group); }
 

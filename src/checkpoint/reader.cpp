@@ -51,8 +51,11 @@ at::Tensor part_of_memory(void* memory, const Box& all, const Box& box, c10::Sca
   return part_of_view(at::from_blob(memory, sizes, at::TensorOptions(dtype)), all, box);
 }
 
+// Whether memory holds its elements as they are, row-major.
+bool has_own_bits(const at::Tensor& x) { return x.is_cpu() && x.is_contiguous() && !x.is_conj() && !x.is_neg(); }
+
 void copy_elements(const at::Tensor& to, const at::Tensor& from) {
-  const bool plain = to.is_cpu() && to.scalar_type() == from.scalar_type() && to.is_contiguous() && from.is_contiguous();
+  const bool plain = has_own_bits(to) && to.scalar_type() == from.scalar_type() && from.is_contiguous();
   if (plain) std::memcpy(to.data_ptr(), from.data_ptr(), static_cast<size_t>(to.numel()) * to.element_size());
   else to.copy_(from);
 }
@@ -114,9 +117,9 @@ void* Reader::place_of(const Chunk& chunk) {
   for (const auto& target : targets(*chunk.name)) {
     const auto both = common(target.box, parts[0].box);
     if (!both) continue;
-    if (*both != parts[0].box || target.view.scalar_type() != chunk.tensor->dtype || !target.view.is_cpu()) return nullptr;
+    if (*both != parts[0].box || target.view.scalar_type() != chunk.tensor->dtype) return nullptr;
     const auto view = part_of_view(target.view, target.box, *both);
-    return view.is_contiguous() ? view.data_ptr() : nullptr;
+    return has_own_bits(view) ? view.data_ptr() : nullptr;
   }
   return nullptr;
 }

@@ -39,7 +39,7 @@ Contents contents_of(const State& state, const SaveOptions& options, std::vector
   for (const auto& entry : state.entries()) entry.part->add_names(entry.name, names);
   auto contents = joined_parts(
       kTag, state, [&](const State::Entry& entry, Contents& part) { entry.part->save(entry.name, names, part); });
-  asked = asked_by(options.only, names_in(contents), "the state");
+  asked = asked_by(options.only, options.without, names_in(contents), "the state");
   const auto wanted = [&](const std::string& name) { return is_chosen(name, options); };
   std::erase_if(contents.tensors, [&](const auto& entry) { return !wanted(entry.first); });
   std::erase_if(contents.values, [&](const auto& entry) { return !wanted(entry.first); });

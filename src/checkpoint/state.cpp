@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 namespace dtensor {
@@ -111,6 +112,12 @@ class ValuePart final : public Part {
       const auto value = std::get<Held>(found->second);
       require(static_cast<Held>(static_cast<Number>(value)) == value, "load",
               "'{}' was saved as {}, which its variable cannot hold; hint: make it an int64_t", name, text_of(found->second));
+    }
+    if constexpr (std::is_same_v<Number, float>) {
+      if (found == saved.values.end()) return;
+      const auto value = std::get<Held>(found->second);
+      require(std::isfinite(static_cast<float>(value)) || !std::isfinite(value), "load",
+              "'{}' was saved as {}, which its variable cannot hold; hint: make it a double", name, text_of(found->second));
     }
   }
   void finish(const Index& saved) override {

@@ -141,10 +141,12 @@ TEST_CASE("checkpoint: a manager saves keeps removes and resumes", "[checkpoint]
 }
 
 TEST_CASE("checkpoint: a stop signal makes a manager save and stop on all ranks", "[checkpoint]") {
+  const auto every = GENERATE(0, 1, 2);
+  CAPTURE(every);
   const Folder folder;
   REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) {
     Counter counter(world);
-    dt::CheckpointManager manager(counter.state(), folder.path);
+    dt::CheckpointManager manager(counter.state(), folder.path, {.every_steps = every});
     int64_t step = 0;
     do {
       counter.set(++step);

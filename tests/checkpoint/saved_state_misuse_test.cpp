@@ -74,6 +74,53 @@ TEST_CASE("checkpoint: a number that its variable cannot hold is refused", "[che
   int small = 3;
   CHECK(has(text_thrown_by([&] { dt::load({{"count", small}}, folder.path, 1); }), "'count' was saved as 9000000000"));
   CHECK(small == 3);
+  double huge = 1e300;
+  dt::save({{"scale", huge}}, folder.path, 2);
+  float narrow = 3;
+  CHECK(has(text_thrown_by([&] { dt::load({{"scale", narrow}}, folder.path, 2); }), "hint: make it a double"));
+  CHECK(narrow == 3);
+}
+
+TEST_CASE("checkpoint: views that are conjugated or negated are loaded by value", "[checkpoint]") {
+  const Folder folder;
+  const auto values = torch::randn({3, 4}, torch::kComplexDouble);
+  auto saved = values.clone();
+  dt::save({{"c", saved}}, folder.path, 1);
+  auto conjugated = torch::zeros({3, 4}, torch::kComplexDouble).conj();
+  dt::load({{"c", conjugated}}, folder.path, 1);
+  CHECK(conjugated.equal(values));
+  auto imaginary = torch::imag(values).clone();
+  dt::save({{"c", imaginary}}, folder.path, 2);
+  auto negated = torch::imag(torch::zeros({3, 4}, torch::kComplexDouble).conj());
+  REQUIRE(negated.is_neg());
+  dt::load({{"c", negated}}, folder.path, 2);
+  CHECK(negated.equal(imaginary));
+}
+
+TEST_CASE("checkpoint: an optimizer takes nothing from one of another kind or order", "[checkpoint][errors]") {
+  const Folder folder;
+  torch::nn::Linear model(3, 2);
+  const auto learn = [&](torch::optim::Optimizer& optimizer) {
+    optimizer.step([&] {
+      optimizer.zero_grad();
+      auto loss = model->forward(torch::ones({1, 3})).pow(2).sum();
+      loss.backward();
+      return loss;
+    });
+  };
+  torch::optim::LBFGS lbfgs(std::vector{model->weight, model->bias}, 0.1), turned(std::vector{model->bias, model->weight}, 0.1);
+  learn(lbfgs);
+  dt::save({{"model", *model}, {"optimizer", lbfgs}}, folder.path, 1);
+  dt::load({{"model", *model}, {"optimizer", lbfgs}}, folder.path, 1);
+  CHECK(has(text_thrown_by([&] { dt::load({{"model", *model}, {"optimizer", turned}}, folder.path, 1); }),
+            "hint: give it the parameters in the order that was saved"));
+  torch::optim::AdamW adam(model->parameters(), 0.01);
+  learn(adam);
+  dt::save({{"model", *model}, {"optimizer", adam}}, folder.path, 2);
+  torch::optim::SGD sgd(model->parameters(), 0.05);
+  CHECK(has(text_thrown_by([&] { dt::load({{"model", *model}, {"optimizer", sgd}}, folder.path, 2, {.partial = true}); }),
+            "is SGD of libtorch"));
+  CHECK(static_cast<torch::optim::SGDOptions&>(sgd.param_groups()[0].options()).lr() == 0.05);
 }
 
 TEST_CASE("checkpoint: a refused load leaves a tensor without values as it was", "[checkpoint][errors]") {

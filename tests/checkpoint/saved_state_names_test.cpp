@@ -115,6 +115,10 @@ TEST_CASE("checkpoint: patterns that match nothing are refused on every rank", "
           refuses("'modle.*' of .only matches no name of the state or of ",
                   [&] { dt::load(state, folder.path, 1, {.only = {"modle.*"}}); });
           refuses("'modle.*' of .only", [&] { dt::load(state, folder.path, 1, {.only = {"modle.*"}, .partial = true}); });
+          refuses("'modle.*' of .without matches no name of the state; closest: ",
+                  [&] { dt::save(state, folder.path, 2, {.without = {"modle.*"}}); });
+          refuses("'modle.*' of .without matches no name of the state or of ",
+                  [&] { dt::load(state, folder.path, 1, {.without = {"modle.*"}}); });
           refuses("'modle.' of .rename is the beginning of no name in ",
                   [&] { dt::load(state, folder.path, 1, {.rename = {{"modle.", "net."}}}); });
           const dt::State other{{"net.weight", weight}};
