@@ -13,25 +13,22 @@ INLINE T total(const Sixteen<T>& x) {
   return lanes[0];
 }
 
-template <class Part, class Mask>
-INLINE Part add_halves(Part a, Part b, Mask low, Mask high) {
-  return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
+// Of each run of 2 Half elements of a and b, its two halves added.
+template <int Half, int... Low, class Part>
+INLINE Part add_halves(const Part& a, const Part& b) {
+  return __builtin_shufflevector(a, b, Low...) + __builtin_shufflevector(a, b, (Low + Half)...);
 }
 
 // The totals of eight vectors of one register each, by the same sums as total(): each step adds the halves of what is left of all of them.
 template <class T>
 INLINE void totals_of_eight(const Sixteen<T>* x, T* y) {
-  using Part = typename Sixteen<T>::Part;
-  typedef int Mask __attribute__((vector_size(64)));
-  const Mask low8{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}, high8 = low8 + 8;
-  const Mask low4{0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27}, high4 = low4 + 4;
-  const Mask low2{0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29}, high2 = low2 + 2;
-  const Mask low1{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}, high1 = low1 + 1;
-  Part eights[4], fours[2];
-  for (int i = 0; i < 4; ++i) eights[i] = add_halves(x[2 * i].part[0], x[2 * i + 1].part[0], low8, high8);
-  for (int i = 0; i < 2; ++i) fours[i] = add_halves(eights[2 * i], eights[2 * i + 1], low4, high4);
-  const auto twos = add_halves(fours[0], fours[1], low2, high2);
-  const auto ones = add_halves(twos, twos, low1, high1);
+  typename Sixteen<T>::Part eights[4], fours[2];
+  for (int i = 0; i < 4; ++i)
+    eights[i] = add_halves<8, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23>(x[2 * i].part[0], x[2 * i + 1].part[0]);
+  for (int i = 0; i < 2; ++i)
+    fours[i] = add_halves<4, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27>(eights[2 * i], eights[2 * i + 1]);
+  const auto twos = add_halves<2, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29>(fours[0], fours[1]);
+  const auto ones = add_halves<1, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30>(twos, twos);
   std::memcpy(y, &ones, 8 * sizeof(T));
 }
 

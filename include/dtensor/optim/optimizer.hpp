@@ -76,7 +76,7 @@ inline at::Tensor Optimizer::step(LossClosure closure) {
   at::NoGradGuard no_grad;
   for (const auto& group : param_groups()) {
     for (const auto& parameter : group.params()) {
-      const auto gradient = parameter.grad();
+      const auto& gradient = parameter.grad();
       if (!gradient.defined()) continue;
       require(gradient.layout() == at::kStrided, detail::kOptim, "a gradient is sparse; hint: make the embedding with sparse(false)");
       if (is_dtensor(gradient) && DTensor(gradient).layout().has_partial()) sync_gradients(parameter);
