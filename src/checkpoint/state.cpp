@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 
 namespace dtensor {
@@ -107,17 +108,14 @@ class ValuePart final : public Part {
     if (found != saved.values.end() && !std::holds_alternative<Held>(found->second))
       fail("load", "'{}' was saved as {}, which is {}; expected {}; hint: give it the type that it had, or .rename it", name,
            text_of(found->second), kind_of(found->second), kind_of(Held()));
-    if constexpr (std::is_integral_v<Number>) {
+    if constexpr (std::is_arithmetic_v<Number>) {
       if (found == saved.values.end()) return;
       const auto value = std::get<Held>(found->second);
-      require(static_cast<Held>(static_cast<Number>(value)) == value, "load",
-              "'{}' was saved as {}, which its variable cannot hold; hint: make it an int64_t", name, text_of(found->second));
-    }
-    if constexpr (std::is_same_v<Number, float>) {
-      if (found == saved.values.end()) return;
-      const auto value = std::get<Held>(found->second);
-      require(std::isfinite(static_cast<float>(value)) || !std::isfinite(value), "load",
-              "'{}' was saved as {}, which its variable cannot hold; hint: make it a double", name, text_of(found->second));
+      bool fits = true;
+      if constexpr (std::is_integral_v<Number>) fits = static_cast<Held>(static_cast<Number>(value)) == value;
+      else fits = !std::isfinite(value) || std::abs(value) <= std::numeric_limits<Number>::max();
+      require(fits, "load", "'{}' was saved as {}, which its variable cannot hold; hint: make it {}", name, text_of(found->second),
+              std::is_integral_v<Number> ? "an int64_t" : "a double");
     }
   }
   void finish(const Index& saved) override {

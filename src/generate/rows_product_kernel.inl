@@ -83,7 +83,7 @@ template <class T>
 struct Tiles {
   static constexpr int kSums = (DTENSOR_VECTOR_BYTES == 64 ? 24 : 12) / Sixteen<T>::kParts;
   static constexpr int kRows = kSums >= 6 ? 6 : kSums >= 3 ? 3 : 1;
-  static constexpr int outputs(int rows) { return kSums / (rows <= 3 ? kRows < 3 ? 1 : 3 : 6); }
+  static constexpr int outputs(int rows) { return kSums / (rows > 3 ? 6 : kRows >= 3 ? 3 : 1); }
 };
 
 // M rows of x and `outputs` rows of w. The processor's own prefetching is the best one as long as little is computed for each row of w.
@@ -98,11 +98,14 @@ INLINE void tiles(const S* x, const S* w, int64_t outputs, int64_t k, T* y, int6
 // As many of the rows as a tile takes, with `outputs` rows of w. Returns their number.
 template <bool kFirst, class S, class T>
 INLINE int64_t some_rows(const S* x, int64_t rows, const S* w, int64_t outputs, int64_t k, T* y, int64_t y_stride) {
-  constexpr int kM = Tiles<T>::kRows;
-  if (kM >= 6 && rows >= 6) return tiles<6, kFirst>(x, w, outputs, k, y, y_stride), 6;
-  if (kM >= 6 && rows >= 4) return tiles<4, kFirst>(x, w, outputs, k, y, y_stride), 4;
-  if (kM >= 3 && rows >= 3) return tiles<3, kFirst>(x, w, outputs, k, y, y_stride), 3;
-  if (kM >= 3 && rows >= 2) return tiles<2, kFirst>(x, w, outputs, k, y, y_stride), 2;
+  if constexpr (Tiles<T>::kRows >= 6) {
+    if (rows >= 6) return tiles<6, kFirst>(x, w, outputs, k, y, y_stride), 6;
+    if (rows >= 4) return tiles<4, kFirst>(x, w, outputs, k, y, y_stride), 4;
+  }
+  if constexpr (Tiles<T>::kRows >= 3) {
+    if (rows >= 3) return tiles<3, kFirst>(x, w, outputs, k, y, y_stride), 3;
+    if (rows >= 2) return tiles<2, kFirst>(x, w, outputs, k, y, y_stride), 2;
+  }
   return tiles<1, kFirst>(x, w, outputs, k, y, y_stride), 1;
 }
 

@@ -230,7 +230,6 @@ inline void check_numbers(const Options& o) {
                                                             {"critic_warmup", static_cast<double>(o.critic_warmup)},
                                                             {"dro_beta", o.dro_beta},
                                                             {"kl_cov_weight", o.kl_cov_weight},
-                                                            {"length_least_lambda", o.length_least_lambda},
                                                             {"clip_low", o.clip_low},
                                                             {"clip_high", o.clip_high},
                                                             {"value_clip", o.value_clip},
