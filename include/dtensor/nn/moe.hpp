@@ -137,6 +137,7 @@ inline MoEImpl::MoEImpl(const MoEOptions& o) : options(o) {
           "the balance is over a batch, a sequence or global; got '{}'", o.balance_over);
   gate = register_module("gate", Router(o.dim, o.experts, o.router));
   experts = register_module("experts", Experts(o.experts, o.latent > 0 ? o.latent : o.dim, o.hidden, o.gated));
+  if (o.router.choose_by == "experts") experts->mix.mean_choices = o.router.top_k;
   const auto projection = [](int64_t in, int64_t out) { return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(false)); };
   if (o.latent > 0) down = register_module("down", projection(o.dim, o.latent)), up = register_module("up", projection(o.latent, o.dim));
   if (o.shared_hidden > 0) shared_experts = register_module("shared_experts", SwiGLU(o.dim, o.shared_hidden));

@@ -38,6 +38,10 @@ TEST_CASE("dispatch: expected ranks of a token are those of the formula", "[expe
   REQUIRE(is(8, 4, 2, 1.8571));
   REQUIRE(is(8, 2, 2, 1.5714));
   REQUIRE(is(8, 1, 2, 1));
+  // Experts that choose, each half of the tokens: of two on a rank, none has a token in a quarter of the cases.
+  REQUIRE(std::abs(expert::expected_ranks(4, 2, 2, true) - 1.5) < 1e-12);
+  REQUIRE(expert::expected_ranks(4, 2, 4, true) == 2);
+  REQUIRE(std::abs(expert::expected_ranks(4, 4, 1, true) - 1) < 1e-12);
 }
 
 TEST_CASE("dispatch: the automatic way sends the least", "[experts]") {
@@ -109,6 +113,35 @@ TEST_CASE("dispatch: a token that needs one rank twice goes there once", "[exper
           };
           const auto all = bytes("alltoall"), once = bytes("deduplicated");
           require(once < 0.35 * all, "test", "sent {} bytes of {}", once, all);
+        },
+        transport));
+  }
+}
+
+TEST_CASE("dispatch: where experts choose the automatic way reckons with the choices that there are", "[experts]") {
+  for (const std::string transport : {"threads", "shm"}) {
+    REQUIRE_NOTHROW(on_ranks(
+        4,
+        [](World&) {
+          const auto mesh = init_device_mesh(c10::kCPU, {4}, {"ep"});
+          // With a choice for each of the four experts of a token, an all_gather would send as much in fewer calls.
+          set_comm_cost("ep", {.latency = 1e-9, .bandwidth = 1e9, .copy_bandwidth = 1e12});
+          const Spmd spmd(mesh);
+          nn::MoE layer(nn::MoEOptions{.dim = 16, .hidden = 8, .experts = 4, .router = {.top_k = 1, .choose_by = "experts"}});
+          expert_parallel(*layer, mesh, {.dispatch = "automatic"});
+          const auto x = distribute_tensor(torch::randn({32, 16}), mesh, {shard(0)});
+          const auto bytes_of = [&](const std::string& dispatch, comm::Collective kind) {
+            layer->experts->mix.dispatch = dispatch;
+            CommDebugMode counted;
+            layer->forward(x);
+            return counted.bytes(kind);
+          };
+          const auto travelled = bytes_of("alltoall", comm::Collective::all_to_all);
+          require(travelled > 0, "test", "nothing travelled");
+          require(bytes_of("automatic", comm::Collective::all_to_all) == travelled, "test", "the automatic way was another one");
+          require(bytes_of("allgather", comm::Collective::all_to_all) == 0, "test", "allgather sent by all_to_all");
+          layer->experts->mix.mean_choices = 0;
+          require(bytes_of("automatic", comm::Collective::all_to_all) == 0, "test", "with four choices a token an all_gather costs less");
         },
         transport));
   }

@@ -5,6 +5,7 @@
 #include <dtensor/redistribute/redistribute.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -17,10 +18,12 @@ struct DispatchShape {
   int64_t ranks = 1, tokens = 0, dim = 0, k = 1, experts = 1;
   int64_t element_size = 4;
   bool whole = false;  // every rank has all tokens, and of the result too
+  bool experts_choose = false;  // each its tokens, so that k is what a token has on average
 };
 
-// How many ranks have experts of a token that chooses k at random: N (1 - C(E - E/N, k) / C(E, k)).
-double expected_ranks(int64_t experts, int64_t ranks, int64_t k);
+// How many ranks have experts of a token that chooses k at random: N (1 - C(E - E/N, k) / C(E, k)). Where each expert chooses k / E of the
+// tokens at random: N (1 - (1 - k/E)^(E/N)).
+double expected_ranks(int64_t experts, int64_t ranks, int64_t k, bool experts_choose = false);
 
 // The bytes that a rank sends to others in a forward pass, to the experts and back, when all experts are equally busy. Backward sends as
 // many. Throws for a way that there is not.
@@ -42,10 +45,14 @@ inline void check_dispatch(const std::string& name) {
           "there is no way to dispatch called '{}'; expected alltoall, deduplicated, allgather or automatic", name);
 }
 
-inline double expected_ranks(int64_t experts, int64_t ranks, int64_t k) {
+inline double expected_ranks(int64_t experts, int64_t ranks, int64_t k, bool experts_choose) {
   const auto here = experts / std::max<int64_t>(ranks, 1);
   double none = 1;  // that a rank has none of them
-  for (int64_t i = 0; i < k; ++i) none *= std::max(0.0, static_cast<double>(experts - here - i)) / static_cast<double>(experts - i);
+  if (experts_choose) {
+    none = std::pow(std::max(0.0, 1 - static_cast<double>(k) / static_cast<double>(experts)), static_cast<double>(here));
+  } else {
+    for (int64_t i = 0; i < k; ++i) none *= std::max(0.0, static_cast<double>(experts - here - i)) / static_cast<double>(experts - i);
+  }
   return static_cast<double>(ranks) * (1 - none);
 }
 
@@ -54,7 +61,7 @@ inline double bytes_sent(const std::string& dispatch, const DispatchShape& s) {
   const auto n = static_cast<double>(s.ranks), row = static_cast<double>(s.tokens * s.dim * s.element_size);
   const double others = (n - 1) / n, back_to_all = s.whole ? row * (n - 1) : 0;  // whole results are gathered
   if (dispatch == "alltoall") return 2 * row * static_cast<double>(s.k) * others + back_to_all;
-  if (dispatch == "deduplicated") return 2 * row * expected_ranks(s.experts, s.ranks, s.k) * others + back_to_all;
+  if (dispatch == "deduplicated") return 2 * row * expected_ranks(s.experts, s.ranks, s.k, s.experts_choose) * others + back_to_all;
   return 2 * row * (n - 1);  // gathered and reduce-scattered, or all-reduced
 }
 

@@ -34,6 +34,9 @@ struct MixOptions {
   //                 more experts than there are ranks
   //   automatic     what takes the least time by the prices of set_comm_cost
   std::string dispatch = "alltoall";
+  // Where each expert chose its tokens, and `experts` has a column for every one of them: how many a token has on average, which
+  // `automatic` reckons with. 0: tokens chose, and have as many as there are columns.
+  int64_t mean_choices = 0;
   std::string layer = "";  // its name in errors; empty: that of the weights' module
   bool error_if_nonfinite = true;
   // What rows are while they travel to experts, and results on their way back, by alltoall and deduplicated; gradients of each as they
@@ -167,14 +170,16 @@ inline at::Tensor mix_among(const Group& group, const at::Tensor& x, const at::T
 }
 
 // Of plain tensors any.
-inline std::string automatic_dispatch(const at::Tensor& x, const at::Tensor& experts, const Weights& w, bool may_gather) {
+inline std::string automatic_dispatch(const at::Tensor& x, const at::Tensor& experts, const Weights& w, const MixOptions& options) {
   const auto* layout = find_layout(w.w1);
   if (!layout) return dispatches()[0];
   const auto known = plan_for(x, w.w1, dispatches()[0], "");
   const auto& plan = *known;
   const auto* of_x = find_layout(x);
-  DispatchShape shape{.tokens = x.numel() / std::max<int64_t>(x.size(-1), 1), .dim = x.size(-1), .k = experts.size(-1),
-                      .experts = w.w1.size(0), .element_size = static_cast<int64_t>(x.element_size()), .whole = true};
+  DispatchShape shape{.tokens = x.numel() / std::max<int64_t>(x.size(-1), 1), .dim = x.size(-1),
+                      .k = options.mean_choices > 0 ? options.mean_choices : experts.size(-1), .experts = w.w1.size(0),
+                      .element_size = static_cast<int64_t>(x.element_size()), .whole = true,
+                      .experts_choose = options.mean_choices > 0};
   std::vector<CommCost> links;
   for (const auto m : plan.expert_dims) {
     shape.ranks *= plan.mesh.size(m);
@@ -185,7 +190,7 @@ inline std::string automatic_dispatch(const at::Tensor& x, const at::Tensor& exp
     if (plan.tokens[m].is_shard()) shape.tokens = (shape.tokens + plan.mesh.size(m) - 1) / plan.mesh.size(m);
   }
   const auto cheapest = links.empty() ? dispatches()[0] : cheapest_dispatch(shape, links);
-  return may_gather || cheapest != "allgather" ? cheapest : dispatches()[0];
+  return is_exact(options) || cheapest != "allgather" ? cheapest : dispatches()[0];
 }
 
 // Where x lay, as far as that is a layout of the result.
@@ -235,7 +240,7 @@ inline at::Tensor mix_experts(const at::Tensor& x, const at::Tensor& experts, co
   expert::check_sizes(x, experts, weights, w);
   expert::check_options(options);
   auto named = options;
-  if (named.dispatch == "automatic") named.dispatch = expert::automatic_dispatch(x, experts, w, expert::is_exact(options));
+  if (named.dispatch == "automatic") named.dispatch = expert::automatic_dispatch(x, experts, w, options);
   if (named.layer.empty() && is_dtensor(w.w1)) named.layer = module_name(w.w1);
   if (named.layer.empty()) named.layer = "a layer without a name";
   if (is_dtensor(x) || is_dtensor(w.w1)) return expert::mix_on_mesh(x, experts, weights, w, named, beside);
