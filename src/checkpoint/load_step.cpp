@@ -18,6 +18,12 @@ using namespace checkpoints;
 
 namespace {
 
+const char* why_no_step(const std::string& folder) {
+  if (!disk::exists(folder)) return "there is no such folder";
+  if (disk::exists(folder + "/" + kIndexName)) return "it is a step itself; name the folder that it lies in, and its number";
+  return "a step is complete when its folder, step-N, has an index.json";
+}
+
 // The text of the index of a step, as the first rank reads it.
 std::string read_index_text(const std::string& folder, int64_t& step, bool any) {
   const auto steps = complete_steps(folder);
@@ -28,8 +34,7 @@ std::string read_index_text(const std::string& folder, int64_t& step, bool any) 
     fail(kLoad, "'{}' has no complete step {}; {}", folder, step,
          near.empty() ? "it has none" : fmt::format("closest: {}", fmt::join(near, ", ")));
   }
-  require(!steps.empty(), kLoad, "'{}' has no complete step of a checkpoint; hint: {}", folder,
-          disk::exists(folder) ? "a step is complete when its folder, step-N, has an index.json" : "there is no such folder");
+  require(!steps.empty(), kLoad, "'{}' has no complete step of a checkpoint; hint: {}", folder, why_no_step(folder));
   if (any) step = steps.back();
   const auto path = step_folder(folder, step) + "/" + kIndexName;
   auto text = disk::read_text(path);

@@ -117,6 +117,7 @@ TEST_CASE("checkpoint: files that are cut empty or gone are named", "[checkpoint
   overwrite(saved.index, index);
   CHECK_THAT(thrown_by([&] { dt::load(saved.state(), saved.folder.path, 4); }), says("has no complete step 4; closest: 1"));
   CHECK_THAT(thrown_by([&] { dt::load(saved.state(), saved.folder / "none"); }), says("there is no such folder"));
+  CHECK_THAT(thrown_by([&] { dt::load(saved.state(), saved.step); }), says("it is a step itself"));
   std::filesystem::rename(saved.step, dt::step_folder(saved.folder.path, 2));
   CHECK_THAT(load(), says("says that it is step 1; expected 2"));
 }

@@ -74,6 +74,12 @@ TEST_CASE("rl trainer: a run goes on with the learning rates that it had", "[rl]
     CAPTURE(changed.dump());
     CHECK_NOTHROW(refuses("learning rates that fall to 0.1 within 4 steps", [&] { trained_alone(changed); }));
   }
+  for (const auto& other : {nlohmann::json{{"algorithm", "rloo"}}, {{"seed", 77}}}) {
+    auto changed = given;
+    changed.update(other);
+    CAPTURE(changed.dump());
+    CHECK_NOTHROW(refuses("expected the same; hint: another folder, or no resume, for another run", [&] { trained_alone(changed); }));
+  }
 }
 
 TEST_CASE("rl trainer: groups without a signal are replaced up to a limit", "[rl]") {

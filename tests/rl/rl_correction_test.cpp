@@ -129,6 +129,9 @@ TEST_CASE("rl kl: in the reward and its coefficient", "[rl]") {
   CHECK_NOTHROW(rl_near(adaptive.value(), 0.2 * (1 + 0.2 * 10 / 1000), "far above"));
   adaptive.update(5.4, 10);
   CHECK_NOTHROW(rl_near(adaptive.value(), 0.2 * 1.002 * (1 - 0.1 * 10 / 1000), "just below"));
+  const auto before = adaptive.value();
+  adaptive.update(0, 1e6);
+  CHECK_NOTHROW(rl_near(adaptive.value(), 0.1 * before, "far below for long"));
   CHECK_NOTHROW(refuses("target of 0", [] { rl::KlCoefficient(0.1, 0, 1); }));
   CHECK_NOTHROW(refuses("divergence of nan", [&] { adaptive.update(std::nan(""), 1); }));
 }

@@ -133,6 +133,8 @@ TEST_CASE("rl rewards: mathematics in a box", "[rl]") {
   CHECK(score("\\boxed{1/2}", "0.50") == 1);
   CHECK(score("\\boxed{-\\frac{3}{4}}", "-0.75") == 1);
   CHECK(score("\\boxed{1} and \\boxed{2}", "2") == 1);
+  CHECK(score("\\boxed {5} is \\boxedup", "5") == 1);
+  CHECK(score("\\boxed{12{,}345}", "12345") == 1);
   CHECK(score("\\boxed{x = 5}", "5") == 1);
   CHECK(score("\\fbox{ 10\\% }", "10") == 1);
   CHECK(score("\\boxed{5\\text{ cm}}", "5") == 1);

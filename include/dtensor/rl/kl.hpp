@@ -37,7 +37,7 @@ at::Tensor rewards_with_kl(const at::Tensor& rewards, const at::Tensor& kl, cons
 double mean_kl(const at::Tensor& kl, const at::Tensor& mask, const Counts& counts);
 
 // A coefficient that stays, or that follows the divergence (Ziegler et al., arXiv 1909.08593):
-// beta *= 1 + clip(kl / target - 1, -0.2, 0.2) * steps / horizon
+// beta *= 1 + clip(kl / target - 1, -0.2, 0.2) * steps / horizon, and by 0.1 where that is less: at 0 it would stay there
 class KlCoefficient {
  public:
   // Throws for a negative number.
@@ -109,7 +109,7 @@ inline KlCoefficient::KlCoefficient(double beta, double target, double horizon) 
 
 inline void KlCoefficient::update(double kl, double steps) {
   require(!std::isnan(kl) && steps >= 0, "rl::KlCoefficient", "got a divergence of {} after {} steps; expected numbers", kl, steps);
-  if (target_ > 0) beta_ *= std::max(0.0, 1 + std::clamp(kl / target_ - 1, -0.2, 0.2) * steps / horizon_);
+  if (target_ > 0) beta_ *= std::max(0.1, 1 + std::clamp(kl / target_ - 1, -0.2, 0.2) * steps / horizon_);
 }
 
 }  // namespace dtensor::rl

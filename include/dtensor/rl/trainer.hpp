@@ -84,6 +84,7 @@ class Trainer {
   void tell(const Batch& batch, Metrics& metrics) const;
   at::Tensor whole(const Batch& batch, const std::string& name) const;
   State state();
+  void check_resumed() const;
 
   const Options o_;
   const Task task_;
@@ -95,8 +96,11 @@ class Trainer {
   std::optional<Reference<Model>> reference_;
   std::optional<Critic<Values>> critic_;
   int64_t steps_ = 0, next_prompt_ = 0, generations_ = 0;
-  double kl_beta_ = 0, lr_end_ = 1;
-  int64_t lr_steps_ = 0;
+  double kl_beta_ = 0;
+  // Of the run, which one that goes on has to share.
+  std::string algorithm_;
+  int64_t seed_ = 0, lr_steps_ = 0;
+  double lr_end_ = 1;
   bool has_imitated_ = false;
   std::string why_ended_;
 };

@@ -81,8 +81,10 @@ Trainer<Model, Values>::Trainer(const Options& options, Task task, const Placed<
       judge_(placed.training, task_.verifier, {.seconds = o_.verify_seconds, .threads = o_.verify_threads},
              static_cast<int64_t>(task_.kinds.size())),
       kl_beta_(o_.kl_beta),
-      lr_end_(o_.lr_end),
-      lr_steps_(o_.lr_steps > 0 ? o_.lr_steps : o_.steps) {
+      algorithm_(o_.algorithm),
+      seed_(static_cast<int64_t>(o_.seed)),
+      lr_steps_(o_.lr_steps > 0 ? o_.lr_steps : o_.steps),
+      lr_end_(o_.lr_end) {
   require(task_.prompt && task_.held_out, detail::kTrainer, "the task has no prompts; expected `prompt` and `held_out`");
   require(o_.sft_steps == 0 || task_.example, detail::kTrainer, "'sft_steps' is {}, and the task has no examples", o_.sft_steps);
   require(!o_.has_critic() || placed.critic, detail::kTrainer, "advantage '{}' needs a critic; expected `critic`", o_.advantage);
@@ -297,6 +299,8 @@ State Trainer<Model, Values>::state() {
               {"next_prompt", next_prompt_},
               {"generations", generations_},
               {"kl_beta", kl_beta_},
+              {"algorithm", algorithm_},
+              {"seed", seed_},
               {"lr_end", lr_end_},
               {"lr_steps", lr_steps_}};
   if (reference_) state.add({"reference", reference_->model()});
@@ -307,18 +311,27 @@ State Trainer<Model, Values>::state() {
   return state;
 }
 
+// What was read says the run is one of these options.
+template <class Model, class Values>
+void Trainer<Model, Values>::check_resumed() const {
+  require(algorithm_ == o_.algorithm && seed_ == static_cast<int64_t>(o_.seed), detail::kTrainer,
+          "the run in '{}' has algorithm '{}' and seed {}, and got algorithm '{}' and seed {}; expected the same; hint: another folder, or "
+          "no resume, for another run",
+          o_.save, algorithm_, static_cast<uint64_t>(seed_), o_.algorithm, o_.seed);
+  const auto lr_steps = o_.lr_steps > 0 ? o_.lr_steps : o_.steps;
+  require(lr_end_ == o_.lr_end && (o_.lr_end == 1 || lr_steps_ == lr_steps), detail::kTrainer,
+          "the run in '{}' has learning rates that fall to {:g} within {} steps, and these fall to {:g} within {}; expected the same; "
+          "hint: lr_end {:g} and lr_steps {}",
+          o_.save, lr_end_, lr_steps_, o_.lr_end, lr_steps, lr_end_, lr_steps_);
+}
+
 template <class Model, class Values>
 bool Trainer<Model, Values>::run(const std::function<void(const Metrics&)>& told) {
   std::optional<CheckpointManager> manager;
   if (!o_.save.empty()) manager.emplace(state(), o_.save, ManagerOptions{.every_steps = o_.save_every});
   const bool goes_on = o_.resume && manager->resume();
   if (goes_on) {
-    const auto lr_steps = o_.lr_steps > 0 ? o_.lr_steps : o_.steps;
-    require(
-        lr_end_ == o_.lr_end && (o_.lr_end == 1 || lr_steps_ == lr_steps), detail::kTrainer,
-        "the run in '{}' has learning rates that fall to {:g} within {} steps, and these fall to {:g} within {}; expected the same; hint: "
-        "lr_end {:g} and lr_steps {}",
-        o_.save, lr_end_, lr_steps_, o_.lr_end, lr_steps, lr_end_, lr_steps_);
+    check_resumed();
     rollouts_.update(steps_);
   } else {
     if (o_.resume && World::current().rank() == 0) dtensor::detail::say("rl: '{}' has no checkpoint; the run begins anew\n", o_.save);

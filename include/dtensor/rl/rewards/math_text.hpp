@@ -10,8 +10,8 @@
 namespace dtensor::rl {
 
 // A text without what does not change its meaning, in the manner of Hendrycks et al.'s code for MATH (arXiv 2103.03874): blanks, "$",
-// "\left", "\right", "\!" and other spaces, "\%" and "%", degrees, a full stop at the end, "\text{...}" behind something (a unit), and "x
-// =" before the only "="; \dfrac and \tfrac are \frac, \frac12 is \frac{1}{2} and \sqrt3 is \sqrt{3}.
+// "\left", "\right", "\!" and other spaces, "\%" and "%", degrees, braces around a comma, a full stop at the end, "\text{...}" behind
+// something (a unit), and "x =" before the only "="; \dfrac and \tfrac are \frac, \frac12 is \frac{1}{2} and \sqrt3 is \sqrt{3}.
 std::string plain_math(std::string_view text);
 
 // The number that a text is: a decimal, a/b, or \frac{a}{b} with a sign before it, after plain_math().
@@ -99,6 +99,7 @@ inline std::string plain_math(std::string_view given) {
        {"\\!", "\\,", "\\;", "\\:", "\\ ", "\\%", "%", "\\$", "$", "^\\circ", "^{\\circ}", " ", "\t", "\n", "\r"}) {
     detail::replace_all(text, nothing, "");
   }
+  detail::replace_all(text, "{,}", ",");
   detail::unwrap_text(text);
   if (text.ends_with('.')) text.pop_back();
   const auto equals = text.find('=');

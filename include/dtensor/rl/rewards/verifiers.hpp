@@ -44,7 +44,7 @@ bool has_form(std::string_view text, std::initializer_list<std::string_view> nam
 // What stands between the last `open` that is closed and its `close`: between_last(text, "<answer>", "</answer>").
 std::optional<std::string_view> between_last(std::string_view text, std::string_view open, std::string_view close);
 
-// What stands in the last \boxed{...} or \fbox{...}, with the braces in it balanced.
+// What stands in the last \boxed{...} or \fbox{...}, with the braces in it balanced. Blanks may stand before the first brace.
 std::optional<std::string_view> last_boxed(std::string_view text);
 
 // -- How ------------------------------------------------------------------------------------------------------------------
@@ -76,11 +76,13 @@ inline std::optional<std::string_view> between_last(std::string_view text, std::
 
 inline std::optional<std::string_view> last_boxed(std::string_view text) {
   size_t begin = std::string_view::npos;
-  for (const std::string_view name : {"\\boxed{", "\\fbox{"}) {
-    const auto at = text.rfind(name);
-    if (at == std::string_view::npos) continue;
-    const auto inside = at + name.size();
-    if (begin == std::string_view::npos || inside > begin) begin = inside;
+  for (const std::string_view name : {"\\boxed", "\\fbox"}) {
+    for (auto at = text.rfind(name); at != std::string_view::npos; at = at > 0 ? text.rfind(name, at - 1) : std::string_view::npos) {
+      const auto brace = text.find_first_not_of(" \t\n", at + name.size());
+      if (brace == std::string_view::npos || text[brace] != '{') continue;
+      if (begin == std::string_view::npos || brace + 1 > begin) begin = brace + 1;
+      break;
+    }
   }
   if (begin == std::string_view::npos) return std::nullopt;
   size_t open = 1;
