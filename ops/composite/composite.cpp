@@ -142,7 +142,7 @@ void randint_like_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   auto& high = (*stack)[begin + *schema.argumentIndexWithName("high")];
   if (!operands.distributed.defined() || high.toTensor().numel() != 1) return op.redispatchBoxed(below(keys), stack);
   high = numbers(high.toTensor())[0];
-  const auto overload = schema.overload_name();  // "Tensor", "Tensor_out", ...
+  const auto& overload = schema.overload_name();  // "Tensor", "Tensor_out", ...
   const auto of_number = overload == "Tensor" ? std::string() : overload.substr(std::string("Tensor_").size());
   c10::Dispatcher::singleton().findSchemaOrThrow("aten::randint_like", of_number.c_str()).callBoxed(stack);
 }

@@ -46,7 +46,7 @@ class Upcycling {
 
   void run() const {
     const torch::NoGradGuard no_grad;
-    for (auto [to, from] : copies_) to.copy_(from.dim() < to.dim() ? from.unsqueeze(0).expand(to.sizes()) : from);
+    for (const auto& [to, from] : copies_) to.copy_(from.dim() < to.dim() ? from.unsqueeze(0).expand(to.sizes()) : from);
   }
 
  private:

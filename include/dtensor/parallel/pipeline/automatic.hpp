@@ -56,7 +56,7 @@ class Search {
 
   // Whether there is nothing better, or to look further would take seconds.
   bool enough() const { return took_long() || (best_ && makespan_ < least_possible_ * (1 + kMargin)); }
-  std::optional<Schedule> best() && { return std::move(best_); }
+  std::optional<Schedule>& best() { return best_; }
   int fewest() const { return fewest_; }
 
  private:
@@ -147,7 +147,7 @@ inline Schedule automatic(const PipelineSize& sizes, const Costs& costs, int mos
   }
   if (chunks == 2) search.consider(dualpipev(sizes));
   for (const auto& order : orders) search.consider_plans_of(order);
-  auto best = std::move(search).best();
+  auto& best = search.best();
   if (!best)
     detail::refuse({"automatic found no schedule that holds at most ", most_activations, " activations on a rank; the least found is ",
                     search.fewest(), "; hint: fewer chunks"});
