@@ -16,6 +16,8 @@
 // all_reduce (sum, avg) and itself, all_to_all and itself backwards, broadcast and a sum at the root, shift(n) and shift(-n), send and
 // recv. A backward pass communicates as the forward pass did, in reverse: every rank of the group has to run it.
 //
+// An input must not be written between start_...() and wait(), which throws where it was.
+//
 // Tensors are on the mesh's device and of one dtype on all ranks. Every rank of the group calls alike. What a call refuses is a
 // dtensor::Error on every rank; ranks that call differently get the communicator's errors (docs/communication.md). Inside Spmd results are
 // plain tensors too.
@@ -38,7 +40,11 @@ inline PendingTensors start_all_reduce(const TensorVector& list, const DeviceMes
   detail::check_alike("all_reduce", list);
   detail::check_linear("all_reduce", op, list);
   return detail::start(
-      list, [&] { return detail::group_of(mesh).all_reduce(detail::packed(list), op); },
+      list,
+      [&] {
+        const detail::SameSizes alike(list);
+        return detail::group_of(mesh).all_reduce(detail::packed(list), op);
+      },
       [list](const at::Tensor& sums) {
         TensorVector results;
         int64_t begin = 0;
@@ -83,7 +89,11 @@ inline PendingTensors start_all_gather(const TensorVector& list, const DeviceMes
     for (const auto& x : inputs) counts.back() += detail::slice_of(x) * (list.size() == 1 ? length : x.size(0));
   }
   return detail::start(
-      list, [&] { return group.all_gather(detail::packed(inputs), counts, detail::flat(along.into)); },
+      list,
+      [&] {
+        const detail::SameSizes alike(list, along.dim);
+        return group.all_gather(detail::packed(inputs), counts, detail::flat(along.into));
+      },
       [inputs, lengths, along](const at::Tensor& all) {
         if (inputs.size() == 1) return TensorVector{detail::as_slices(all, inputs[0], detail::sum_of(lengths), along.dim)};
         TensorVector results;
@@ -135,6 +145,7 @@ inline PendingTensors start_reduce_scatter(const TensorVector& list, const Devic
   return detail::start(
       list,
       [&] {
+        const detail::SameSizes alike(list);
         const auto input = inputs.size() == 1 ? inputs[0].view({-1}) : detail::packed(pieces);
         return group.reduce_scatter(input, counts, op, detail::flat(along.into));
       },
@@ -206,7 +217,11 @@ inline PendingTensor start_broadcast(const at::Tensor& x, const DeviceMesh& mesh
   auto& group = detail::group_of(mesh);
   detail::check_alike("broadcast", {x});
   return detail::only(detail::start(
-      {x}, [&] { return group.broadcast(x.contiguous(), root); },
+      {x},
+      [&] {
+        const detail::SameSizes alike({x});
+        return group.broadcast(x.contiguous(), root);
+      },
       [x](const at::Tensor& received) { return TensorVector{received.view(x.sizes())}; },
       [mesh, root](const TensorVector& gradients) {
         Lengths to_root(detail::group_of(mesh).size());
@@ -267,7 +282,8 @@ inline PendingTensor start_receive(const at::Tensor& like, const DeviceMesh& mes
       [mesh, from, tag](const TensorVector& gradients) {
         send(gradients[0], mesh, from, tag);
         return TensorVector{at::Tensor()};
-      }));
+      },
+      {}));
 }
 inline at::Tensor receive(const at::Tensor& like, const DeviceMesh& mesh, int from, int tag = 0) {
   return start_receive(like, mesh, from, tag).wait();

@@ -107,9 +107,11 @@ std::string divergence(int rank, const CallInfo& call, int other_rank, const Cal
 
 std::string unequal_pieces(const CallInfo& call, int from, int to, int64_t sent, int64_t expected) {
   const auto size = static_cast<int64_t>(c10::elementSize(static_cast<c10::ScalarType>(call.dtype)));
-  return fmt::format("the ranks diverged: in {} #{} rank {} sends {} elements to rank {}, which expects {}; hint: a rank has to expect "
-                     "what the other sends: `recv` of all_to_all and `like` of shift say what comes in", name(call.kind), call.sequence,
-                     from, sent / size, to, expected / size);
+  const auto what = call.subject.empty() ? "" : fmt::format(" for '{}'", std::string_view(call.subject));
+  return fmt::format("the ranks diverged: in {} #{}{} rank {} sends {} elements to rank {}, which expects {}; hint: a rank has to expect "
+                     "what the other sends: `recv` of all_to_all and `like` of shift say what comes in, and a tensor that moves to another "
+                     "mesh has the same sizes and placements on all ranks", name(call.kind), call.sequence, what, from, sent / size, to,
+                     expected / size);
 }
 
 std::string departure(int rank, const std::string& why) {

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <utility>
@@ -104,41 +105,66 @@ void send_spans(comm::Communicator& group, const Spans& spans) {
   group.send(bytes_of(bytes), 0).get();
 }
 
-// Of all ranks to `file`, in their order.
-bool write_all(comm::Communicator& group, Spans own, int64_t zero, const std::string& file) {
+std::shared_ptr<comm::Communicator> all_ranks(World& world) {
+  std::vector<int> ranks(world.size());
+  ranges::iota(ranks, 0);
+  return world.state().connect("world", ranks);
+}
+
+// Throws on every rank where rank 0 has an error of the system's.
+void throw_together(comm::Communicator& group, int error, const std::string& file) {
+  error = static_cast<int>(-smallest(group, -error));
+  require(error == 0, "Trace", "rank 0 cannot write '{}': {}; hint: the folder must exist, be writable and have room", file,
+          std::strerror(error));
+}
+
+// Why the file cannot be written, if so: it is when the run is over that it is. Changes nothing.
+int error_of_opening(const std::string& file) {
+  const bool is_new = !std::filesystem::exists(file);
+  errno = 0;
+  if (!std::ofstream(file, std::ios::app)) return errno ? errno : EIO;
+  if (is_new) std::filesystem::remove(file);
+  return 0;
+}
+
+// Of all ranks to `file`, in their order. Returns errno, if any.
+int write_all(comm::Communicator& group, Spans own, int64_t zero, const std::string& file) {
+  errno = 0;
   std::ofstream out(file);
+  const int error = out ? 0 : errno;
   out << trace::kHead << trace::json_of(std::move(own), 0, zero);
   for (int member = 1; member < group.size(); ++member) out << ",\n" << trace::json_of(receive_spans(group, member), member, zero);
   out << trace::kTail;
-  return static_cast<bool>(out.flush());
+  errno = 0;
+  return out.flush() ? 0 : error ? error : errno ? errno : EIO;
 }
 
 void write_together(World& world, const std::string& file, const std::function<Spans()>& take) {
-  comm::Cause cause(comm::kCheck, true);
-  std::vector<int> ranks(world.size());
-  ranges::iota(ranks, 0);
-  const auto group = world.state().connect("world", ranks);
+  const comm::Cause cause(comm::kCheck, true);
+  const auto group = all_ranks(world);
   group->barrier();  // what is under way ends
   auto spans = take();
   spans.shift(trace::offset_to_first(*group, trace::clock_id(), comm::now_ns));
   const auto zero = smallest(*group, spans.earliest());
-  bool written = true;
   int error = 0;
   if (world.rank() == 0) {
-    errno = 0;
-    written = write_all(*group, std::move(spans), zero, file);
-    error = errno;
+    error = write_all(*group, std::move(spans), zero, file);
   } else {
     send_spans(*group, spans);
   }
-  require(smallest(*group, written) == 1, "Trace", "rank 0 could not write '{}'{}; hint: the folder must exist and have room", file,
-          error ? std::string(": ") + std::strerror(error) : "");
+  throw_together(*group, error, file);
 }
 
 }  // namespace
 
-Trace::Trace(std::string file, const TraceOptions& options)
-    : recorder_(std::make_unique<Recorder>(std::move(file), options, World::current())) {}
+Trace::Trace(std::string file, const TraceOptions& options) {
+  auto& world = World::current();
+  {
+    const comm::Cause cause(comm::kCheck, true);
+    throw_together(*all_ranks(world), world.rank() == 0 ? error_of_opening(file) : 0, file);
+  }
+  recorder_ = std::make_unique<Recorder>(std::move(file), options, world);
+}
 
 Trace::~Trace() noexcept(false) {
   if (!recorder_) return;

@@ -46,8 +46,10 @@ std::vector<Change> changes_of(torch::nn::Module& module, const DeviceMesh& mesh
             "'{}' is a plain tensor; hint: build the module inside dt::Spmd on the mesh, so that its parameters are distributed "
             "from the start",
             name);
-    require(DTensor(tensor).mesh() == mesh, "parallelize_module", "'{}' lies on another mesh; got {}; expected {}; {}", name,
-            DTensor(tensor).mesh().str(), mesh.str(), why_two(DTensor(tensor).mesh(), mesh));
+    require(DTensor(tensor).mesh() == mesh, "parallelize_module",
+            "'{}' lies on another mesh; got {}; expected {}; {}; a plan takes the whole mesh that the module was made on, and names its "
+            "dimensions",
+            name, DTensor(tensor).mesh().str(), mesh.str(), why_two(DTensor(tensor).mesh(), mesh));
     for (size_t i = 0; i < plan.size(); ++i) {
       if (!detail::matches(plan[i].pattern, name)) continue;
       used[i] = true;

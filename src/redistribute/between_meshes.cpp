@@ -57,6 +57,7 @@ comm::Async move_local_between(const at::Tensor& given, const LayoutPtr& from, c
   const auto result = move->has_after() ? move->with_kept(local, *to, options) : at::Tensor();
   if (!move->plan().communicates) return {result, {}};
   auto& group = group_of(*from, *to, move->plan().ranks);
+  const comm::Subject subject("a move between meshes");
   auto received = group.all_to_all(move->outgoing(local, options), move->send_counts(), move->receive_counts());
   return MeshMove::unpack(move, std::move(received), result);
 }

@@ -164,8 +164,8 @@ DTensor asked_for(at::Tensor tensor) {
 bool is_dtensor(const at::Tensor& tensor) { return tensor.defined() && as_dtensor(tensor); }
 
 void detail::check_plain(std::string_view tag, const at::Tensor& tensor, std::string_view what) {
-  require(tensor.defined(), tag, "{} is an undefined tensor; expected a plain one; hint: where a rank has nothing to give, pass "
-          "at::empty({{0}}); grad() is undefined before the first backward pass", what);
+  require(tensor.defined(), tag, "{} is an undefined tensor; expected a plain one; hint: grad() is undefined before the first "
+          "backward pass; where a rank has nothing to give, pass zeros, or a piece of length 0 where lengths may differ", what);
   require(!is_dtensor(tensor), tag, "{} is not plain; got a distributed tensor; expected a plain one; hint: pass to_local(), or make it "
           "under dt::NoSpmd", what);
   require(tensor.layout() == at::kStrided, tag, "{} is not dense; got a sparse tensor; expected a dense one; hint: pass to_dense()", what);

@@ -182,8 +182,34 @@ TEST_CASE("functional collectives: bad calls are errors on every rank", "[collec
     refuses("without a gradient", [&] { all_gather(torch::ones({1, 2}).requires_grad_(), mesh, {.into = torch::empty({3, 2})}); });
     refuses("the root is not in group", [&] { broadcast(x, mesh, 3); });
     refuses("hint: pass to_local()", [&] { all_reduce(distribute_tensor(x, mesh, {shard(0)}).tensor(), mesh); });
+    refuses("was written while it was under way", [&] {
+      auto y = x.clone();
+      auto under_way = start_all_gather(y, mesh);
+      y.add_(1);
+      std::move(under_way).wait();
+    });
     equal(all_reduce(x, mesh), x * 3, "the call after them");
   });
+}
+
+TEST_CASE("functional collectives: as many elements in other shapes are another call", "[collectives]") {
+  for (const std::string transport : {"threads", "shm", "gloo"}) {
+    const auto differ = [&](const std::function<void(const at::Tensor&, const DeviceMesh&, bool)>& call) {
+      CHECK_THROWS_WITH(on_ranks(
+                            2,
+                            [&](World& world) {
+                              const bool other = world.rank() == 1;
+                              call(of_rank(0, other ? std::vector<int64_t>{2, 3} : std::vector<int64_t>{3, 2}), line(world), other);
+                            },
+                            transport),
+                        says("the ranks diverged"));
+    };
+    differ([](const at::Tensor& x, const DeviceMesh& mesh, bool) { all_reduce(x, mesh); });
+    differ([](const at::Tensor& x, const DeviceMesh& mesh, bool) { all_gather(x, mesh); });
+    differ([](const at::Tensor& x, const DeviceMesh& mesh, bool) { broadcast(x, mesh); });
+    differ([](const at::Tensor& x, const DeviceMesh& mesh, bool) { reduce_scatter(x, mesh); });
+    differ([](const at::Tensor& x, const DeviceMesh& mesh, bool other) { all_gather(x.view({6}).view({2, 3}), mesh, {other ? 1 : 0}); });
+  }
 }
 
 TEST_CASE("functional collectives: tensors that are not plain and lengths that are none are refused in words", "[collectives]") {
@@ -233,8 +259,8 @@ TEST_CASE("functional collectives: ranks that expect what nobody sends are told 
     }, transport);
     on_ranks(3, [](World& world) {
       const auto mesh = line(world);
-      const auto sizes = world.rank() == 1 ? std::vector<int64_t>{2, 3} : std::vector<int64_t>{3, 2};  // as many elements
-      refuses("with other lengths of the ranks' pieces", [&] { reduce_scatter(torch::ones(sizes), mesh); });
+      const auto lengths = world.rank() == 1 ? Lengths{2, 1, 0} : Lengths{1, 1, 1};
+      refuses("with other lengths of the ranks' pieces", [&] { reduce_scatter(torch::ones({3, 2}), mesh, ReduceOp::sum, {0, lengths}); });
     }, transport);
   }
 }

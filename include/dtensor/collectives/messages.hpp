@@ -47,6 +47,14 @@ inline TensorVector tensors_of(const std::vector<Message>& messages) {
   return tensors;
 }
 
+inline TensorVector outgoing_of(const std::vector<Message>& messages) {
+  TensorVector tensors;
+  for (const auto& message : messages) {
+    if (message.goes) tensors.push_back(message.tensor);
+  }
+  return tensors;
+}
+
 }  // namespace detail
 
 // Sends and receives all of `messages`, between ranks of the mesh (of one dimension: a group; of several: all its ranks are one). All are
@@ -104,7 +112,8 @@ inline PendingTensors start_exchange_messages(const std::vector<Message>& messag
           ++b;
         }
         return results;
-      });
+      },
+      detail::outgoing_of(messages));
 }
 inline TensorVector exchange_messages(const std::vector<Message>& messages, const DeviceMesh& mesh) {
   return start_exchange_messages(messages, mesh).wait();

@@ -82,13 +82,25 @@ inline TensorVector linear_map(TensorVector results, const TensorVector& inputs,
   return LinearMap::apply(c10::make_intrusive<LinearMap::Given>(std::move(results), std::move(adjoint)), at::TensorList(inputs));
 }
 
-// Runs `start`, which issues a collective on plain memory; the result is what `finish` makes of the received elements, with that adjoint.
+// How often each tensor was written so far, which tells whether somebody wrote between two calls.
+inline std::vector<int64_t> versions_of(const TensorVector& tensors) {
+  std::vector<int64_t> versions;
+  for (const auto& x : tensors) versions.push_back(x.is_inference() ? 0 : static_cast<int64_t>(x._version()));
+  return versions;
+}
+
+// Runs `issue`, which begins a collective on plain memory; the result is what `finish` makes of the received elements, with that adjoint.
+// Waiting for it throws where one of `sent` was written meanwhile: nobody knows what the other ranks got.
 inline PendingTensors start(const TensorVector& inputs, const std::function<comm::Async()>& issue,
-                            std::function<TensorVector(const at::Tensor& received)> finish, Adjoint adjoint) {
+                            std::function<TensorVector(const at::Tensor& received)> finish, Adjoint adjoint, const TensorVector& sent) {
   NoSpmd plain;
   c10::NoGradGuard no_grad;
   auto async = issue();
-  return {async.work, [inputs, received = async.tensor, finish = std::move(finish), adjoint = std::move(adjoint)] {
+  return {async.work, [inputs, sent, versions = versions_of(sent), received = async.tensor, finish = std::move(finish),
+                       adjoint = std::move(adjoint)] {
+            require(versions == versions_of(sent), "wait",
+                    "an input of this collective was written while it was under way, and other ranks may have got either value; hint: "
+                    "write after wait(), or give the collective a clone()");
             NoSpmd plain;
             TensorVector results;
             {
@@ -97,6 +109,10 @@ inline PendingTensors start(const TensorVector& inputs, const std::function<comm
             }
             return linear_map(std::move(results), inputs, adjoint);
           }};
+}
+inline PendingTensors start(const TensorVector& inputs, const std::function<comm::Async()>& issue,
+                            std::function<TensorVector(const at::Tensor& received)> finish, Adjoint adjoint) {
+  return start(inputs, issue, std::move(finish), std::move(adjoint), inputs);
 }
 
 }  // namespace detail

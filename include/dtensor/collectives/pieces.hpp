@@ -8,7 +8,10 @@
 
 #include <ATen/ops/cat.h>
 
+#include <algorithm>
 #include <numeric>
+#include <optional>
+#include <string>
 
 #pragma GCC visibility push(default)
 
@@ -104,6 +107,29 @@ inline void check_linear(const char* op, ReduceOp reduction, const TensorVector&
   require(reduction == ReduceOp::sum || reduction == ReduceOp::avg || !tracks(inputs), op,
           "only sum and avg have a gradient; got another reduction of a tensor that requires one; hint: detach() it");
 }
+
+// While it lives, ranks that call with tensors of other sizes have diverged, also where the numbers of elements are the same. Lengths may
+// differ along `free`. Of a list, the first eight tensors are compared.
+class SameSizes {
+ public:
+  explicit SameSizes(const TensorVector& list, std::optional<int64_t> free = {}) : text_(text_of(list, free)), subject_(text_) {}
+
+ private:
+  static std::string text_of(const TensorVector& list, std::optional<int64_t> free) {
+    std::string text(comm::Subject::current());
+    for (size_t i = 0; i < std::min<size_t>(list.size(), 8); ++i) {
+      text += text.empty() ? "[" : " [";
+      for (int64_t d = 0; d < list[i].dim(); ++d) {
+        const bool is_free = free && (d == *free || d == *free + list[i].dim());
+        text += (d > 0 ? ", " : "") + (is_free ? "*" : std::to_string(list[i].size(d)));
+      }
+      text += "]";
+    }
+    return text;
+  }
+  const std::string text_;
+  const comm::Subject subject_;
+};
 
 // The tensors' elements, one tensor after the other, in memory of their own or the one tensor's.
 inline at::Tensor packed(const TensorVector& list) {

@@ -21,6 +21,7 @@ struct TraceOptions {
 //   dt::Trace trace("trace.json");
 class Trace {
  public:
+  // Throws on every rank where rank 0 cannot write the file.
   explicit Trace(std::string file, const TraceOptions& options = {});
   // stop(), unless an exception is under way: then this rank alone writes what it has, to FILE.rank-N.
   ~Trace() noexcept(false);
@@ -28,7 +29,7 @@ class Trace {
   Trace& operator=(const Trace&) = delete;
 
   // Sends all events to rank 0, which writes the file; its clock counts, and those of other hosts are compared with it by a few messages.
-  // What this communicates is not counted. Throws where rank 0 cannot write the file. Once only; later calls do nothing.
+  // What this communicates is not counted. Throws where rank 0 could not write all of it. Once only; later calls do nothing.
   void stop();
 
  private:

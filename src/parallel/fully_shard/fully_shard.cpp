@@ -199,8 +199,8 @@ void check(const std::vector<Wish>& wishes, const DeviceMesh& sub) {
       const auto dims = dims_on(mesh, sub, name);
       for (const auto m : {dims.cuts, dims.replicates}) {
         require(m < 0 || layout.placements()[m].is_replicate(), kTag,
-                "'{}' is not whole along \"{}\"; got {}; hint: leave this mesh dimension out of "
-                "its plan",
+                "'{}' is not whole along \"{}\"; got {}; hint: shard over the mesh dimensions along which it is, as in fully_shard(module, "
+                "mesh[\"dp\"]), or leave this one out of its plan",
                 name, mesh.names()[m], layout.str());
       }
       for (const auto& p : layout.placements()) {

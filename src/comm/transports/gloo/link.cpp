@@ -137,7 +137,7 @@ bool Link::has_received(::gloo::transport::UnboundBuffer& buffer) {
 }
 
 std::string Link::explain(int rank, const std::string& text) {
-  if (ended_) return "this rank has left";
+  if (leaving_) return "this rank has left";
   if (auto why = membership_->failure(kExplanationPatience)) return *why;
   return fmt::format("the connection to rank {} broke: {}", rank, text);
 }
@@ -163,6 +163,7 @@ void Link::leave(const std::string& why) {
 }
 
 void Link::shut_down(Milliseconds patience) {
+  leaving_ = true;  // the others end as soon as they know, also where this rank still reads what nobody will look at
   leave("");
   membership_->wait_until_empty(patience);
   ended_ = true;

@@ -107,7 +107,7 @@ class Link {
   std::function<void()> notice_;
   Progress progress_;
   const std::shared_ptr<const FailedOperators> failed_;  // of this rank
-  std::atomic<bool> ended_{false};
+  std::atomic<bool> leaving_{false}, ended_{false};
   std::shared_ptr<Mesh> mesh_;
   std::unique_ptr<Membership> membership_;
 };
