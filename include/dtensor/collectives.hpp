@@ -16,7 +16,7 @@
 // all_reduce (sum, avg) and itself, all_to_all and itself backwards, broadcast and a sum at the root, shift(n) and shift(-n), send and
 // recv. A backward pass communicates as the forward pass did, in reverse: every rank of the group has to run it.
 //
-// An input must not be written between start_...() and wait(), which throws where it was.
+// An input must not be written between start_...() and wait(), which throws where it was (of a part of a larger tensor that is not known).
 //
 // Tensors are on the mesh's device and of one dtype on all ranks. Every rank of the group calls alike. What a call refuses is a
 // dtensor::Error on every rank; ranks that call differently get the communicator's errors (docs/communication.md). Inside Spmd results are
@@ -145,7 +145,7 @@ inline PendingTensors start_reduce_scatter(const TensorVector& list, const Devic
   return detail::start(
       list,
       [&] {
-        const detail::SameSizes alike(list);
+        const detail::SameSizes alike(list, along.dim);
         const auto input = inputs.size() == 1 ? inputs[0].view({-1}) : detail::packed(pieces);
         return group.reduce_scatter(input, counts, op, detail::flat(along.into));
       },

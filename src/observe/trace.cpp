@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <system_error>
 #include <utility>
 
 namespace dtensor {
@@ -120,10 +121,11 @@ void throw_together(comm::Communicator& group, int error, const std::string& fil
 
 // Why the file cannot be written, if so: it is when the run is over that it is. Changes nothing.
 int error_of_opening(const std::string& file) {
-  const bool is_new = !std::filesystem::exists(file);
+  std::error_code ignored;
+  const bool is_new = !std::filesystem::exists(file, ignored);
   errno = 0;
   if (!std::ofstream(file, std::ios::app)) return errno ? errno : EIO;
-  if (is_new) std::filesystem::remove(file);
+  if (is_new) std::filesystem::remove(file, ignored);
   return 0;
 }
 

@@ -188,6 +188,10 @@ TEST_CASE("functional collectives: bad calls are errors on every rank", "[collec
       y.add_(1);
       std::move(under_way).wait();
     });
+    const auto both = torch::ones({2, 3, 2});  // one half travels while the other one is written
+    auto half = start_all_reduce(both[0], mesh);
+    both[1].add_(1);
+    equal(std::move(half).wait(), x * 3, "a half");
     equal(all_reduce(x, mesh), x * 3, "the call after them");
   });
 }
@@ -208,7 +212,10 @@ TEST_CASE("functional collectives: as many elements in other shapes are another 
     differ([](const at::Tensor& x, const DeviceMesh& mesh, bool) { all_gather(x, mesh); });
     differ([](const at::Tensor& x, const DeviceMesh& mesh, bool) { broadcast(x, mesh); });
     differ([](const at::Tensor& x, const DeviceMesh& mesh, bool) { reduce_scatter(x, mesh); });
-    differ([](const at::Tensor& x, const DeviceMesh& mesh, bool other) { all_gather(x.view({6}).view({2, 3}), mesh, {other ? 1 : 0}); });
+    differ([](const at::Tensor&, const DeviceMesh& mesh, bool other) { all_gather(torch::ones({2, 2}), mesh, {other ? 1 : 0}); });
+    differ([](const at::Tensor&, const DeviceMesh& mesh, bool other) {
+      reduce_scatter(torch::ones({2, 2}), mesh, ReduceOp::sum, {other ? 1 : 0});
+    });
   }
 }
 

@@ -119,6 +119,16 @@ TEST_CASE("flight report: who waits for a rank that waits is not behind", "[comm
   CHECK(mentions(crossed.text, "the ranks call in different orders"));
 }
 
+TEST_CASE("flight report: a program's own calls come before the checks of the library", "[comm][flight]") {
+  auto check = a_call(1, false);
+  check.op = dtensor::comm::kCheck;
+  const auto report = examine({a_witness(0, {check}), a_witness(1, {check}), a_witness(2, {a_call(5, false, 1)}, {2, 3}),
+                               a_witness(3, {a_call(4, true, 1)}, {2, 3})});
+  INFO(report.text);
+  CHECK(report.behind == std::vector{3});
+  CHECK(mentions(report.text, "rank 3 is behind: it has not made all_reduce(sum) #5 of float32[8] in group 'tp' by aten::mm"));
+}
+
 TEST_CASE("flight report: ranks that are killed or stopped or left nothing", "[comm][flight]") {
   const auto waiting = [](int rank) { return a_witness(rank, {a_call(1, true), a_call(2, false)}); };
   auto stopped = waiting(1);

@@ -135,6 +135,20 @@ TEST_CASE("every rank throws where a trace cannot be written", "[observe][trace]
     }
   });
   CHECK(threw == 2);
+  threw = 0;
+  const auto folder = file_for("removed");
+  std::filesystem::create_directory(folder);
+  dtensor::launch(traced_ranks(2), [&](dtensor::World& world) {
+    dtensor::Trace trace(folder + "/trace.json");
+    world.barrier();
+    if (world.rank() == 0) std::filesystem::remove_all(folder);
+    try {
+      trace.stop();
+    } catch (const dtensor::Error& error) {
+      threw += std::string(error.what_without_backtrace()).find("No such file") != std::string::npos;
+    }
+  });
+  CHECK(threw == 2);
 }
 
 TEST_CASE("the clocks of other hosts are compared with the first rank's", "[observe][trace]") {

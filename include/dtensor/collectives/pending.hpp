@@ -82,10 +82,14 @@ inline TensorVector linear_map(TensorVector results, const TensorVector& inputs,
   return LinearMap::apply(c10::make_intrusive<LinearMap::Given>(std::move(results), std::move(adjoint)), at::TensorList(inputs));
 }
 
-// How often each tensor was written so far, which tells whether somebody wrote between two calls.
+// How often each tensor was written so far, which tells whether somebody wrote between two calls. A part of a larger tensor shares the
+// count of the whole, whose other parts may well be written, so it is left out.
 inline std::vector<int64_t> versions_of(const TensorVector& tensors) {
   std::vector<int64_t> versions;
-  for (const auto& x : tensors) versions.push_back(x.is_inference() ? 0 : static_cast<int64_t>(x._version()));
+  for (const auto& x : tensors) {
+    const bool is_whole = !x.is_inference() && x.storage().nbytes() == x.nbytes();
+    versions.push_back(is_whole ? static_cast<int64_t>(x._version()) : 0);
+  }
   return versions;
 }
 

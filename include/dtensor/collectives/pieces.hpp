@@ -108,20 +108,20 @@ inline void check_linear(const char* op, ReduceOp reduction, const TensorVector&
           "only sum and avg have a gradient; got another reduction of a tensor that requires one; hint: detach() it");
 }
 
-// While it lives, ranks that call with tensors of other sizes have diverged, also where the numbers of elements are the same. Lengths may
-// differ along `free`. Of a list, the first eight tensors are compared.
+// While it lives, ranks that call with tensors of other sizes have diverged, also where the numbers of elements are the same. `dim` is that
+// along which ranks have pieces: it is compared, and lengths along it are not. Of a list, the first eight tensors are compared.
 class SameSizes {
  public:
-  explicit SameSizes(const TensorVector& list, std::optional<int64_t> free = {}) : text_(text_of(list, free)), subject_(text_) {}
+  explicit SameSizes(const TensorVector& list, std::optional<int64_t> dim = {}) : text_(text_of(list, dim)), subject_(text_) {}
 
  private:
-  static std::string text_of(const TensorVector& list, std::optional<int64_t> free) {
+  static std::string text_of(const TensorVector& list, std::optional<int64_t> dim) {
     std::string text(comm::Subject::current());
     for (size_t i = 0; i < std::min<size_t>(list.size(), 8); ++i) {
       text += text.empty() ? "[" : " [";
       for (int64_t d = 0; d < list[i].dim(); ++d) {
-        const bool is_free = free && (d == *free || d == *free + list[i].dim());
-        text += (d > 0 ? ", " : "") + (is_free ? "*" : std::to_string(list[i].size(d)));
+        const bool in_pieces = dim && (d == *dim || d == *dim + list[i].dim());
+        text += (d > 0 ? ", " : "") + (in_pieces ? "*" : std::to_string(list[i].size(d)));
       }
       text += "]";
     }
