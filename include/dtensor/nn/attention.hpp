@@ -1,8 +1,7 @@
 // Scaled dot-product attention (Vaswani et al., "Attention Is All You Need", 2017).
 #pragma once
 
-#include <dtensor/parallel/context/context_parallel.hpp>
-#include <dtensor/tensor/decoding.hpp>
+#include <dtensor/tensor/attention_region.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -62,7 +61,7 @@ inline bool is_of_kernel() {
 
 inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
   if (auto* decoding = Decoding::current()) return decoding->attention({q, k, v, {}, options.dropout, options.causal});
-  auto* region = ContextParallel::of(q);
+  auto* region = AttentionRegion::of(q);
   if (const auto missing = q.size(3) - v.size(3); missing > 0 && (region || detail::is_of_kernel()))
     return attention(q, k, at::constant_pad_nd(v, {0, missing}), options).narrow(3, 0, v.size(3));
   if (region) return region->attention(q, k, v, options.causal, options.dropout);
@@ -82,7 +81,7 @@ inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::
 }
 
 inline int64_t repeats_of_keys(const at::Tensor& q, int64_t key_heads) {
-  const auto* context = ContextParallel::of(q);
+  const auto* context = AttentionRegion::of(q);
   auto* decoding = Decoding::current();
   if (q.size(1) == key_heads) return 1;
   const bool shared = decoding ? decoding->shares_heads(q, key_heads) : context && context->may_share_heads(q, key_heads);

@@ -1,7 +1,7 @@
 // Learned embeddings of positions.
 #pragma once
 
-#include <dtensor/parallel/context/context_parallel.hpp>
+#include <dtensor/tensor/attention_region.hpp>
 
 #pragma GCC visibility push(default)
 
@@ -15,8 +15,8 @@ at::Tensor position_rows(const at::Tensor& table, int64_t length);
 
 inline at::Tensor position_rows(const at::Tensor& table, int64_t length) {
   if (auto* decoding = Decoding::current()) return table.index_select(0, decoding->positions(length, table.size(0)));
-  if (!ContextParallel::current()) {
-    ContextParallel::check_in_place(table);
+  if (!AttentionRegion::current()) {
+    AttentionRegion::check_table(table);
     TORCH_CHECK(length <= table.size(0), "a sequence of ", length, " is longer than the ", table.size(0), " positions");
     return table.slice(0, 0, length);
   }

@@ -1,7 +1,7 @@
 // Rotary position embeddings (Su et al., "RoFormer", 2021), with the scaling of frequencies that came with Llama 3.1, and YaRN's.
 #pragma once
 
-#include <dtensor/parallel/context/context_parallel.hpp>
+#include <dtensor/tensor/attention_region.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>

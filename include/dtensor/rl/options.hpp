@@ -188,7 +188,9 @@ inline bool fits(const nlohmann::json& value, int64_t) { return value.is_number_
 inline bool fits(const nlohmann::json& value, const std::vector<double>&) {
   return value.is_array() && std::ranges::all_of(value, [](const nlohmann::json& item) { return item.is_number(); });
 }
-inline bool fits(const nlohmann::json& value, uint64_t) { return value.is_number_unsigned() || (value.is_number_integer() && value >= 0); }
+inline bool fits(const nlohmann::json& value, uint64_t) {
+  return value.is_number_unsigned() || (value.is_number_integer() && value.get<int64_t>() >= 0);  // `value >= 0` compiles for half a second
+}
 
 inline void take_options(Options& options, const nlohmann::json& given) {
   std::vector<std::string> known;

@@ -4,6 +4,7 @@
 #include "tests/support/op_check.hpp"
 
 #include <dtensor/nn/grouped_query_attention.hpp>
+#include <dtensor/parallel/context/context_parallel.hpp>
 #include <dtensor/pipeline.hpp>
 #include <dtensor/training/checkpoint.hpp>
 

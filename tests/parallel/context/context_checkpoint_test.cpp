@@ -4,6 +4,7 @@
 
 #include <dtensor/nn/attention.hpp>
 #include <dtensor/observe/comm_debug.hpp>
+#include <dtensor/parallel/context/context_parallel.hpp>
 #include <dtensor/training/checkpoint.hpp>
 
 #include <ATen/record_function.h>

@@ -3,6 +3,7 @@
 #include "tests/support/op_check.hpp"
 
 #include <dtensor/nn/attention.hpp>
+#include <dtensor/parallel/context/context_parallel.hpp>
 
 #include <torch/torch.h>
 

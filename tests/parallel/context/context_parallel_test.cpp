@@ -4,6 +4,7 @@
 
 #include <dtensor/nn/grouped_query_attention.hpp>
 #include <dtensor/nn/position_rows.hpp>
+#include <dtensor/parallel/context/context_parallel.hpp>
 #include <dtensor/training/checkpoint.hpp>
 
 #include <torch/torch.h>

@@ -5,6 +5,7 @@
 
 #include <dtensor/nn/grouped_query_attention.hpp>
 #include <dtensor/observe/comm_debug.hpp>
+#include <dtensor/parallel/context/context_parallel.hpp>
 #include <dtensor/parallel/context/sequence_plan.hpp>
 #include <dtensor/tensor/tensor.hpp>
 

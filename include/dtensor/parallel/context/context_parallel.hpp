@@ -13,11 +13,9 @@
 #include <dtensor/parallel/batch_rows.hpp>
 #include <dtensor/parallel/context/attention.hpp>
 #include <dtensor/parallel/context/batch_order.hpp>
-#include <dtensor/tensor/attention_hook.hpp>
-#include <dtensor/tensor/decoding.hpp>
+#include <dtensor/tensor/attention_region.hpp>
 #include <dtensor/tensor/custom_op.hpp>
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/repeat_interleave.h>
 
 #include <mutex>
@@ -35,24 +33,13 @@ struct ContextParallelOptions {
   int neighbours = 2;
 };
 
-// While it lives, on this rank. Regions nest, and end in the reverse order. Not copyable.
-class ContextParallel {
+// While it lives, on this rank. It takes attention over queries that are cut along the length by its dimension of the mesh; where that has one
+// rank, those that are whole along the length, plain ones too.
+class ContextParallel final : public AttentionRegion {
  public:
   // `dim`: the dimension of `mesh` that cuts positions. Throws for a method or order that there is not, a dimension that the mesh does not
   // have, and neighbours that do not divide its ranks.
   ContextParallel(const DeviceMesh& mesh, const std::string& dim, ContextParallelOptions options = {});
-  ~ContextParallel();
-  ContextParallel(const ContextParallel&) = delete;
-  ContextParallel& operator=(const ContextParallel&) = delete;
-
-  // The innermost region of this rank that takes attention over such queries: [batch, heads, length, dim], cut along the length by its
-  // dimension of the mesh; where that has one rank, whole along the length, plain ones too. Or null. Throws for queries that it should take
-  // and that lie in another way.
-  static ContextParallel* of(const at::Tensor& q);
-  // Throws for a distributed table of positions that is used outside of Spmd, where the region has these in another order.
-  static void check_in_place(const at::Tensor& table);
-  // The innermost region of this rank inside Spmd, or null.
-  static ContextParallel* current() { return Spmd::current() ? active(Spmd::current()->world()) : nullptr; }
 
   // The documents of the next batches, before these are ordered: one list for all rows of the batch, or one for each. Without a call, one
   // document. Of a batch in microbatches, those of all its rows: a pipeline says which rows it is at, and so does a loop by dt::BatchRows.
@@ -69,28 +56,25 @@ class ContextParallel {
   at::Tensor order(const at::Tensor& x, int64_t dim = 1) { return order_.order(x, dim); }
   // Back again: of a whole plain tensor.
   at::Tensor restore(const at::Tensor& x, int64_t dim = 1) const { return order_.restore(x, dim); }
-  // Which position each row has: plain, int64 [length].
-  at::Tensor positions(int64_t length) const { return order_.of(length).order; }
+  at::Tensor positions(int64_t length) const override { return order_.of(length).order; }
   // That a batch was ordered, once, by the position numbers (int64) that went with it: torch::arange(length), put in order and distributed
   // like ids. Throws on every rank for a batch that was ordered twice, never, or otherwise. Gathers them.
   void check_positions(const at::Tensor& positions, int64_t dim = -1) const { order_.check(positions, dim); }
 
   // Whether the group of heads that shares a key head lies on one rank, so that keys and values need not be repeated.
-  bool may_share_heads(const at::Tensor& q, int64_t key_heads) const;
-  // See nn::attention; q [batch, heads, length, dim], k and v [batch, key heads, length, dim].
-  at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal, double dropout, double scale = 0);
+  bool may_share_heads(const at::Tensor& q, int64_t key_heads) const override;
+  at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal, double dropout,
+                       double scale = 0) override;
+
+ protected:
+  bool takes(const Layout* layout) const override;
+  void check_apart(const at::Tensor& q) const override;
+  void check_table(const Layout& table) const override;
+  c10::optional<at::Tensor> of_libtorchs(const AttentionArguments& arguments) override;
+  void check_product(const Layout& left, const Layout& right) const override;
 
  private:
-  struct Active {
-    ContextParallel* region = nullptr;
-  };
-  static ContextParallel*& active(World& world) { return world.local<Active>().region; }
-  static c10::optional<at::Tensor> of_libtorchs(const AttentionArguments& arguments);
-  static void check_product(const at::Tensor& a, const at::Tensor& b);
-  void make_active(ContextParallel* region);
-  bool takes(const Layout* layout) const;
   void check_cuts(const Layout& layout) const;
-  void check_apart(const at::Tensor& q) const;
   bool moves() const { return !order_.is_by_position() && mesh_.size() > 1; }
   bool cuts_positions(const Placement& placement, c10::IntArrayRef sizes) const;
 
@@ -107,12 +91,7 @@ class ContextParallel {
   const DeviceMesh mesh_;  // its ranks
   const ContextParallelOptions options_;
   mutable context::BatchOrder order_;  // remembers what it found
-  ContextParallel* outer_;
 };
-
-// The positions of a sequence's rows, int64 [length], plain: 0, 1, ..., or the order of the region that this rank is in, or the places of a
-// decoder's rows. Rotary tables and position embeddings go by these.
-at::Tensor sequence_positions(int64_t length, const at::TensorOptions& device = {});
 
 // -- How ------------------------------------------------------------------------------------------------------------------
 
@@ -149,71 +128,42 @@ inline std::vector<int64_t> held(const at::Tensor& x, int64_t dim) {
 }  // namespace context::detail
 
 inline ContextParallel::ContextParallel(const DeviceMesh& mesh, const std::string& dim, ContextParallelOptions options)
-    : dim_(dim),
+    : AttentionRegion(mesh.world()),
+      dim_(dim),
       mesh_(context::detail::mesh_for(mesh[dim], options)),
       options_(std::move(options)),
-      order_(options_.order, mask_of(true), mesh_),
-      outer_(active(mesh.world())) {
-  make_active(this);
-}
-
-inline ContextParallel::~ContextParallel() { make_active(outer_); }
-
-inline void ContextParallel::make_active(ContextParallel* region) {
-  active(mesh_.world()) = region;
-  auto& hook = mesh_.world().local<AttentionHook>();
-  hook.compute = region ? &ContextParallel::of_libtorchs : nullptr;
-  hook.check_product = region ? &ContextParallel::check_product : nullptr;
-}
+      order_(options_.order, mask_of(true), mesh_) {}
 
 // A call of scaled_dot_product_attention. What the region cannot do, libtorch's own does on gathered keys, where that goes by the same
 // positions and mask.
 inline c10::optional<at::Tensor> ContextParallel::of_libtorchs(const AttentionArguments& arguments) {
-  auto* region = of(arguments.q);
-  if (!region) return {};
   const bool plain = !arguments.mask.defined() && !arguments.asks_for_weights && arguments.k.size(2) == arguments.q.size(2);
-  if (!region->moves() && !region->options_.mask && !plain) return {};
+  if (!moves() && !options_.mask && !plain) return {};
   require(
       plain, "ContextParallel",
       "scaled_dot_product_attention got a mask, or keys of another length, or is to give weights, where positions are cut; hint: give the "
       "region a .mask, or the contiguous order");
-  return region->attention(arguments.q, arguments.k, arguments.v, arguments.causal, arguments.dropout, arguments.scale);
+  return attention(arguments.q, arguments.k, arguments.v, arguments.causal, arguments.dropout, arguments.scale);
 }
 
 // Of scores that are written out: queries and keys are both cut along their positions. What follows goes by row, and knows no mask of the
 // region.
-inline void ContextParallel::check_product(const at::Tensor& a, const at::Tensor& b) {
-  const auto *left = find_layout(a), *right = find_layout(b);
-  if (!left || !right || !(left->mesh() == right->mesh())) return;
-  const auto* region = active(left->mesh().world());
-  if (!region || !(region->moves() || region->options_.mask)) return;
-  const auto& names = left->mesh().names();
-  const auto at = std::ranges::find(names, region->dim_) - names.begin();
-  if (at == static_cast<int64_t>(names.size()) || left->mesh().size(at) == 1) return;
-  const bool are_scores = left->placements()[at].is_shard(left->ndim() - 2) && right->placements()[at].is_shard(right->ndim() - 1);
+inline void ContextParallel::check_product(const Layout& left, const Layout& right) const {
+  if (!moves() && !options_.mask) return;
+  const auto& names = left.mesh().names();
+  const auto at = std::ranges::find(names, dim_) - names.begin();
+  if (at == static_cast<int64_t>(names.size()) || left.mesh().size(at) == 1) return;
+  const bool are_scores = left.placements()[at].is_shard(left.ndim() - 2) && right.placements()[at].is_shard(right.ndim() - 1);
   require(
       !are_scores, "ContextParallel",
       "attention is written out as products, as in torch::nn::MultiheadAttention: queries {} times keys {}. These go by row, and not by "
       "the region's {}; hint: call dtensor::nn::attention or torch::scaled_dot_product_attention, or take the contiguous order and no "
       ".mask",
-      left->str(), right->str(), region->moves() ? "order" : "mask");
+      left.str(), right.str(), moves() ? "order" : "mask");
 }
 
-inline ContextParallel* ContextParallel::of(const at::Tensor& q) {
-  if (q.dim() != 4) return nullptr;
-  const auto* layout = find_layout(q);
-  auto* const innermost = active(layout ? layout->mesh().world() : World::current());
-  auto* region = innermost;
-  while (region && !region->takes(layout)) region = region->outer_;
-  if (!region && innermost && (innermost->moves() || innermost->options_.mask)) innermost->check_apart(q);
-  return region;
-}
-
-inline void ContextParallel::check_in_place(const at::Tensor& table) {
-  const auto* layout = find_layout(table);
-  const auto* region = layout ? active(layout->mesh().world()) : nullptr;
-  require(!region || !region->moves(), "ContextParallel", "positions of {} are to be in {} order; hint: work inside a dt::Spmd",
-          layout ? layout->str() : "", region ? region->options_.order : "");
+inline void ContextParallel::check_table(const Layout& table) const {
+  require(!moves(), "ContextParallel", "positions of {} are to be in {} order; hint: work inside a dt::Spmd", table.str(), options_.order);
 }
 
 inline Placement ContextParallel::placement(int64_t dim, int64_t length) const {
@@ -264,6 +214,7 @@ inline void ContextParallel::check_cuts(const Layout& layout) const {
 
 // Rows in another order than positions have no place in attention that goes by rows, nor has a mask by positions.
 inline void ContextParallel::check_apart(const at::Tensor& q) const {
+  if (!moves() && !options_.mask) return;
   const auto* layout = find_layout(q);
   const bool meant = layout ? std::ranges::count(layout->mesh().names(), dim_) > 0 : order_.was_used(q.size(2)) && mesh_.size() > 1;
   if (!meant) return;
@@ -385,12 +336,6 @@ inline at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tens
   options.out_sizes = {layout.sizes().vec()};
   const Placements all(placements.begin(), placements.end());
   return local_map(run, layout.mesh(), {all, all, all}, {all}, options)(q, k, v);
-}
-
-inline at::Tensor sequence_positions(int64_t length, const at::TensorOptions& device) {
-  if (auto* decoding = Decoding::current()) return decoding->positions(length, 0).to(device.device());
-  if (const auto* region = ContextParallel::current()) return region->positions(length).to(device.device());
-  return at::arange(length, device.dtype(at::kLong));
 }
 
 }  // namespace dtensor
