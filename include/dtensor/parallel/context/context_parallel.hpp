@@ -33,8 +33,8 @@ struct ContextParallelOptions {
   int neighbours = 2;
 };
 
-// While it lives, on this rank. It takes attention over queries that are cut along the length by its dimension of the mesh; where that has one
-// rank, those that are whole along the length, plain ones too.
+// While it lives, on this rank. It takes attention over queries that are cut along the length by its dimension of the mesh; where that has
+// one rank, those that are whole along the length, plain ones too.
 class ContextParallel final : public AttentionRegion {
  public:
   // `dim`: the dimension of `mesh` that cuts positions. Throws for a method or order that there is not, a dimension that the mesh does not
