@@ -33,7 +33,16 @@ std::string in_units(int64_t bytes) {
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
 }
 
+// Throws for a step that is not in its run's folder.
+void check_step(const std::filesystem::path& path) {
+  if (std::filesystem::exists(path)) return;
+  const auto run = path.has_parent_path() ? path.parent_path().string() : ".";
+  const auto steps = dt::complete_steps(run);
+  dt::require(steps.empty(), kTag, "there is no '{}'; the steps of '{}': {}", path.string(), run, fmt::join(steps, ", "));
+}
+
 Index open_index(const std::string& path) {
+  check_step(path);
   if (!std::filesystem::is_directory(path)) return dt::checkpoints::read_any(path);
   if (std::filesystem::exists(path + "/index.json")) return dt::checkpoints::read_index(path);
   if (const auto last = dt::last_step(path)) return dt::checkpoints::read_index(dt::step_folder(path, *last));
@@ -158,7 +167,7 @@ void prune(const std::string& folder, const Pruning& wanted) {
   const auto steps = dt::complete_steps(folder);
   dt::require(!steps.empty(), kTag, "'{}' has no complete step, so there is nothing to remove; hint: name the folder of a run", folder);
   for (const auto step : wanted.chosen)
-    dt::require(std::ranges::count(steps, step) > 0, kTag, "'{}' has no complete step {}", folder, step);
+    dt::require(std::ranges::count(steps, step) > 0, kTag, "'{}' has no complete step {}; it has {}", folder, step, fmt::join(steps, ", "));
   const auto best = wanted.chosen.empty() ? best_step(folder) : std::nullopt;
   for (size_t i = 0; i < steps.size(); ++i) {
     const bool is_chosen = std::ranges::count(wanted.chosen, steps[i]) > 0;

@@ -96,7 +96,9 @@ class Wanted {
     for (const auto& [name, text] : others_) problems_.push_back(text);
     for (const auto& [name, tensor] : contents_.tensors) check(name, tensor);
     for (const auto& [name, value] : contents_.values) {
-      if (!index_.values.contains(name)) lacks(name);
+      if (index_.values.contains(name)) continue;
+      if (index_.find(name)) is_of_another_kind(name, "tensor", "value");
+      else lacks(name);
     }
     name_lacking();
     std::erase_if(contents_.tensors, [&](const auto& entry) { return !index_.find(entry.first); });
@@ -145,6 +147,10 @@ class Wanted {
   }
 
  private:
+  void is_of_another_kind(const std::string& name, const char* saved, const char* expected) {
+    problems_.push_back(fmt::format("'{}' is a {} there, expected a {}", name, saved, expected));
+  }
+
   void lacks(const std::string& name) {
     const bool is_of_other = std::ranges::any_of(others_, [&](const auto& other) { return name.starts_with(other.first + "."); });
     if (!options_.partial && !is_of_other) lacking_.push_back(name);
@@ -173,6 +179,7 @@ class Wanted {
         break;
       }
     }
+    if (!saved && index_.values.contains(name)) return is_of_another_kind(name, "value", "tensor");
     if (!saved) return lacks(name);
     if (c10::IntArrayRef(saved->sizes) != tensor.sizes()) {
       problems_.push_back(

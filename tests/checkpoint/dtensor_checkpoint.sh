@@ -97,6 +97,7 @@ fails 2 'file-bytes' "$tool" convert run none_hf --to hf --file-bytes -5
 fails 2 'file-bytes: got 0; expected at least one byte' "$tool" convert run none_hf --to hf --file-bytes 0
 fails 1 'name of the folder is empty' "$tool" convert run '' --to hf
 fails 1 "'run' has no name that matches 'modle" "$tool" show run --only 'modle.*'
+fails 1 "there is no 'run/step-777'; the steps of 'run': [0-9]" "$tool" show run/step-777
 fails 1 'has no complete step, so there is nothing to remove' "$tool" prune hf
 fails 1 'has no complete step, so there is nothing to remove' "$tool" prune none
 says '^hf.pt: [0-9.]+ .iB in ' "$tool" show hf.pt

@@ -155,6 +155,9 @@ TEST_CASE("checkpoint: what does not fit is listed together and changes nothing"
     dt::require(dt::full_tensor(renamed).eq(1).all().item<bool>(), "test", "nothing was renamed");
     const auto kind = thrown_by([&] { dt::load({{"epoch", text_epoch}}, folder.path, {}, {.only = {"epoch"}}); });
     dt::require(kind.find("'epoch' was saved as 1, which is an integer; expected a text") != std::string::npos, "test", "{}", kind);
+    const auto swapped = thrown_by([&] { dt::load({{"epoch", bias}, {"layer.bias", epoch}}, folder.path, {}, {.partial = true}); });
+    for (const auto* part : {"'epoch' is a value there, expected a tensor", "'layer.bias' is a tensor there, expected a value"})
+      dt::require(swapped.find(part) != std::string::npos, "test", "no '{}' in '{}'", part, swapped);
   }));
 }
 
