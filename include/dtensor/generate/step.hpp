@@ -41,6 +41,7 @@ using HeadPlacements = std::vector<Placements>;
 class Step : public Decoding {
  public:
   Step(World& world, const StepRows& rows, HeadPlacements& heads) : Decoding(world), rows_(rows), heads_(heads) {}
+  ~Step() override;  // compiled with the library, as all that is virtual
 
   at::Tensor positions(int64_t rows, int64_t limit) override;
   bool shares_heads(const at::Tensor& q, int64_t key_heads) override;
@@ -72,6 +73,7 @@ class PagedStep final : public Step {
  public:
   PagedStep(World& world, const StepRows& rows, HeadPlacements& heads, const std::vector<Pages>& layers)
       : Step(world, rows, heads), layers_(layers) {}
+  ~PagedStep() override;
   // Some of the rows of another one, which go through the model by themselves.
   PagedStep(World& world, const StepRows& rows, PagedStep& whole) : PagedStep(world, rows, whole.heads_, whole.layers_) { whole_ = &whole; }
 
@@ -88,6 +90,7 @@ class PagedStep final : public Step {
 class MeasuringStep final : public Step {
  public:
   using Step::Step;
+  ~MeasuringStep() override;
   std::vector<LayerShape> shapes;
 
  protected:

@@ -48,6 +48,7 @@ class PackedRows final : public Decoding {
  public:
   explicit PackedRows(const Packed& packed)
       : Decoding(World::current()), packed_(packed), alone_(c10::kCPU, {World::current().rank()}, {1}, {"packed"}) {}
+  ~PackedRows() override;  // compiled with the library, as all that is virtual
 
   at::Tensor positions(int64_t rows, int64_t limit) override;
   bool shares_heads(const at::Tensor&, int64_t) override { return false; }

@@ -14,6 +14,7 @@ namespace dtensor::context {
 // gradients. The keys and values of two heads exist at once.
 class AllGather final : public Method {
  public:
+  ~AllGather() override;  // compiled with the library, as all methods are
   const char* name() const override { return "allgather"; }
   double seconds(const AttentionCost& cost) const override;
   Attended forward(const Context& context, const Inputs& in, std::vector<at::Tensor>& saved) const override;

@@ -40,6 +40,7 @@ class ContextParallel final : public AttentionRegion {
   // `dim`: the dimension of `mesh` that cuts positions. Throws for a method or order that there is not, a dimension that the mesh does not
   // have, and neighbours that do not divide its ranks.
   ContextParallel(const DeviceMesh& mesh, const std::string& dim, ContextParallelOptions options = {});
+  ~ContextParallel() override;  // compiled with the library, as all that is virtual
 
   // The documents of the next batches, before these are ordered: one list for all rows of the batch, or one for each. Without a call, one
   // document. Of a batch in microbatches, those of all its rows: a pipeline says which rows it is at, and so does a loop by dt::BatchRows.

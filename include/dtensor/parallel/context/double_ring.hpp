@@ -13,6 +13,7 @@ namespace dtensor::context {
 // backward the same again and as many gradients, which are float32 or float64.
 class DoubleRing final : public Method {
  public:
+  ~DoubleRing() override;  // compiled with the library, as all methods are
   const char* name() const override { return "doublering"; }
   double seconds(const AttentionCost& cost) const override;
   void check(const Context& context, const Inputs& in) const override;

@@ -15,6 +15,7 @@ namespace dtensor::context {
 // key heads and dim d, and backward the same again and as many gradients, which are float32 or float64.
 class Ring final : public Method {
  public:
+  ~Ring() override;  // compiled with the library, as all methods are
   const char* name() const override { return "ring"; }
   double seconds(const AttentionCost& cost) const override;
   Attended forward(const Context& context, const Inputs& in, std::vector<at::Tensor>& saved) const override;

@@ -15,6 +15,7 @@ namespace dtensor::context {
 // are float32 or float64; backward n h (2 d + 2) (ranks - 1) one way and n h d (ranks - 1) back.
 class TokenRing final : public Method {
  public:
+  ~TokenRing() override;  // compiled with the library, as all methods are
   const char* name() const override { return "tokenring"; }
   double seconds(const AttentionCost& cost) const override;
   Attended forward(const Context& context, const Inputs& in, std::vector<at::Tensor>& saved) const override;

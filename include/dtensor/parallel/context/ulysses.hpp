@@ -17,6 +17,7 @@ namespace dtensor::context {
 class Ulysses final : public Method {
  public:
   explicit Ulysses(bool with_ring = false) : with_ring_(with_ring) {}
+  ~Ulysses() override;  // compiled with the library, as all methods are
   const char* name() const override { return with_ring_ ? "usp" : "ulysses"; }
   double seconds(const AttentionCost& cost) const override;
   void check(const Context& context, const Inputs& in) const override;
