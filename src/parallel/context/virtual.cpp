@@ -1,5 +1,5 @@
-// Compiles the virtual functions of context parallelism, whose code is in the headers. A class is compiled where its destructor is: else each
-// program that includes the headers would compile all of them, also what it does not use.
+// Compiles the virtual functions of context parallelism, whose code is in the headers. A class is compiled where its destructor is: else
+// each program that includes the headers would compile all of them, also what it does not use.
 #include <dtensor/parallel/context/context_parallel.hpp>
 
 namespace dtensor {
