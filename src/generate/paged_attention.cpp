@@ -234,9 +234,12 @@ at::Tensor Pages::attend(const at::Tensor& q, const std::vector<RowSpan>& spans,
   return out;
 }
 
-void Pages::copy_block(Block from, Block to) const {
-  keys_[to].copy_(keys_[from]);
-  values_[to].copy_(values_[from]);
+void Pages::copy_block(Block from, Block to) const {  // without operators: each output of a prompt begins with such a copy
+  for (const auto* pages : {&keys_, &values_}) {
+    const auto bytes = pages->stride(0) * static_cast<int64_t>(pages->element_size());
+    auto* const all = static_cast<char*>(pages->data_ptr());
+    std::memmove(all + to * bytes, all + from * bytes, bytes);
+  }
 }
 
 void Pages::copy_place(const Block* table, int64_t from, int64_t to) const {
