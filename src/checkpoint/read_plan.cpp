@@ -9,6 +9,8 @@ namespace dtensor::checkpoints {
 
 namespace {
 
+constexpr int64_t kLongRun = 4096;  // bytes, a page: worth a call of its own
+
 class Planner {
  public:
   Planner(const Index& index, int ranks, int64_t round_bytes, const SeenBy& seen_by)
@@ -54,12 +56,41 @@ class Planner {
     std::ranges::sort(chunk.wanted_by);
     chunk.wanted_by.erase(std::unique(chunk.wanted_by.begin(), chunk.wanted_by.end()), chunk.wanted_by.end());
     const auto readers = readers_of(chunk);
+    if (readers == chunk.wanted_by && may_be_apart(chunk, parts, near)) {
+      chunk.reader = readers[plan_.apart.size() % readers.size()];
+      plan_.apart.push_back(std::move(chunk));
+      return;
+    }
     chunk.reader = *std::ranges::min_element(readers, {}, [&](int rank) { return load_[static_cast<size_t>(rank)]; });
     auto& load = load_[static_cast<size_t>(chunk.reader)];
     chunk.round = load / round_bytes_;
     load += chunk.bytes();
     plan_.rounds = std::max(plan_.rounds, chunk.round + 1);
     plan_.chunks.push_back(std::move(chunk));
+  }
+
+  // Whether several ranks want the chunk, and each of its bytes one of them, in long runs.
+  static bool may_be_apart(const Chunk& chunk, const std::vector<ChunkPart>& parts, const std::vector<const Region*>& near) {
+    if (chunk.wanted_by.size() < 2) return false;
+    std::vector<Run> runs;
+    for (const auto* region : near) {
+      for (const auto& box : region->boxes) {
+        for (const auto& part : parts) {
+          const auto both = common(box, part.box);
+          if (!both) continue;
+          const auto own = runs_of(part, *both, static_cast<int64_t>(c10::elementSize(chunk.tensor->dtype)));
+          if (region->ranks.size() > 1 || own[0].bytes < kLongRun) return false;
+          runs.insert(runs.end(), own.begin(), own.end());
+        }
+      }
+    }
+    std::ranges::sort(runs, {}, &Run::begin);
+    int64_t end = 0;
+    for (const auto& run : runs) {
+      if (run.begin != end) return false;
+      end += run.bytes;
+    }
+    return end == chunk.bytes();
   }
 
   std::vector<int> readers_of(const Chunk& chunk) const {
@@ -98,6 +129,25 @@ std::vector<ChunkPart> parts_of(const Chunk& chunk) {
     begin += numel;
   }
   return parts;
+}
+
+std::vector<Run> runs_of(const ChunkPart& part, const Box& box, int64_t bytes_of_element) {
+  const auto dims = box.size();
+  std::vector<int64_t> strides(dims, bytes_of_element);  // in the part
+  for (size_t d = dims; d-- > 1;) strides[d - 1] = strides[d] * part.box[d].length();
+  size_t inner = dims;  // a run goes over these dims
+  int64_t bytes = bytes_of_element;
+  while (inner > 0 && bytes == strides[inner - 1]) bytes = strides[inner - 1] * box[inner - 1].length(), --inner;
+  std::vector<Run> runs{{part.begin * bytes_of_element, bytes}};
+  for (size_t d = 0; d < dims; ++d) {
+    const auto from = (box[d].begin - part.box[d].begin) * strides[d];
+    std::vector<Run> all;
+    for (const auto& run : runs) {
+      for (int64_t i = 0; i < (d < inner ? box[d].length() : 1); ++i) all.push_back({run.begin + from + i * strides[d], bytes});
+    }
+    runs = std::move(all);
+  }
+  return runs;
 }
 
 ReadPlan plan_reads(const Index& index, const AllHoldings& wanted, int ranks, int64_t round_bytes, const SeenBy& seen_by) {

@@ -3,7 +3,6 @@
 #include "src/checkpoint/host_memory.hpp"
 #include "src/checkpoint/index_text.hpp"
 
-#include <dtensor/checkpoint/crc32c.hpp>
 #include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/ops/from_blob.h>
@@ -23,8 +22,6 @@ constexpr size_t kMostFiles = 64;   // open at once
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-bool is_wanted_by(const Chunk& chunk, int rank) { return std::ranges::find(chunk.wanted_by, rank) != chunk.wanted_by.end(); }
-
 int64_t bytes_of(const Box& box, const Chunk& chunk) {
   return numel_of(box) * static_cast<int64_t>(c10::elementSize(chunk.tensor->dtype));
 }
@@ -36,6 +33,15 @@ at::Tensor at_least(at::Tensor& memory, int64_t bytes) {
   return memory.narrow(0, 0, bytes);
 }
 
+// The elements of `box` in memory that has those of `all`, row-major.
+at::Tensor part_of_memory(void* memory, const Box& all, const Box& box, c10::ScalarType dtype) {
+  std::vector<int64_t> sizes;
+  for (const auto& side : all) sizes.push_back(side.length());
+  return part_of_view(at::from_blob(memory, sizes, at::TensorOptions(dtype)), all, box);
+}
+
+}  // namespace
+
 at::Tensor part_of_view(const at::Tensor& all_view, const Box& all, const Box& box) {
   auto view = all_view;
   for (size_t d = 0; d < box.size(); ++d) {
@@ -44,14 +50,6 @@ at::Tensor part_of_view(const at::Tensor& all_view, const Box& all, const Box& b
   return view;
 }
 
-// The elements of `box` in memory that has those of `all`, row-major.
-at::Tensor part_of_memory(void* memory, const Box& all, const Box& box, c10::ScalarType dtype) {
-  std::vector<int64_t> sizes;
-  for (const auto& side : all) sizes.push_back(side.length());
-  return part_of_view(at::from_blob(memory, sizes, at::TensorOptions(dtype)), all, box);
-}
-
-// Whether memory holds its elements as they are, row-major.
 bool has_own_bits(const at::Tensor& x) { return x.is_cpu() && x.is_contiguous() && !x.is_conj() && !x.is_neg(); }
 
 void copy_elements(const at::Tensor& to, const at::Tensor& from) {
@@ -59,8 +57,6 @@ void copy_elements(const at::Tensor& to, const at::Tensor& from) {
   if (plain) std::memcpy(to.data_ptr(), from.data_ptr(), static_cast<size_t>(to.numel()) * to.element_size());
   else to.copy_(from);
 }
-
-}  // namespace
 
 Reader::Reader(const Index& index, const std::map<std::string, at::Tensor>& tensors, const AllHoldings& wanted, const Everyone& everyone)
     : index_(index), tensors_(tensors), wanted_(wanted), everyone_(everyone) {}
@@ -74,6 +70,7 @@ std::string Reader::run(const ReadPlan& plan) {
     const auto number = static_cast<int32_t>(f);  // its header is not needed, but a bit that changed there is a sign
     attempt([&] { check_header(index_, number, file(number)); });
   }
+  if (!plan.apart.empty()) read_apart(plan.apart);
   std::vector<std::vector<const Chunk*>> rounds(static_cast<size_t>(plan.rounds));
   for (const auto& chunk : plan.chunks) rounds[static_cast<size_t>(chunk.round)].push_back(&chunk);
   for (size_t r = 0; r < rounds.size(); ++r) {
@@ -125,7 +122,7 @@ void* Reader::place_of(const Chunk& chunk) {
 }
 
 void Reader::read(const Chunk& chunk, const std::vector<Parcel>& parcels, char* sent) {
-  const bool is_mine = is_wanted_by(chunk, everyone_.rank());
+  const bool is_mine = chunk.is_wanted_by(everyone_.rank());
   auto* place = is_mine ? place_of(chunk) : nullptr;
   auto* memory = place ? place : at_least(chunk_memory_, chunk.bytes()).data_ptr();
   file(chunk.piece->file).read(memory, static_cast<size_t>(chunk.bytes()), chunk.offset());
@@ -135,11 +132,10 @@ void Reader::read(const Chunk& chunk, const std::vector<Parcel>& parcels, char* 
   pack(chunk, parcels, memory, sent);
 }
 
-void Reader::check_sum(const Chunk& chunk, const void* data) const {
+void Reader::compare_sums(const Chunk& chunk, uint32_t sum) const {
   if (chunk.piece->sums.empty()) return;
   const auto item = static_cast<int64_t>(c10::elementSize(chunk.tensor->dtype));
-  const auto number = static_cast<size_t>(chunk.elements.begin * item / index_.chunk_bytes);
-  if (crc32c(data, static_cast<size_t>(chunk.bytes())) == chunk.piece->sums[number]) return;
+  if (sum == chunk.piece->sums[static_cast<size_t>(chunk.elements.begin * item / index_.chunk_bytes)]) return;
   throw std::runtime_error(fmt::format("'{}{} in '{}': the checksum of its bytes {} to {} is another; hint: load an earlier step",
                                        *chunk.name, kIsDamaged, index_.path_of(*chunk.piece), chunk.offset(),
                                        chunk.offset() + chunk.bytes()));
@@ -178,7 +174,7 @@ Reader::Parcels Reader::parcels_of(const std::vector<const Chunk*>& chunks, std:
   for (int rank = 0; rank < everyone_.size(); ++rank) {
     const auto begin = end;
     for (const auto* chunk : chunks) {
-      if (rank == everyone_.rank() || chunk->reader != everyone_.rank() || !is_wanted_by(*chunk, rank)) continue;
+      if (rank == everyone_.rank() || chunk->reader != everyone_.rank() || !chunk->is_wanted_by(rank)) continue;
       for (auto& share : shares(*chunk, rank)) {
         const auto bytes = bytes_of(share.box, *chunk);
         all[chunk].push_back({std::move(share), end});
@@ -201,7 +197,7 @@ void Reader::pack(const Chunk& chunk, const std::vector<Parcel>& parcels, void* 
 std::vector<int64_t> Reader::to_receive(const std::vector<const Chunk*>& chunks) const {
   std::vector<int64_t> counts(static_cast<size_t>(everyone_.size()), 0);
   for (const auto* chunk : chunks) {
-    if (chunk->reader == everyone_.rank() || !is_wanted_by(*chunk, everyone_.rank())) continue;
+    if (chunk->reader == everyone_.rank() || !chunk->is_wanted_by(everyone_.rank())) continue;
     for (const auto& share : shares(*chunk, everyone_.rank()))
       counts[static_cast<size_t>(chunk->reader)] += aligned(bytes_of(share.box, *chunk));
   }
@@ -211,7 +207,7 @@ std::vector<int64_t> Reader::to_receive(const std::vector<const Chunk*>& chunks)
 void Reader::unpack(const std::vector<const Chunk*>& chunks, const at::Tensor& received) {
   auto* next = static_cast<char*>(received.data_ptr());
   for (const auto* chunk : chunks) {
-    if (chunk->reader == everyone_.rank() || !is_wanted_by(*chunk, everyone_.rank())) continue;
+    if (chunk->reader == everyone_.rank() || !chunk->is_wanted_by(everyone_.rank())) continue;
     const auto dtype = chunk->tensor->dtype;
     for (const auto& share : shares(*chunk, everyone_.rank())) {
       for (const auto& target : targets(*chunk->name)) {

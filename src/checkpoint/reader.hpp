@@ -5,6 +5,7 @@
 #include "src/checkpoint/read_plan.hpp"
 
 #include <dtensor/checkpoint/checkpoint.hpp>
+#include <dtensor/checkpoint/crc32c.hpp>
 
 #include <map>
 #include <memory>
@@ -12,6 +13,12 @@
 #include <vector>
 
 namespace dtensor::checkpoints {
+
+// Of a view that has the elements of `all`, those of `box`.
+at::Tensor part_of_view(const at::Tensor& all_view, const Box& all, const Box& box);
+// Whether memory holds its elements as they are, row-major.
+bool has_own_bits(const at::Tensor& x);
+void copy_elements(const at::Tensor& to, const at::Tensor& from);
 
 class Reader {
  public:
@@ -43,7 +50,11 @@ class Reader {
   // Puts a chunk into this rank's tensors, and parcels of it into the bytes that are sent, while it is in a cache.
   void read(const Chunk& chunk, const std::vector<Parcel>& parcels, char* sent);
   static void pack(const Chunk& chunk, const std::vector<Parcel>& parcels, void* data, char* sent);
-  void check_sum(const Chunk& chunk, const void* data) const;
+  void check_sum(const Chunk& chunk, const void* data) const { compare_sums(chunk, crc32c(data, static_cast<size_t>(chunk.bytes()))); }
+  void compare_sums(const Chunk& chunk, uint32_t sum) const;
+  // What each rank has to itself of chunks: it reads that, and tells the chunk's reader what the bytes are in the checksum.
+  void read_apart(const std::vector<Chunk>& chunks);
+  uint32_t read_own(const Chunk& chunk);
   void put(const Chunk& chunk, void* data);
   void* place_of(const Chunk& chunk);  // memory of this rank that is to be the chunk, byte for byte; null: there is none
   void unpack(const std::vector<const Chunk*>& chunks, const at::Tensor& received);

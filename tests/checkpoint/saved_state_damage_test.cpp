@@ -54,17 +54,19 @@ std::vector<std::string> data_files(const std::string& step) {
   return paths;
 }
 
-// A matrix that is saved in rows and loaded in columns, so that each rank reads for all; and one that every rank has, beside it.
+// A matrix that is saved in rows and loaded in columns, so that each rank reads for all, or, where it is wide, its own part of each row;
+// and one that every rank has, beside it.
 struct InTwoCuts {
-  explicit InTwoCuts(dt::World& world) : mesh(line(world)) {
+  InTwoCuts(dt::World& world, bool is_wide) : mesh(line(world)), whole(numbers(is_wide ? 8192 : 64)) {
     rows = dt::distribute_tensor(whole, mesh, {dt::shard(0)}).tensor().clone();
     columns = dt::distribute_tensor(torch::zeros_like(whole), mesh, {dt::shard(1)}).tensor().clone();
   }
   dt::State saved() { return {{"matrix", rows}, {"plain", plain}, {"seen", seen}}; }
   dt::State loaded() { return {{"matrix", columns}, {"plain", plain}, {"seen", seen}}; }
   bool is_loaded() { return dt::full_tensor(columns).equal(whole); }
+  static at::Tensor numbers(int64_t columns) { return torch::arange(96 * columns, torch::kDouble).reshape({96, columns}); }
   const dt::DeviceMesh mesh;
-  const at::Tensor whole = torch::arange(96 * 64, torch::kDouble).reshape({96, 64});
+  const at::Tensor whole;
   at::Tensor rows, columns, plain = torch::arange(100);
   int64_t seen = 3;
 };
@@ -90,11 +92,12 @@ void on_first(dt::World& world, const std::function<void()>& work) {
 
 TEST_CASE("checkpoint: damage of any kind is named on every rank", "[checkpoint][errors]") {
   const auto [ranks, transport] = GENERATE(std::pair(2, "threads"), std::pair(2, "gloo"), std::pair(4, "threads"), std::pair(4, "shm"));
+  const auto is_wide = GENERATE(false, true);
   const Folder folder;
   REQUIRE_NOTHROW(on_ranks(
       ranks,
       [&](dt::World& world) {
-        InTwoCuts tensors(world);
+        InTwoCuts tensors(world, is_wide);
         dt::save(tensors.saved(), folder.path, 1);
         const auto files = data_files(dt::step_folder(folder.path, 1));
         dt::require(static_cast<int>(files.size()) >= world.size(), "test", "{} files", files.size());
@@ -119,11 +122,12 @@ TEST_CASE("checkpoint: damage of any kind is named on every rank", "[checkpoint]
 
 TEST_CASE("checkpoint: a step with damage of any kind is passed over on every rank", "[checkpoint]") {
   const auto [ranks, transport] = GENERATE(std::pair(2, "threads"), std::pair(2, "shm"), std::pair(4, "threads"));
+  const auto is_wide = GENERATE(false, true);
   const Folder folder;
   REQUIRE_NOTHROW(on_ranks(
       ranks,
       [&](dt::World& world) {
-        InTwoCuts tensors(world);
+        InTwoCuts tensors(world, is_wide);
         for (const int64_t step : {1, 2}) dt::save(tensors.saved(), folder.path, step);
         const auto file = data_files(dt::step_folder(folder.path, 2)).back(), index = dt::step_folder(folder.path, 2) + "/index.json";
         for (const auto& path : {file, index}) {
@@ -144,9 +148,10 @@ TEST_CASE("checkpoint: a step with damage of any kind is passed over on every ra
 
 TEST_CASE("checkpoint: every flipped bit is found on several ranks", "[checkpoint]") {
   const char* wanted = std::getenv("DTENSOR_TEST_CASES");
+  const auto is_wide = GENERATE(false, true);
   const Folder folder;
   REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) {
-    InTwoCuts tensors(world);
+    InTwoCuts tensors(world, is_wide);
     dt::save(tensors.saved(), folder.path, 1);
     const auto files = data_files(dt::step_folder(folder.path, 1));
     std::mt19937_64 random(3);

@@ -72,6 +72,23 @@ TEST_CASE("checkpoint: crc32c is that of RFC 3720", "[checkpoint]") {
   }
 }
 
+TEST_CASE("checkpoint: crc32c is that of its parts joined", "[checkpoint]") {
+  using namespace dt::checkpoints;
+  std::mt19937 random(2);
+  for (const int64_t size : {1, 5, 4096, 70'001}) {
+    std::string bytes(static_cast<size_t>(size), '\0');
+    for (auto& byte : bytes) byte = static_cast<char>(random());
+    std::array<Crc32cPart, 3> parts;  // each run is one's
+    for (int64_t begin = 0, run; begin < size; begin += run) {
+      run = std::min<int64_t>(size - begin, 1 + static_cast<int64_t>(random()) % 9000);
+      parts[random() % parts.size()].add(begin, bytes.data() + begin, run);
+    }
+    uint32_t sum = 0;
+    for (const auto& part : parts) sum ^= part.value(size);
+    CHECK(crc32c_of_parts(sum, size) == crc32c_by_table(bytes.data(), bytes.size()));
+  }
+}
+
 TEST_CASE("checkpoint: every flipped bit is found", "[checkpoint]") {
   OneStep saved;
   const auto index = bytes_of(saved.index), path = data_file(saved.step), data = bytes_of(path);
