@@ -13,7 +13,6 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 namespace dtensor::checkpoints {
@@ -124,17 +123,6 @@ void File::read(void* data, size_t size, int64_t offset) const {
     size -= static_cast<size_t>(got);
     offset += got;
   }
-}
-
-bool File::read_if_cached(void* data, size_t size, int64_t offset) const {
-  const iovec part{data, size};
-  return preadv2(file_, &part, 1, offset, RWF_NOWAIT) == static_cast<ssize_t>(size);
-}
-
-void File::will_read(int64_t offset, int64_t size) const {
-  constexpr int64_t kStep = int64_t{128} << 10;  // of a longer range the system may leave the rest out
-  for (const auto end = offset + size; offset < end; offset += kStep)
-    posix_fadvise(file_, offset, std::min(kStep, end - offset), POSIX_FADV_WILLNEED);
 }
 
 static void put(const std::string& path, std::string_view text, bool synced) {

@@ -53,10 +53,6 @@ class File {
 
   int64_t size() const;
   void read(void* data, size_t size, int64_t offset) const;  // throws where the file ends before
-  // The same without waiting for the disk; returns false where that, or anything else, is in the way.
-  bool read_if_cached(void* data, size_t size, int64_t offset) const;
-  // Has the disk read ahead.
-  void will_read(int64_t offset, int64_t size) const;
 
  private:
   std::string path_;

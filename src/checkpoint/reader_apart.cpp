@@ -58,14 +58,8 @@ uint32_t Reader::read_own(const Chunk& chunk) {
   }
   std::ranges::sort(all, {}, [](const Own& own) { return own.run.begin; });
   Crc32cPart sum;
-  bool is_cached = true;  // runs are too short for a disk to be read by them
   for (const auto& [run, to] : all) {
-    const auto& from = file(chunk.piece->file);
-    const auto size = static_cast<size_t>(run.bytes);
-    if (!is_cached || !from.read_if_cached(to, size, chunk.offset() + run.begin)) {
-      if (std::exchange(is_cached, false)) from.will_read(chunk.offset(), chunk.bytes());
-      from.read(to, size, chunk.offset() + run.begin);
-    }
+    file(chunk.piece->file).read(to, static_cast<size_t>(run.bytes), chunk.offset() + run.begin);
     sum.add(run.begin, to, run.bytes);
     counts_.bytes_read += run.bytes;
   }
