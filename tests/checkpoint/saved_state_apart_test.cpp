@@ -39,8 +39,8 @@ TEST_CASE("checkpoint: ranks that want other bytes of a tensor read their own an
           for (size_t i = 0; i < kApart.size(); ++i) {
             const auto& [sizes, dtype, saved, loaded] = kApart[i];
             const auto whole = counted(sizes, dtype);
-            const auto x = dt::distribute_tensor(whole, mesh, saved).tensor();
-            const auto y = dt::distribute_tensor(torch::zeros_like(whole), mesh, loaded).tensor().clone();
+            auto x = dt::distribute_tensor(whole, mesh, saved).tensor();
+            auto y = dt::distribute_tensor(torch::zeros_like(whole), mesh, loaded).tensor().clone();
             dt::save({{"x", x}}, folder.path, static_cast<int64_t>(i));
             dt::load({{"x", y}}, folder.path, static_cast<int64_t>(i));
             dt::require(dt::full_tensor(y).equal(whole), "test", "case {} has other values", i);
@@ -59,11 +59,12 @@ TEST_CASE("checkpoint: what ranks read for themselves goes into memory of any st
   REQUIRE_NOTHROW(on_ranks(2, [&](dt::World& world) {
     const auto mesh = dt::init_device_mesh(c10::kCPU, {2});
     const auto whole = counted({64, 4096}, at::kFloat);
-    dt::save({{"x", dt::distribute_tensor(whole, mesh, {dt::shard(0)}).tensor()}}, folder.path, 1);
+    auto rows = dt::distribute_tensor(whole, mesh, {dt::shard(0)}).tensor();
+    dt::save({{"x", rows}}, folder.path, 1);
     const std::vector<at::Tensor> locals{torch::zeros({2048, 64}).t(), torch::zeros({64, 3000}).slice(1, 0, 2048),
                                          torch::zeros({64, 4096}).slice(1, 0, 4096, 2)};
     for (const auto& local : locals) {
-      const auto y = dt::from_local(local, mesh, {dt::shard(1)}).tensor();
+      auto y = dt::from_local(local, mesh, {dt::shard(1)}).tensor();
       dt::load({{"x", y}}, folder.path, 1);
       dt::require(local.equal(whole.narrow(1, 2048 * world.rank(), 2048)), "test", "other values at strides {}", local.strides());
     }
