@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -56,7 +57,9 @@ class Planner {
     std::ranges::sort(chunk.wanted_by);
     chunk.wanted_by.erase(std::unique(chunk.wanted_by.begin(), chunk.wanted_by.end()), chunk.wanted_by.end());
     const auto readers = readers_of(chunk);
-    if (readers == chunk.wanted_by && may_be_apart(chunk, parts, near)) {
+    const auto apart = readers == chunk.wanted_by ? bytes_apart(chunk, parts, near) : std::map<int, int64_t>();
+    if (!apart.empty()) {
+      for (const auto& [rank, bytes] : apart) load_[static_cast<size_t>(rank)] += bytes;
       chunk.reader = readers[plan_.apart.size() % readers.size()];
       plan_.apart.push_back(std::move(chunk));
       return;
@@ -69,28 +72,32 @@ class Planner {
     plan_.chunks.push_back(std::move(chunk));
   }
 
-  // Whether several ranks want the chunk, and each of its bytes one of them, in long runs.
-  static bool may_be_apart(const Chunk& chunk, const std::vector<ChunkPart>& parts, const std::vector<const Region*>& near) {
-    if (chunk.wanted_by.size() < 2) return false;
+  // Where several ranks want the chunk, and each of its bytes one of them, in long runs: how many bytes each rank wants. Else nothing.
+  static std::map<int, int64_t> bytes_apart(const Chunk& chunk, const std::vector<ChunkPart>& parts,
+                                            const std::vector<const Region*>& near) {
+    std::map<int, int64_t> by_rank;
+    if (chunk.wanted_by.size() < 2) return {};
     std::vector<Run> runs;
     for (const auto* region : near) {
       for (const auto& box : region->boxes) {
         for (const auto& part : parts) {
           const auto both = common(box, part.box);
           if (!both) continue;
-          const auto own = runs_of(part, *both, static_cast<int64_t>(c10::elementSize(chunk.tensor->dtype)));
-          if (region->ranks.size() > 1 || own[0].bytes < kLongRun) return false;
+          const auto item = static_cast<int64_t>(c10::elementSize(chunk.tensor->dtype));
+          const auto own = runs_of(part, *both, item);
+          if (region->ranks.size() > 1 || own[0].bytes < kLongRun) return {};
           runs.insert(runs.end(), own.begin(), own.end());
+          by_rank[region->ranks[0]] += numel_of(*both) * item;
         }
       }
     }
     std::ranges::sort(runs, {}, &Run::begin);
     int64_t end = 0;
     for (const auto& run : runs) {
-      if (run.begin != end) return false;
+      if (run.begin != end) return {};
       end += run.bytes;
     }
-    return end == chunk.bytes();
+    return end == chunk.bytes() ? by_rank : std::map<int, int64_t>();
   }
 
   std::vector<int> readers_of(const Chunk& chunk) const {
