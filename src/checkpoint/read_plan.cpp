@@ -84,8 +84,8 @@ class Planner {
           const auto both = common(box, part.box);
           if (!both) continue;
           const auto item = static_cast<int64_t>(c10::elementSize(chunk.tensor->dtype));
+          if (region->ranks.size() > 1 || bytes_of_run(part, *both, item) < kLongRun) return {};
           const auto own = runs_of(part, *both, item);
-          if (region->ranks.size() > 1 || own[0].bytes < kLongRun) return {};
           runs.insert(runs.end(), own.begin(), own.end());
           by_rank[region->ranks[0]] += numel_of(*both) * item;
         }
@@ -138,19 +138,24 @@ std::vector<ChunkPart> parts_of(const Chunk& chunk) {
   return parts;
 }
 
+int64_t bytes_of_run(const ChunkPart& part, const Box& box, int64_t bytes_of_element) {
+  int64_t bytes = bytes_of_element, whole = bytes;  // of the box and of the part, in the dims so far
+  for (size_t d = box.size(); d-- > 0 && bytes == whole;) bytes *= box[d].length(), whole *= part.box[d].length();
+  return bytes;
+}
+
 std::vector<Run> runs_of(const ChunkPart& part, const Box& box, int64_t bytes_of_element) {
   const auto dims = box.size();
+  const auto bytes = bytes_of_run(part, box, bytes_of_element);
   std::vector<int64_t> strides(dims, bytes_of_element);  // in the part
   for (size_t d = dims; d-- > 1;) strides[d - 1] = strides[d] * part.box[d].length();
-  size_t inner = dims;  // a run goes over these dims
-  int64_t bytes = bytes_of_element;
-  while (inner > 0 && bytes == strides[inner - 1]) bytes = strides[inner - 1] * box[inner - 1].length(), --inner;
   std::vector<Run> runs{{part.begin * bytes_of_element, bytes}};
   for (size_t d = 0; d < dims; ++d) {
     const auto from = (box[d].begin - part.box[d].begin) * strides[d];
+    const auto count = strides[d] < bytes ? 1 : box[d].length();  // 1: a run goes over this dim
     std::vector<Run> all;
     for (const auto& run : runs) {
-      for (int64_t i = 0; i < (d < inner ? box[d].length() : 1); ++i) all.push_back({run.begin + from + i * strides[d], bytes});
+      for (int64_t i = 0; i < count; ++i) all.push_back({run.begin + from + i * strides[d], bytes});
     }
     runs = std::move(all);
   }

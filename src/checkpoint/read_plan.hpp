@@ -43,7 +43,8 @@ std::vector<ChunkPart> parts_of(const Chunk& chunk);
 struct Run {
   int64_t begin = 0, bytes = 0;
 };
-// Those of `box`, which lies in `part`, in its order.
+// Those of `box`, which lies in `part`, in its order; and how long each of them is, which takes less time.
+int64_t bytes_of_run(const ChunkPart& part, const Box& box, int64_t bytes_of_element);
 std::vector<Run> runs_of(const ChunkPart& part, const Box& box, int64_t bytes_of_element);
 
 // By file of the index: the ranks that see it, ascending. Empty: all ranks see all files.
