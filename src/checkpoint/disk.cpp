@@ -13,6 +13,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 namespace dtensor::checkpoints {
@@ -122,6 +123,21 @@ void File::read(void* data, size_t size, int64_t offset) const {
     next += got;
     size -= static_cast<size_t>(got);
     offset += got;
+  }
+}
+
+void File::read(const std::vector<Piece>& pieces, int64_t offset) const {
+  constexpr size_t kMost = 1024;  // IOV_MAX
+  for (size_t first = 0; first < pieces.size(); first += kMost) {
+    std::vector<iovec> all;
+    for (size_t i = first; i < std::min(first + kMost, pieces.size()); ++i) all.push_back({pieces[i].data, pieces[i].size});
+    auto left = std::max<int64_t>(preadv(file_, all.data(), static_cast<int>(all.size()), offset), 0);  // the rest, and errors: below
+    for (const auto& [data, size] : all) {
+      const auto done = std::min(left, static_cast<int64_t>(size));
+      read(static_cast<char*>(data) + done, size - static_cast<size_t>(done), offset + done);
+      left -= done;
+      offset += static_cast<int64_t>(size);
+    }
   }
 }
 

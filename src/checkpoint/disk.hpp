@@ -42,6 +42,12 @@ class NewFile {
   bool done_ = false;
 };
 
+// Memory for some bytes of a file.
+struct Piece {
+  void* data;
+  size_t size;
+};
+
 // A file that is read at any place.
 class File {
  public:
@@ -53,6 +59,8 @@ class File {
 
   int64_t size() const;
   void read(void* data, size_t size, int64_t offset) const;  // throws where the file ends before
+  // Bytes that follow each other, into pieces: in one call to the system, which costs as much as copying a few pages.
+  void read(const std::vector<Piece>& pieces, int64_t offset) const;
 
  private:
   std::string path_;

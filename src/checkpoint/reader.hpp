@@ -55,6 +55,8 @@ class Reader {
   // What each rank has to itself of chunks: it reads that, and tells the chunk's reader what the bytes are in the checksum.
   void read_apart(const std::vector<Chunk>& chunks);
   uint32_t read_own(const Chunk& chunk);
+  // A gap between what a rank wants is read over where a further call to the system would take longer.
+  static constexpr int64_t kLongestGap = int64_t{16} << 10;
   void put(const Chunk& chunk, void* data);
   void* place_of(const Chunk& chunk);  // memory of this rank that is to be the chunk, byte for byte; null: there is none
   void unpack(const std::vector<const Chunk*>& chunks, const at::Tensor& received);
@@ -70,6 +72,7 @@ class Reader {
   std::map<std::string, std::vector<Target>> targets_;
   std::map<int32_t, disk::File> files_;
   at::Tensor chunk_memory_, sent_;  // used again and again
+  std::vector<char> gap_memory_ = std::vector<char>(kLongestGap);
   std::string problem_;
   LoadCounts counts_;
 };

@@ -58,11 +58,26 @@ uint32_t Reader::read_own(const Chunk& chunk) {
   }
   std::ranges::sort(all, {}, [](const Own& own) { return own.run.begin; });
   Crc32cPart sum;
+  std::vector<disk::Piece> pieces;
+  int64_t begin = 0, end = 0;
+  const auto read = [&] {
+    if (!pieces.empty()) file(chunk.piece->file).read(pieces, chunk.offset() + begin);
+    counts_.bytes_read += end - begin;
+    pieces.clear();
+  };
   for (const auto& [run, to] : all) {
-    file(chunk.piece->file).read(to, static_cast<size_t>(run.bytes), chunk.offset() + run.begin);
-    sum.add(run.begin, to, run.bytes);
-    counts_.bytes_read += run.bytes;
+    const auto gap = run.begin - end;
+    if (pieces.empty() || gap < 0 || gap > std::min(run.bytes, kLongestGap)) {
+      read();
+      begin = run.begin;
+    } else if (gap > 0) {
+      pieces.push_back({gap_memory_.data(), static_cast<size_t>(gap)});
+    }
+    pieces.push_back({to, static_cast<size_t>(run.bytes)});
+    end = run.begin + run.bytes;
   }
+  read();
+  for (const auto& [run, to] : all) sum.add(run.begin, to, run.bytes);
   for (const auto& [to, from] : copies) copy_elements(to, from);
   return sum.value(chunk.bytes());
 }

@@ -45,7 +45,9 @@ TEST_CASE("checkpoint: ranks that want other bytes of a tensor read their own an
             dt::load({{"x", y}}, folder.path, static_cast<int64_t>(i));
             dt::require(dt::full_tensor(y).equal(whole), "test", "case {} has other values", i);
             const auto counts = dt::checkpoints::last_load();
-            dt::require(counts.bytes_read == counts.bytes_loaded && counts.bytes_sent < 1000, "test",
+            // Gaps of a few pages, no longer than what is wanted before and after, are read over.
+            const auto most = counts.bytes_loaded * (i == 0 || i == 2 ? 2 : 1);
+            dt::require(counts.bytes_read <= most && counts.bytes_sent < 1000, "test",
                         "case {}: {} bytes are read and {} sent, of a part of {}", i, counts.bytes_read, counts.bytes_sent,
                         counts.bytes_loaded);
           }

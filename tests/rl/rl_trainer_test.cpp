@@ -101,7 +101,9 @@ TEST_CASE("rl trainer: the loop in eight lines learns what the trainer does", "[
 TEST_CASE("rl trainer: parts and packed rows change nothing", "[rl]") {
   for (const auto& options : {kTrainerGrpo, kTrainerPpo}) {
     const auto expected = trained_alone(options);
-    for (const auto& more : {nlohmann::json{{"microbatch_tokens", 20}}, {{"pack", true}}, {{"pack", true}, {"microbatch_tokens", 30}}}) {
+    for (const auto& more : {nlohmann::json{{"microbatch_tokens", 20}}, {{"pack", true}}, {{"pack", true}, {"microbatch_tokens", 30}},
+                             {{"share_prompts", true}}, {{"share_prompts", true}, {"microbatch_tokens", 30}},
+                             {{"share_prompts", true}, {"shuffle", true}, {"minibatches", 2}}}) {
       auto given = options;
       given.update(more);
       CAPTURE(given.dump());
@@ -182,6 +184,7 @@ TEST_CASE("rl trainer: positions that are cut learn what one process learns", "[
   CHECK_NOTHROW(on_ranks(2, [&](World&) {
     auto placed = placed_on(init_device_mesh(c10::kCPU, {2}, {"cp"}));
     refuses("'pack' is true, and", [&] { trained({{"pack", true}}, placed); });
+    refuses("'share_prompts' is true, and", [&] { trained({{"share_prompts", true}}, placed); });
   }));
 }
 

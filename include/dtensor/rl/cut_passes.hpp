@@ -15,7 +15,7 @@ namespace dtensor::rl {
 // What a role's method passes its model through; made inside of the method, and there until the backward pass is over. Where "cp" has
 // ranks, the model gets ids whose positions are cut, inside of a ContextParallel, and computes attention by o.cp_method; what it says of
 // tokens is cut over rows alone again, so nothing else knows of it: of the logits, each rank has its own positions. Throws for packed rows
-// there.
+// and shared prompts there.
 class Passes {
  public:
   Passes(const DeviceMesh& mesh, const Options& o);
@@ -30,17 +30,19 @@ class Passes {
   at::Tensor cut(const at::Tensor& x) const;
   at::Tensor restored(const at::Tensor& x) const;
 
-  const bool pack_;
+  const RowForm form_;
   const DeviceMesh mesh_;
   std::unique_ptr<ContextParallel> context_;
 };
 
 // -- How ------------------------------------------------------------------------------------------------------------------
 
-inline Passes::Passes(const DeviceMesh& mesh, const Options& o) : pack_(o.pack), mesh_(mesh) {
+inline Passes::Passes(const DeviceMesh& mesh, const Options& o)
+    : form_(o.share_prompts ? RowForm::shared_prompts : o.pack ? RowForm::packed : RowForm::padded), mesh_(mesh) {
   const auto& names = mesh.names();
   if (!std::ranges::count(names, "cp") || mesh.size(mesh.dim("cp")) == 1) return;
-  require(!o.pack, "rl::Passes", "'pack' is true, and {} cuts positions over 'cp'; expected one of the two", mesh.str());
+  require(form_ == RowForm::padded, "rl::Passes", "'{}' is true, and {} cuts positions over 'cp'; expected one of the two",
+          o.share_prompts ? "share_prompts" : "pack", mesh.str());
   context_ = std::make_unique<ContextParallel>(mesh, "cp", ContextParallelOptions{.method = o.cp_method, .order = o.cp_order});
 }
 
@@ -71,7 +73,7 @@ inline at::Tensor Passes::restored(const at::Tensor& x) const {
 
 template <class Forward>
 TokenStatistics Passes::score(Forward forward, const Part& part, const StatisticsOptions& options) const {
-  if (!context_) return score_tokens(forward, part, pack_, options);
+  if (!context_) return score_tokens(forward, part, form_, options);
   const auto time = part.time();
   const auto ids = part.batch.get("ids").narrow(1, 0, time);
   const auto inputs = cut(ids.narrow(1, 0, time - 1)), targets = cut(ids.narrow(1, 1, time - 1));
@@ -81,7 +83,7 @@ TokenStatistics Passes::score(Forward forward, const Part& part, const Statistic
 
 template <class Forward>
 at::Tensor Passes::values(Forward forward, const Part& part) const {
-  if (!context_) return value_tokens(forward, part, pack_);
+  if (!context_) return value_tokens(forward, part, form_);
   const auto time = part.time();
   const auto values = forward(cut(part.batch.get("ids").narrow(1, 0, time - 1)));
   return restored(values.dim() == 3 ? values.squeeze(2) : values);

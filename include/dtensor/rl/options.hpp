@@ -25,7 +25,7 @@ struct Options {
   int64_t sft_steps = 0, sft_batch = 128;
   double sft_lr = 1e-3;
   int64_t steps = 100, prompts = 32, samples = 8, epochs = 1, minibatches = 1, microbatch_tokens = 0;
-  bool shuffle = false, pack = false, balance = true;
+  bool shuffle = false, pack = false, share_prompts = false, balance = true;
   std::string cp_method = "ring", cp_order = "zigzag";
   uint64_t seed = 0;
 
@@ -141,6 +141,7 @@ void for_each_option(O& o, F f) {
   f("microbatch_tokens", o.microbatch_tokens, "tokens that a rank passes through a model at a time; 0: all");
   f("shuffle", o.shuffle, "minibatches have other rows in each epoch");
   f("pack", o.pack, "rows without padding");
+  f("share_prompts", o.share_prompts, "rows without padding, and a prompt goes through the model once for all its answers on a rank");
   f("cp_method", o.cp_method, "of attention where the training mesh cuts positions over cp: ring, ulysses, usp, doublering, ...");
   f("cp_order", o.cp_order, "of positions there: contiguous, zigzag, stripes");
   f("balance", o.balance, "ranks get rows of equal work; losses that choose tokens keep their order");

@@ -26,6 +26,7 @@ struct Packed {
   // Plain and whole, int64 [tokens]: places in the own sequence, and numbers of sequences.
   at::Tensor positions, documents;
   std::vector<int64_t> lengths, begins;  // of each sequence, and where it begins in its row
+  std::vector<Interval> shared{};        // of each, packed tokens before it that it sees too, as an answer sees its prompt; empty: none
   std::vector<int64_t> sizes;            // of the batch: batch, time
   at::Tensor like;                       // how the batch lies: the ids that were packed
 
@@ -44,7 +45,7 @@ Packed pack(const at::Tensor& ids, const std::vector<int64_t>& lengths, const st
 // While it lives, models on this rank that are built of dtensor/nn, or call libtorch's scaled_dot_product_attention, take rows as packed
 // sequences: attention stays within one, and positions begin anew in each. Batch rows may be cut over ranks, and heads. Backward passes may
 // come after it has ended, but those of dt::checkpoint, which run the model again.
-class PackedRows final : public Decoding {
+class PackedRows : public Decoding {
  public:
   explicit PackedRows(const Packed& packed)
       : Decoding(World::current()), packed_(packed), alone_(c10::kCPU, {World::current().rank()}, {1}, {"packed"}) {}
@@ -55,10 +56,12 @@ class PackedRows final : public Decoding {
   at::Tensor attention(const AttentionArguments& arguments) override;
   at::Tensor scored_rows(const at::Tensor& x) override { return x; }
 
+ protected:
+  const Packed packed_;
+
  private:
   const ContextPlan& plan_of(Interval tokens, bool causal);
 
-  const Packed packed_;
   const DeviceMesh alone_;
   std::map<std::tuple<int64_t, int64_t, bool>, std::shared_ptr<const ContextPlan>> plans_;
 };
@@ -82,6 +85,10 @@ inline int64_t sum_of(const std::vector<int64_t>& lengths, Interval rows) {
   return std::accumulate(lengths.begin() + rows.begin, lengths.begin() + rows.end, int64_t{0});
 }
 
+inline Interval moved(const Interval& run, int64_t by) {
+  return run.length() == 0 ? Interval{0, 0} : Interval{run.begin + by, run.end + by};
+}
+
 // Where this rank's tokens lie in its rows, flat: int64 [own tokens].
 inline at::Tensor places_of(const Packed& packed) {
   const auto rows = own_rows(packed.like);
@@ -92,17 +99,24 @@ inline at::Tensor places_of(const Packed& packed) {
   return index_of(places);
 }
 
-// How packed tokens lie: cut between sequences where rows are.
-inline Placements packed_placements(const Packed& packed, const Layout& layout) {
+// The rows that each place along a mesh dimension has.
+inline std::vector<Interval> rows_of_places(const Layout& layout, int64_t dim) {
+  auto coordinate = layout.mesh().coordinate().vec();
+  std::vector<Interval> rows;
+  for (int64_t p = 0; p < layout.mesh().size(dim); ++p) {
+    coordinate[dim] = p;
+    const auto runs = layout.intervals(0, coordinate);
+    rows.push_back(runs.empty() ? Interval{0, 0} : runs[0]);
+  }
+  return rows;
+}
+
+// How tokens lie of which each row has some: cut between sequences where rows are.
+inline Placements packed_placements(const std::vector<int64_t>& lengths, const Layout& layout) {
   Placements placements(layout.mesh().ndim(), replicate());
   for (const auto dim : dims_that_cut_rows(layout)) {
-    auto coordinate = layout.mesh().coordinate().vec();
     std::vector<int64_t> counts;
-    for (int64_t p = 0; p < layout.mesh().size(dim); ++p) {
-      coordinate[dim] = p;
-      const auto runs = layout.intervals(0, coordinate);
-      counts.push_back(runs.empty() ? 0 : sum_of(packed.lengths, runs[0]));
-    }
+    for (const auto& rows : rows_of_places(layout, dim)) counts.push_back(sum_of(lengths, rows));
     placements[dim] = ragged_shard(1, counts);
   }
   return placements;
@@ -143,13 +157,13 @@ inline at::Tensor unpack_own(const at::Tensor& x, const at::Tensor& places, int6
 inline at::Tensor next_tokens(const at::Tensor& ids, const Packed& packed) {
   const NoSpmd plain;
   const auto rows = own_rows(packed.like);
-  auto next = at::cat({ids.slice(1, 1), ids.slice(1, 0, 1)}, 1);
+  Rows last;
   int64_t end = 0;
   for (auto row = rows.begin; row < rows.end; ++row) {
     end += packed.lengths[row];
-    if (packed.lengths[row] > 0) next.narrow(1, end - 1, 1).zero_();
+    if (packed.lengths[row] > 0) last.push_back(end - 1);
   }
-  return next;
+  return at::cat({ids.slice(1, 1), ids.slice(1, 0, 1)}, 1).index_fill_(1, index_of(last).to(ids.device()), 0);
 }
 
 inline void check_sequences(const at::Tensor& ids, const std::vector<int64_t>& lengths, const std::vector<int64_t>& begins) {
@@ -204,7 +218,7 @@ inline at::Tensor Packed::pack(const at::Tensor& x) const {
   packed_sizes[0] = 1;
   packed_sizes[1] = tokens();
   const auto f = [&](const at::Tensor& own) { return detail::pack_own(own, detail::places_of(*this)); };
-  return detail::on_own(x, *layout, detail::row_placements(*layout), detail::packed_placements(*this, *layout), packed_sizes, f);
+  return detail::on_own(x, *layout, detail::row_placements(*layout), detail::packed_placements(lengths, *layout), packed_sizes, f);
 }
 
 inline at::Tensor Packed::unpack(const at::Tensor& x, double fill) const {
@@ -216,13 +230,16 @@ inline at::Tensor Packed::unpack(const at::Tensor& x, double fill) const {
   if (!layout) return f(x);
   auto unpacked_sizes = x.sizes().vec();
   std::copy(sizes.begin(), sizes.end(), unpacked_sizes.begin());
-  return detail::on_own(x, *layout, detail::packed_placements(*this, *layout), detail::row_placements(*layout), unpacked_sizes, f);
+  return detail::on_own(x, *layout, detail::packed_placements(lengths, *layout), detail::row_placements(*layout), unpacked_sizes, f);
 }
 
 inline at::Tensor PackedRows::positions(int64_t rows, int64_t limit) {
   require(rows == packed_.tokens(), detail::kPack, "the model runs on {} rows; expected the {} packed tokens", rows, packed_.tokens());
-  const auto longest = *std::ranges::max_element(packed_.lengths);
-  require(limit == 0 || longest <= limit, detail::kPack, "a sequence of {} is longer than the model's {} positions", longest, limit);
+  if (limit > 0) {
+    const NoSpmd plain;
+    const auto longest = packed_.positions.max().item<int64_t>() + 1;
+    require(longest <= limit, detail::kPack, "a sequence of {} is longer than the model's {} positions", longest, limit);
+  }
   return packed_.positions;
 }
 
@@ -230,15 +247,23 @@ inline const ContextPlan& PackedRows::plan_of(Interval tokens, bool causal) {
   auto& plan = plans_[{tokens.begin, tokens.end, causal}];
   if (plan) return *plan;
   std::vector<int64_t> lengths;
+  std::vector<Interval> shared;
   int64_t at = 0;
-  for (const auto length : packed_.lengths) {
-    if (length > 0 && at >= tokens.begin && at + length <= tokens.end) lengths.push_back(length);
+  for (size_t b = 0; b < packed_.lengths.size(); ++b) {
+    const auto length = packed_.lengths[b];
+    if (length > 0 && at >= tokens.begin && at + length <= tokens.end) {
+      lengths.push_back(length);
+      if (!packed_.shared.empty()) shared.push_back(detail::moved(packed_.shared[b], -tokens.begin));
+    }
     at += length;
   }
   const auto sum = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   require(sum == tokens.length(), detail::kPack, "tokens {} to {} are cut within a sequence; hint: lay x out as packed.ids", tokens.begin,
           tokens.end);
-  const auto mask = causal ? AttentionMask::causal_documents() : AttentionMask::documents();
+  require(causal || shared.empty(), detail::kPack, "attention is not causal, and answers share their prompts; expected causal attention");
+  const auto mask = !shared.empty() ? AttentionMask::shared_runs(shared)
+                    : causal        ? AttentionMask::causal_documents()
+                                    : AttentionMask::documents();
   return *(plan = std::make_shared<const ContextPlan>(mask, std::vector{PackedSequence(lengths)}, context::contiguous_order(sum, 1)));
 }
 

@@ -25,6 +25,12 @@ namespace detail {
 
 inline std::vector<int64_t> lengths_of(const Batch& batch) { return batch.meta().at("lengths").get<std::vector<int64_t>>(); }
 
+// Without prompts in a batch that has none.
+inline RowPrompts prompts_of(const Batch& batch) {
+  const auto list = [&](const char* name) { return batch.meta().value(name, std::vector<int64_t>{}); };
+  return {lengths_of(batch), list("prompt_lengths"), list("prompt_numbers")};
+}
+
 // A part's column as it lies on this rank, as wide as the batch.
 inline at::Tensor own_rows(const at::Tensor& x, int64_t time) {
   const NoSpmd plain;
@@ -42,13 +48,13 @@ inline Mode own_rows_mode() {
 template <class F>
 void add_columns(WorkerGroup& group, Batch& batch, const Options& o, const std::string& method, const std::vector<std::string>& names,
                  int64_t step, F f) {
-  const auto lengths = lengths_of(batch);
+  const auto prompts = prompts_of(batch);
   batch.merge(group.run({method, names, own_rows_mode(), step}, batch.select({"ids", "mask"}), [&](const Batch& mine) {
     const at::NoGradGuard no_grad;
     const auto time = mine.get("mask").size(1);
     const Passes passes(group.mesh(), o);
     std::vector<std::vector<at::Tensor>> own(names.size());
-    for (const auto& part : parts_of(mine, lengths, o.microbatch_tokens)) {
+    for (const auto& part : parts_of(mine, prompts, o.microbatch_tokens)) {
       const std::vector<at::Tensor> columns = f(passes, part);
       for (size_t i = 0; i < names.size(); ++i) own[i].push_back(own_rows(columns[i], time));
     }
@@ -73,7 +79,8 @@ template <class Model>
 template <class Loss>
 nlohmann::json Learner<Model>::learn(const Batch& mine, const Options& o, double lr, int64_t step, Loss loss) {
   auto& optimizer = *group_.optimizer();
-  const auto lengths = detail::lengths_of(mine);
+  const auto prompts = detail::prompts_of(mine);
+  const auto& lengths = prompts.lengths;
   const Passes passes(group_.mesh(), o);
   for (auto& group : optimizer.param_groups()) group.options().set_lr(lr);
   Sums sums;
@@ -93,7 +100,7 @@ nlohmann::json Learner<Model>::learn(const Batch& mine, const Options& o, double
       const auto counts = count(minibatch.get("mask"));
       require(counts.tokens > 0, "rl::Learner", "a minibatch of {} answers has no token to learn from", rows.size());
       optimizer.zero_grad();
-      const auto parts = parts_of(minibatch, detail::lengths_at(lengths, rows), o.microbatch_tokens);
+      const auto parts = parts_of(minibatch, detail::prompts_at(prompts, rows), o.microbatch_tokens);
       for (size_t i = 0; i < parts.size(); ++i) loss(passes, parts[i], counts, sums, epoch, i).backward();
       const auto norm = clip_grad_norm_(model_->parameters(), o.grad_clip);
       require(std::isfinite(norm), "rl::Learner", "the gradients' norm is {}", norm);

@@ -38,7 +38,7 @@ struct RolloutOptions {
 //   complete      bool [batch]               ended by itself, and not by max_tokens
 //   texts, truths                            of the answer; of its prompt
 //
-// Meta values: "lengths", of each row, and "prompt_lengths".
+// Meta values, lists with a number for each row: "lengths", "prompt_lengths" and "prompt_numbers" (as in groups).
 std::vector<std::string> rollout_columns();
 
 // Every rank of the engine's mesh calls it alike, and has the whole batch then. Where groups of ranks decode apart, each gets as many
@@ -78,7 +78,7 @@ struct RolloutRows {
   at::Tensor ids, mask, logp, groups, seeds, complete;
   std::vector<std::string> texts;
   Objects truths;
-  std::vector<int64_t> lengths, prompt_lengths;
+  std::vector<int64_t> lengths, prompt_lengths, prompt_numbers;
 
   RolloutRows(int64_t rows, int64_t time, int64_t padding)
       : ids(at::full({rows, time}, padding, at::kLong)),
@@ -108,12 +108,13 @@ struct RolloutRows {
     truths.push_back(prompt.truth);
     lengths.push_back(begin + static_cast<int64_t>(output.tokens.size()));
     prompt_lengths.push_back(begin);
+    prompt_numbers.push_back(group);
   }
 
   Batch batch(at::ScalarType as) const {
     Batch made{{"ids", ids},     {"mask", mask},   {"rollout_logp", logp.to(as)}, {"groups", groups},
                {"seeds", seeds}, {"texts", texts}, {"complete", complete},        {"truths", truths}};
-    made.meta() = {{"lengths", lengths}, {"prompt_lengths", prompt_lengths}};
+    made.meta() = {{"lengths", lengths}, {"prompt_lengths", prompt_lengths}, {"prompt_numbers", prompt_numbers}};
     return made;
   }
 };

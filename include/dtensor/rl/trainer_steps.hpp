@@ -38,9 +38,11 @@ inline Batch widened(const Batch& batch, int64_t time, int64_t padding) {
   return result;
 }
 
+constexpr std::array kRowLists{"lengths", "prompt_lengths", "prompt_numbers"};
+
 // Rows of a batch with lists of lengths in its meta values.
 inline Batch with_lengths(Batch batch, const Rows& rows) {
-  for (const auto* name : {"lengths", "prompt_lengths"}) {
+  for (const auto* name : kRowLists) {
     const auto all = batch.meta().at(name).template get<std::vector<int64_t>>();
     batch.meta()[name] = lengths_at(all, rows);
   }
@@ -55,7 +57,7 @@ inline Batch stacked(std::vector<Batch> batches, int64_t samples) {
   std::map<std::string, std::vector<int64_t>> lengths;
   for (auto& batch : batches) {
     time = std::max(time, batch.get("ids").size(1));
-    for (const auto* name : {"lengths", "prompt_lengths"}) {
+    for (const auto* name : kRowLists) {
       const auto own = batch.meta().at(name).template get<std::vector<int64_t>>();
       lengths[name].insert(lengths[name].end(), own.begin(), own.end());
       batch.meta().erase(name);
@@ -63,6 +65,7 @@ inline Batch stacked(std::vector<Batch> batches, int64_t samples) {
   }
   for (auto& batch : batches) batch = widened(batch, time, 0);
   auto all = concat(batches);
+  for (int64_t row = 0; row < all.size(); ++row) lengths["prompt_numbers"][row] = row / samples;
   for (const auto& [name, list] : lengths) all.meta()[name] = list;
   const NoSpmd plain;
   all.set("groups", at::arange(all.size(), at::kLong).div(samples, "floor"));
@@ -280,11 +283,12 @@ void Trainer<Model, Values>::imitate() {
       time = std::max(time, static_cast<int64_t>(examples.back().first.tokens.size() + examples.back().second.size()));
     }
     detail::RolloutRows rows(o_.sft_batch, time, 0);
-    for (const auto& [prompt, answer] : examples) {
+    for (size_t i = 0; i < examples.size(); ++i) {
+      const auto& [prompt, answer] = examples[i];
       generate::Output output;
       output.tokens = answer;
       output.logprobs.resize(answer.size());
-      rows.add(0, 0, 0, prompt, output);
+      rows.add(static_cast<int64_t>(i), 0, 0, prompt, output);
     }
     actor_.imitate(rows.batch(at::kFloat), o_, step);
   }

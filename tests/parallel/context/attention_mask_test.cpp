@@ -46,6 +46,11 @@ std::vector<Defined> all() {
        [=](int64_t q, int64_t k) { return in_one(q, k) && (k <= q || k - begin_of(k) < prefixes[document(k)]); }},
       {AttentionMask::shared_question(),
        [](int64_t q, int64_t k) { return (in_one(q, k) && k <= q) || (document(q) != 0 && document(k) == 0); }},
+      {AttentionMask::shared_runs({{0, 0}, {1, 4}, {0, 14}, {5, 7}}),
+       [](int64_t q, int64_t k) {
+         const Interval runs[] = {{0, 0}, {1, 4}, {0, 14}, {5, 7}};
+         return (in_one(q, k) && k <= q) || (runs[document(q)].begin <= k && k < runs[document(q)].end);
+       }},
       {AttentionMask::causal_blocks(), [](int64_t q, int64_t k) { return k <= q && (in_one(q, k) || document(q) == 3); }},
       {AttentionMask::block_causal_documents(4),
        [](int64_t q, int64_t k) { return in_one(q, k) && (k - begin_of(k)) / 4 <= (q - begin_of(q)) / 4; }},
@@ -187,6 +192,11 @@ TEST_CASE("attention mask: what does not fit is refused", "[context][errors]") {
   CHECK_THROWS_WITH(ContextPlan(causal, {PackedSequence(4), PackedSequence(5)}, {{0, 1, 2, 3}}), says("4 and 5 positions"));
   const auto two = AttentionMask::prefix_lm_documents({1, 2});
   CHECK_THROWS_WITH(ContextPlan(two, {PackedSequence({4, 5, 6})}, context::contiguous_order(15, 1)), says("2 prefixes for 3 documents"));
+  const auto shared = AttentionMask::shared_runs({{0, 0}, {0, 5}});
+  CHECK_THROWS_WITH(ContextPlan(shared, {PackedSequence({4, 5, 6})}, context::contiguous_order(15, 1)), says("2 runs for 3 documents"));
+  CHECK_THROWS_WITH(ContextPlan(shared, {PackedSequence({4, 5})}, context::contiguous_order(9, 1)),
+                    says("document 1 begins at 4, and shares positions 0 to 5; expected them before it"));
+  CHECK_THROWS_WITH(AttentionMask::shared_runs({{3, 2}}), says("positions 3 to 2"));
   const ContextPlan throwing(AttentionMask::from([](int64_t q, int64_t, int64_t, int64_t) -> bool {
                                if (q == 2) throw std::runtime_error("out of cheese");
                                return true;

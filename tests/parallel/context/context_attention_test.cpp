@@ -100,7 +100,11 @@ void check_rank(const Case& c, int ranks, at::ScalarType dtype, double most, dou
 
 std::vector<AttentionMask> all_masks(int64_t documents) {
   std::vector<int64_t> prefixes;
-  for (int64_t d = 0; d < documents; ++d) prefixes.push_back(d * 2);
+  std::vector<Interval> runs;
+  for (int64_t d = 0; d < documents; ++d) {
+    prefixes.push_back(d * 2);
+    runs.push_back({d / 3, d});
+  }
   return {AttentionMask::full(),
           AttentionMask::causal(),
           AttentionMask::sliding_window(3, 2),
@@ -111,6 +115,7 @@ std::vector<AttentionMask> all_masks(int64_t documents) {
           AttentionMask::prefix_lm(7),
           AttentionMask::prefix_lm_documents(prefixes),
           AttentionMask::shared_question(),
+          AttentionMask::shared_runs(runs),
           AttentionMask::causal_blocks(),
           AttentionMask::block_causal_documents(3),
           AttentionMask::from([](int64_t q, int64_t k, int64_t, int64_t) { return (q * 7 + k * 13) % 5 < 2 && q % 6 != 1; })};

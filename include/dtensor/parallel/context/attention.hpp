@@ -139,7 +139,7 @@ inline std::vector<int64_t> numbers_of(std::string_view text) { return {text.beg
 inline std::vector<SameOnAll> same_on_all(const ContextPlan& plan, const ContextAttentionOptions& options) {
   const auto& mask = plan.mask();
   std::vector<int64_t> of_mask = mask.predicate() ? std::vector<int64_t>{} : numbers_of(mask.name()), documents, rows;
-  of_mask.insert(of_mask.end(), mask.prefixes().begin(), mask.prefixes().end());
+  of_mask.insert(of_mask.end(), mask.numbers().begin(), mask.numbers().end());
   for (const auto& sequence : plan.sequences()) {
     documents.push_back(sequence.documents());
     for (int64_t d = 0; d < sequence.documents(); ++d) documents.push_back(sequence.document(d).end);

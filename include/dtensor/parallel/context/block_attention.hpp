@@ -2,7 +2,10 @@
 #pragma once
 
 #include <dtensor/parallel/context/fused_attention.hpp>
+#include <dtensor/parallel/context/short_attention.hpp>
 #include <dtensor/parallel/context/tiled_attention.hpp>
+
+#include <ATen/ops/zeros_like.h>
 
 #pragma GCC visibility push(default)
 
@@ -11,7 +14,7 @@ namespace dtensor::context {
 // q [batch, heads, queries, dim], k and v [batch, key heads, keys, dim], plain and of one dtype; a group of heads shares a key head. What
 // the mask hides is not computed, and no more than one tile of scores exists. Sums are float32, or float64 of float64.
 //
-// libtorch's kernel where it has one and the mask suits it, else our own. As in "FlashAttention" (Dao et al., 2022): for each tile of keys
+// libtorch's kernel where it has one and the mask suits it, else our own: one for short sequences, and one for all. As in "FlashAttention" (Dao et al., 2022): for each tile of keys
 // the sum so far is scaled to the new largest score.
 Attended block_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call);
 
@@ -24,19 +27,22 @@ void add_block_gradients(BlockGradients& into, const at::Tensor& q, const at::Te
 inline Attended block_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call) {
   const detail::Plain plain;
   if (detail::suits_fused(q, k, call)) return detail::fused_attention(q, k, v, call);
+  if (detail::suits_short(q, call)) return detail::short_attention(q, k, v, call);
   return detail::tiled_attention(q, k, v, call);
 }
 
 inline void add_block_gradients(BlockGradients& into, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 const OutputGradient& of, const AttentionCall& call) {
   const detail::Plain plain;
-  const bool fused = of.out.defined() && detail::suits_fused(q, k, call);
-  if (fused) detail::add_fused_gradients(into, q, k, v, of, call);
-  const auto make = [](at::Tensor& gradient, const at::Tensor& like) {
-    if (!gradient.defined()) gradient = at::zeros(like.sizes(), like.options().dtype(sums_of(like)));
+  const bool is_fused = of.out.defined() && detail::suits_fused(q, k, call), is_short = !is_fused && detail::suits_short(q, call);
+  if (is_fused) detail::add_fused_gradients(into, q, k, v, of, call);
+  const auto make = [&](at::Tensor& gradient, const at::Tensor& like) {
+    const auto options = like.options().dtype(sums_of(like));
+    if (!gradient.defined()) gradient = is_short ? at::zeros_like(like, options) : at::zeros(like.sizes(), options);
   };
   make(into.dq, q), make(into.dk, k), make(into.dv, v);
-  if (!fused) detail::add_tiled_gradients(into, q, k, v, of, call);
+  if (is_short) detail::add_short_gradients(into, q, k, v, of, call);
+  else if (!is_fused) detail::add_tiled_gradients(into, q, k, v, of, call);
 }
 
 }  // namespace dtensor::context

@@ -59,6 +59,8 @@ class AttentionMask {
   static AttentionMask prefix_lm_documents(std::vector<int64_t> prefixes);
   // Causal documents of which all but the first see the whole first one too: a question with many answers.
   static AttentionMask shared_question();
+  // Causal documents, each of which also sees positions before it, one of `shared` for each, or none: answers to questions that stand once.
+  static AttentionMask shared_runs(std::vector<Interval> shared);
   // Causal documents of which the last one sees all before it: examples and a test.
   static AttentionMask causal_blocks();
   // Each document in blocks of `block` positions; a query sees its own block and those before it.
@@ -77,10 +79,10 @@ class AttentionMask {
 
   // Whether it goes by documents, as those named so and all predicates do. The others see through them.
   bool reads_documents() const { return reads_documents_; }
-  // Of prefix_lm_documents.
-  const std::vector<int64_t>& prefixes() const { return prefixes_; }
+  // Of prefix_lm_documents, and begins and ends of shared_runs.
+  const std::vector<int64_t>& numbers() const { return numbers_; }
 
-  // Throws where the sequence does not have what the mask speaks of (as many documents as prefixes).
+  // Throws where the sequence does not have what the mask speaks of (a number or run for each document, and runs before it).
   void check(const PackedSequence& sequence) const;
 
  private:
@@ -92,8 +94,8 @@ class AttentionMask {
   Seen seen_;
   Predicate predicate_;
   bool reads_documents_ = false;
-  bool has_prefixes_ = false;
-  std::vector<int64_t> prefixes_;
+  int64_t numbers_of_each_ = 0;  // document
+  std::vector<int64_t> numbers_;
 };
 
 // -- How ------------------------------------------------------------------------------------------------------------------
@@ -200,8 +202,8 @@ inline AttentionMask AttentionMask::prefix_lm_documents(std::vector<int64_t> pre
     return std::vector<Interval>{{begin, std::max(q + 1, std::min(begin + prefixes[d], end))}};
   };
   AttentionMask mask("prefix_lm_documents", seen, /*reads_documents=*/true);
-  mask.has_prefixes_ = true;
-  mask.prefixes_ = std::move(prefixes);
+  mask.numbers_of_each_ = 1;
+  mask.numbers_ = std::move(prefixes);
   return mask;
 }
 
@@ -212,6 +214,23 @@ inline AttentionMask AttentionMask::shared_question() {
             if (d > 0) seen.push_back(s.document(0));
             return seen;
           }, /*reads_documents=*/true};
+}
+
+inline AttentionMask AttentionMask::shared_runs(std::vector<Interval> shared) {
+  std::vector<int64_t> numbers;
+  for (const auto& run : shared) {
+    require(0 <= run.begin && run.begin <= run.end, "AttentionMask", "shared_runs has positions {} to {}; expected a run, or none", run.begin,
+            run.end);
+    numbers.insert(numbers.end(), {run.begin, run.end});
+  }
+  const auto seen = [shared = std::move(shared)](int64_t q, const PackedSequence& s) {
+    const auto d = s.document_of(q);
+    return std::vector<Interval>{shared[d], {s.document(d).begin, q + 1}};
+  };
+  AttentionMask mask("shared_runs", seen, /*reads_documents=*/true);
+  mask.numbers_of_each_ = 2;
+  mask.numbers_ = std::move(numbers);
+  return mask;
 }
 
 inline AttentionMask AttentionMask::causal_blocks() {
@@ -246,9 +265,16 @@ inline bool AttentionMask::allows(int64_t query, int64_t key, const PackedSequen
 }
 
 inline void AttentionMask::check(const PackedSequence& sequence) const {
-  require(!has_prefixes_ || static_cast<int64_t>(prefixes_.size()) == sequence.documents(), "AttentionMask",
-          "{} has {} prefixes for {} documents; expected as many; hint: pack() the documents before order()",
-          name_, prefixes_.size(), sequence.documents());
+  if (numbers_of_each_ == 0) return;
+  const auto documents = static_cast<int64_t>(numbers_.size()) / numbers_of_each_;
+  require(documents == sequence.documents(), "AttentionMask",
+          "{} has {} {} for {} documents; expected as many; hint: pack() the documents before order()", name_, documents,
+          numbers_of_each_ == 1 ? "prefixes" : "runs", sequence.documents());
+  for (int64_t d = 0; numbers_of_each_ == 2 && d < documents; ++d) {
+    require(numbers_[2 * d + 1] <= sequence.document(d).begin || numbers_[2 * d] == numbers_[2 * d + 1], "AttentionMask",
+            "document {} begins at {}, and shares positions {} to {}; expected them before it", d, sequence.document(d).begin, numbers_[2 * d],
+            numbers_[2 * d + 1]);
+  }
 }
 
 }  // namespace dtensor
