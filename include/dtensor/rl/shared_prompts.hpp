@@ -161,7 +161,8 @@ inline SharedPrompts share_prompts(const at::Tensor& ids, const RowPrompts& rows
   detail::check_prompts(ids, rows);
   const auto first = detail::first_rows(ids, rows);
   detail::check_same_prompts(ids, rows, first);
-  SharedPrompts made{.packed = detail::packed_prompts(ids, rows, first)};
+  SharedPrompts made;
+  made.packed = detail::packed_prompts(ids, rows, first);
   for (size_t b = 0; b < first.size(); ++b) made.answers.push_back(rows.lengths[b] - rows.prompt_lengths[b]);
   Rows sources, destinations, targets;
   const auto time = ids.size(1);
