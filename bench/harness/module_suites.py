@@ -172,7 +172,7 @@ def learning(s: Setting) -> list[Row]:
     """Steps of GRPO a second: 16 prompts of 8 answers of 5 tokens, 0.1 million parameters. DTENSOR_TRL: a folder with TRL's source."""
     rows: dict = {}
     trl = os.environ.get("DTENSOR_TRL") if s.torch else None
-    example = ["--task", "sort4", "--prompts", "16", "--epochs", "1", "--max-tokens", "5", "--steps", "100", "--quiet"]
+    example = ["--task", "sort4", "--prompts", "16", "--epochs", "1", "--max-tokens", "5", "--share-prompts", "--steps", "100", "--quiet"]
 
     def ours(ranks):
         with tempfile.TemporaryDirectory() as folder:

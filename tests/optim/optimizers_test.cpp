@@ -2,6 +2,7 @@
 #include "tests/support/optimizer_support.hpp"
 
 #include <dtensor/optim/adam8bit.hpp>
+#include <dtensor/optim/fused_adamw.hpp>
 #include <dtensor/optim/lamb.hpp>
 #include <dtensor/optim/muon.hpp>
 
@@ -38,6 +39,48 @@ TEST_CASE("optim: LAMB and LANS on meshes", "[optim]") {
   check_on_meshes(kMixed, maker<optim::Lans>(options), 1e-12);
   check_saved(kMixed, maker<optim::Lamb>(options), 1e-12);
   check_saved(kMixed, maker<optim::Lans>(options), 1e-12);
+}
+
+TEST_CASE("optim: FusedAdamW is AdamW and the same on meshes", "[optim]") {
+  using torch::optim::AdamW;
+  const auto options = torch::optim::AdamWOptions(0.1).betas({0.8, 0.95}).eps(1e-6).weight_decay(0.05);
+  REQUIRE_NOTHROW(same(train(kMixed, maker<optim::FusedAdamW>(options)), train(kMixed, maker<AdamW>(options)), 1e-13, "AdamW"));
+  REQUIRE_NOTHROW(same(train(kLarge, maker<optim::FusedAdamW>(options)), train(kLarge, maker<AdamW>(options)), 1e-5, "AdamW, float32"));
+  check_on_meshes(kMixed, maker<optim::FusedAdamW>(options), 0);
+  check_on_meshes(kLarge, maker<optim::FusedAdamW>(options), 0);
+}
+
+TEST_CASE("optim: FusedAdamW takes AdamW's steps where it cannot fuse", "[optim]") {
+  const auto options = torch::optim::AdamWOptions(0.1).weight_decay(0.05);
+  const auto stepped = [&](auto& optimizer, at::Tensor& x, at::Tensor& y) {
+    for (int step = 0; step < 3; ++step) {
+      x.mutable_grad() = at::ones_like(x) * (step + 1);
+      y.mutable_grad() = step == 0 ? at::Tensor() : at::ones_like(y);  // so y is a step behind
+      optimizer.step();
+    }
+  };
+  for (const bool amsgrad : {false, true}) {
+    for (const auto dtype : {at::kDouble, at::kFloat}) {
+      auto x = torch::ones({3}, at::kDouble).requires_grad_(), y = torch::ones({2}, dtype).requires_grad_();
+      auto a = torch::ones({3}, at::kDouble).requires_grad_(), b = torch::ones({2}, dtype).requires_grad_();
+      auto with = options;
+      with.amsgrad(amsgrad);
+      optim::FusedAdamW fused(std::vector<at::Tensor>{x, y}, with);
+      torch::optim::AdamW plain(std::vector<at::Tensor>{a, b}, with);
+      stepped(fused, x, y), stepped(plain, a, b);
+      CHECK(at::allclose(x, a, 0, 1e-14));
+      CHECK(y.equal(b));
+    }
+  }
+  auto x = torch::ones({1}, at::kDouble).requires_grad_();
+  optim::FusedAdamW fused(std::vector<at::Tensor>{x}, options);
+  const auto loss = fused.step([&] {
+    auto y = x.square().sum();
+    y.backward();
+    return y;
+  });
+  CHECK(loss.item<double>() == 1);
+  CHECK(x.item<double>() < 1);
 }
 
 TEST_CASE("optim: parameters of zeros and gradients of zeros", "[optim]") {

@@ -16,7 +16,7 @@
 #include <dtensor/rl/sft.hpp>
 #include <dtensor/training/clip.hpp>
 
-#include <torch/optim/adamw.h>
+#include <dtensor/optim/fused_adamw.hpp>
 
 #pragma GCC visibility push(default)
 

@@ -72,7 +72,7 @@ Learner<Model>::Learner(const std::string& role, const DeviceMesh& mesh, const M
     : group_(
           role, mesh, [&] { return model_ = make(); }, plan) {
   const auto options = torch::optim::AdamWOptions(lr).betas({0.9, 0.95}).weight_decay(weight_decay);
-  if (lr > 0) group_.set_optimizer(std::make_shared<torch::optim::AdamW>(model_->parameters(), options));
+  if (lr > 0) group_.set_optimizer(std::make_shared<optim::FusedAdamW>(model_->parameters(), options));
 }
 
 template <class Model>

@@ -99,10 +99,9 @@ inline void check_same_prompts(const at::Tensor& ids, const RowPrompts& rows, co
   const auto local = (is_dtensor(ids) ? DTensor(ids).to_local() : ids).contiguous();
   if (!local.is_cpu() || local.scalar_type() != at::kLong) return;
   const auto own = own_rows(ids);
-  const auto* const tokens = local.data_ptr<int64_t>() - own.begin * local.size(1);
+  const auto tokens_of = [&](int64_t row) { return local.data_ptr<int64_t>() + (row - own.begin) * local.size(1); };
   for (auto row = own.begin; row < own.end; ++row) {
-    const auto *const begin = tokens + row * local.size(1), *const other = tokens + first[row] * local.size(1);
-    require(std::equal(begin, begin + rows.prompt_lengths[row], other), kShare,
+    require(std::equal(tokens_of(row), tokens_of(row) + rows.prompt_lengths[row], tokens_of(first[row])), kShare,
             "rows {} and {} have prompt {}, with other tokens; expected the same; hint: other numbers for other prompts", first[row], row,
             rows.numbers[row]);
   }

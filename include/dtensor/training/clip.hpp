@@ -8,9 +8,11 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -52,17 +54,21 @@ inline at::Tensor norm_of_part(const at::Tensor& gradient, double p) {
   if (part.numel() == 0) return at::zeros({}, part.options().dtype(at::kDouble));
   c10::optional<at::ScalarType> sum_in;
   if (part.scalar_type() == at::kHalf || part.scalar_type() == at::kBFloat16) sum_in = at::kFloat;
-  return at::linalg_vector_norm(part, p, {}, false, sum_in).to(at::kDouble);
+  return at::linalg_vector_norm(part, p, {}, false, sum_in);
 }
 
 // Of this rank's shards, the p-th power of each member's norm, or the norm if p is infinite: [members], double.
 inline at::Tensor own_powers(const Spread& spread, const std::vector<at::Tensor>& gradients, double p) {
-  std::vector<at::Tensor> powers;
-  for (size_t i = 0; i < spread.members.size(); ++i) {
-    const auto norm = norm_of_part(gradients[spread.members[i]], p);
-    powers.push_back(std::isinf(p) ? norm : norm.pow(p).mul(spread.weights[i]));
+  std::vector<at::Tensor> norms;
+  for (const auto member : spread.members) norms.push_back(norm_of_part(gradients[member], p));
+  const bool alike = std::ranges::all_of(norms, [&](const at::Tensor& norm) { return norm.scalar_type() == norms[0].scalar_type(); });
+  for (auto& norm : norms) {  // one by one where it matters: of many numbers at once, powers may differ in the last place
+    if (!alike || p != 2) norm = norm.to(at::kDouble);
+    if (p != 2 && !std::isinf(p)) norm = norm.pow(p);
   }
-  return at::stack(powers);
+  const auto all = at::stack(norms).to(at::kDouble);
+  if (std::isinf(p)) return all;
+  return (p == 2 ? all.square() : all).mul(at::tensor(spread.weights, at::kDouble).to(all.device()));
 }
 
 // The same of the whole tensors.

@@ -38,6 +38,15 @@ struct Lanes {
 
   static DTENSOR_INLINE void load(Vector& lanes, const T* from) { std::memcpy(&lanes, from, sizeof lanes); }
   static DTENSOR_INLINE void store(T* to, const Vector& lanes) { std::memcpy(to, &lanes, sizeof lanes); }
+  static DTENSOR_INLINE T sum(const Vector& lanes) {  // in pairs, which processors add side by side
+    if constexpr (kCount == 4) {
+      const auto pair = __builtin_shufflevector(lanes, lanes, 0, 1) + __builtin_shufflevector(lanes, lanes, 2, 3);
+      return pair[0] + pair[1];
+    } else {
+      const auto four = __builtin_shufflevector(lanes, lanes, 0, 1, 2, 3) + __builtin_shufflevector(lanes, lanes, 4, 5, 6, 7);
+      return (four[0] + four[2]) + (four[1] + four[3]);
+    }
+  }
 };
 
 template <class T>
@@ -49,8 +58,7 @@ DTENSOR_INLINE T dot(const T* a, const T* b, int64_t size) {
     L::load(x, a + i), L::load(y, b + i);
     sums += x * y;
   }
-  T sum = 0;
-  for (int64_t lane = 0; lane < L::kCount; ++lane) sum += sums[lane];
+  auto sum = L::sum(sums);
   for (; i < size; ++i) sum += a[i] * b[i];
   return sum;
 }
