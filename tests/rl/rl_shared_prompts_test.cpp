@@ -94,7 +94,8 @@ TEST_CASE("rl shared prompts: a prompt stands once and answers without their las
   CHECK(shared.targets.size(1) == 5 + 0 + 8 + 5 + 0 + 4 + 4 + 8);
   CHECK(shared.targets[0].slice(0, 0, 6).equal(at::cat({ids[0].slice(0, 4, 9), ids[2].slice(0, 4, 5)})));
   // The token before each: of row 2's first, the last of the prompt, which row 0 has.
-  CHECK(shared.scored(shared.packed.ids)[0].slice(0, 4, 7).equal(at::cat({ids[0].slice(0, 7, 8), ids[0].slice(0, 3, 4), ids[2].slice(0, 4, 5)})));
+  const auto before = shared.scored(shared.packed.ids)[0];
+  CHECK(before.slice(0, 4, 7).equal(at::cat({ids[0].slice(0, 7, 8), ids[0].slice(0, 3, 4), ids[2].slice(0, 4, 5)})));
   const auto back = shared.unpack(shared.targets, -1);
   for (int64_t b = 0; b < kSharedRows; ++b) {
     const auto from = kShared.prompt_lengths[b] - 1, to = kShared.lengths[b] - 1;

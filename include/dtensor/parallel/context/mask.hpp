@@ -219,8 +219,8 @@ inline AttentionMask AttentionMask::shared_question() {
 inline AttentionMask AttentionMask::shared_runs(std::vector<Interval> shared) {
   std::vector<int64_t> numbers;
   for (const auto& run : shared) {
-    require(0 <= run.begin && run.begin <= run.end, "AttentionMask", "shared_runs has positions {} to {}; expected a run, or none", run.begin,
-            run.end);
+    require(0 <= run.begin && run.begin <= run.end, "AttentionMask", "shared_runs has positions {} to {}; expected a run, or none",
+            run.begin, run.end);
     numbers.insert(numbers.end(), {run.begin, run.end});
   }
   const auto seen = [shared = std::move(shared)](int64_t q, const PackedSequence& s) {
@@ -272,8 +272,8 @@ inline void AttentionMask::check(const PackedSequence& sequence) const {
           numbers_of_each_ == 1 ? "prefixes" : "runs", sequence.documents());
   for (int64_t d = 0; numbers_of_each_ == 2 && d < documents; ++d) {
     require(numbers_[2 * d + 1] <= sequence.document(d).begin || numbers_[2 * d] == numbers_[2 * d + 1], "AttentionMask",
-            "document {} begins at {}, and shares positions {} to {}; expected them before it", d, sequence.document(d).begin, numbers_[2 * d],
-            numbers_[2 * d + 1]);
+            "document {} begins at {}, and shares positions {} to {}; expected them before it", d, sequence.document(d).begin,
+            numbers_[2 * d], numbers_[2 * d + 1]);
   }
 }
 
