@@ -3,6 +3,8 @@
 
 #include <dtensor/checkpoint/checkpoint.hpp>
 
+#include <fmt/ranges.h>
+
 namespace dt = dtensor;
 using namespace dt::test;
 
@@ -68,7 +70,8 @@ TEST_CASE("checkpoint: what ranks read for themselves goes into memory of any st
     for (const auto& local : locals) {
       auto y = dt::from_local(local, mesh, {dt::shard(1)}).tensor();
       dt::load({{"x", y}}, folder.path, 1);
-      dt::require(local.equal(whole.narrow(1, 2048 * world.rank(), 2048)), "test", "other values at strides {}", local.strides());
+      dt::require(local.equal(whole.narrow(1, 2048 * world.rank(), 2048)), "test", "other values at strides {}",
+                  fmt::join(local.strides(), ", "));
     }
   }));
 }

@@ -102,8 +102,7 @@ TEST_CASE("rl trainer: parts and packed rows change nothing", "[rl]") {
   for (const auto& options : {kTrainerGrpo, kTrainerPpo}) {
     const auto expected = trained_alone(options);
     for (const auto& more : {nlohmann::json{{"microbatch_tokens", 20}}, {{"pack", true}}, {{"pack", true}, {"microbatch_tokens", 30}},
-                             {{"share_prompts", true}}, {{"share_prompts", true}, {"microbatch_tokens", 30}},
-                             {{"share_prompts", true}, {"shuffle", true}, {"minibatches", 2}}}) {
+                             {{"share_prompts", true}}, {{"share_prompts", true}, {"microbatch_tokens", 30}}}) {
       auto given = options;
       given.update(more);
       CAPTURE(given.dump());
@@ -112,6 +111,22 @@ TEST_CASE("rl trainer: parts and packed rows change nothing", "[rl]") {
           2, [&](World&) { require_same(trained(given, placed_on(init_device_mesh(c10::kCPU, {2}, {"dp"}))), expected, 1e-9); },
           "threads"));
     }
+  }
+}
+
+TEST_CASE("rl trainer: prompts are shared by whichever of their answers a rank has", "[rl]") {
+  auto options = kTrainerGrpo;
+  options.update({{"minibatches", 2}, {"shuffle", true}, {"prompts", 5}, {"samples", 4}, {"epochs", 2}, {"sft_steps", 2}});
+  const auto expected = trained_alone(options);
+  options["share_prompts"] = true;
+  CHECK_NOTHROW(require_same(trained_alone(options), expected, 1e-9));
+  for (const std::string transport : {"threads", "shm"}) {
+    CHECK_NOTHROW(on_ranks(
+        4,
+        [&](World&) {
+          require_same(trained(options, placed_on(init_device_mesh(c10::kCPU, {2, 2}, {"dp", "tp"}))), expected, 1e-9);
+        },
+        transport));
   }
 }
 
