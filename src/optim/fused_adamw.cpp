@@ -4,6 +4,7 @@
 #include <dtensor/optim/param_states.hpp>
 #include <dtensor/tensor/spmd.hpp>
 #include <dtensor/tensor/spread.hpp>
+#include <dtensor/tensor/tensor.hpp>
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
