@@ -1,4 +1,4 @@
-// AdamW in one operator for all parameters.
+// AdamW in few passes over each parameter.
 #pragma once
 
 #include <torch/optim/adamw.h>
@@ -7,12 +7,12 @@
 
 namespace dtensor::optim {
 
-// torch::optim::AdamW, with its options and its state. Where libtorch has the operator (2.4 and later), a step calls it once for a group of
-// parameters, in place of a dozen operators for each of them: models of many small parameters take steps faster. Results differ from
-// torch::optim::AdamW's by rounding, and are the same on any mesh. Communicates nothing.
+// torch::optim::AdamW, with its options and its state. A step goes over each parameter a few times, where libtorch's
+// calls a dozen operators for each parameter: models of many small parameters take steps faster. Results differ from libtorch's by
+// rounding, and have the same bits on any mesh. Communicates nothing.
 //
-// Where a gradient is sparse or not laid out as its parameter, parameters of a group differ in dtype or device, or `amsgrad` is on, a step
-// is torch::optim::AdamW's.
+// Where a parameter is not on the CPU, or of another dtype than float32 and float64, a gradient is sparse or not laid out as its parameter,
+// or `amsgrad` is on, a step is libtorch's.
 class FusedAdamW final : public torch::optim::AdamW {
  public:
   using torch::optim::AdamW::AdamW;
