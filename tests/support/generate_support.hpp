@@ -40,14 +40,17 @@ struct SmallText : torch::nn::Module {
     to(dtype);
   }
 
-  at::Tensor forward(const at::Tensor& ids) {
+  at::Tensor forward(const at::Tensor& ids) { return head(norm(nn::scored_rows(body(ids)))); }
+
+  // All but the head.
+  at::Tensor body(const at::Tensor& ids) {
     auto x = words(ids) + nn::position_rows(places->weight, ids.size(1));
     const auto table = nn::rotary_table(ids.size(1), 4, {}, x);
     for (size_t i = 0; i < attention.size(); ++i) {
       x = x + attention[i](at::layer_norm(x, {16}), table);
       x = x + hidden[i](at::layer_norm(x, {16}));
     }
-    return head(norm(nn::scored_rows(x)));
+    return x;
   }
 
   torch::nn::Embedding words{nullptr}, places{nullptr};

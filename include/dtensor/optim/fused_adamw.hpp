@@ -7,9 +7,9 @@
 
 namespace dtensor::optim {
 
-// torch::optim::AdamW, with its options and its state. A step goes over each parameter a few times, where libtorch's
-// calls a dozen operators for each parameter: models of many small parameters take steps faster. Results differ from libtorch's by
-// rounding, and have the same bits on any mesh. Communicates nothing.
+// torch::optim::AdamW, with its options and its state. A step goes over each parameter a few times, where libtorch's calls a dozen
+// operators for each: models of many small parameters take steps faster. Results differ from libtorch's by rounding, and have the same bits
+// on any mesh. Communicates nothing.
 //
 // Where a parameter is not on the CPU, or of another dtype than float32 and float64, a gradient is sparse or not laid out as its parameter,
 // or `amsgrad` is on, a step is libtorch's.

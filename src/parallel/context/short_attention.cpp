@@ -181,8 +181,6 @@ void run(const F& f) {
   f();
 }
 
-at::Tensor with_near_dims(const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); }
-
 const BlockMask& mask_of(const AttentionCall& call, int64_t batch) { return call.masks[call.masks.size() == 1 ? 0 : batch]->mask; }
 
 // Calls f(block, numbers for its pairs) for each row of the batch.
@@ -227,7 +225,7 @@ bool suits_short(const at::Tensor& q, const AttentionCall& call) {
 }
 
 Attended short_attention(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, const AttentionCall& call) {
-  const auto q = with_near_dims(q_in), k = with_near_dims(k_in), v = with_near_dims(v_in);
+  const auto q = with_dense_rows(q_in), k = with_dense_rows(k_in), v = with_dense_rows(v_in);
   const Attended made{at::empty_like(q), at::empty(q.sizes().slice(0, 3), q.options())};
   q.scalar_type() == at::kDouble ? attend<double>(made, q, k, v, call) : attend<float>(made, q, k, v, call);
   return made;
@@ -235,7 +233,7 @@ Attended short_attention(const at::Tensor& q_in, const at::Tensor& k_in, const a
 
 void add_short_gradients(const BlockGradients& into, const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
                          const OutputGradient& of, const AttentionCall& call) {
-  const auto q = with_near_dims(q_in), k = with_near_dims(k_in), v = with_near_dims(v_in), grad = with_near_dims(of.grad);
+  const auto q = with_dense_rows(q_in), k = with_dense_rows(k_in), v = with_dense_rows(v_in), grad = with_dense_rows(of.grad);
   const auto deltas = of.deltas();
   if (q.scalar_type() == at::kDouble) add_gradients<double>(into, q, k, v, grad, of.lse, deltas, call);
   else add_gradients<float>(into, q, k, v, grad, of.lse, deltas, call);

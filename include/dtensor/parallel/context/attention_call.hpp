@@ -32,6 +32,12 @@ struct BlockGradients {
   at::Tensor dq, dk, dv;
 };
 
+namespace detail {
+
+inline at::Tensor with_dense_rows(const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); }
+
+}  // namespace detail
+
 }  // namespace dtensor::context
 
 #pragma GCC visibility pop

@@ -14,8 +14,8 @@ namespace dtensor::context {
 // q [batch, heads, queries, dim], k and v [batch, key heads, keys, dim], plain and of one dtype; a group of heads shares a key head. What
 // the mask hides is not computed, and no more than one tile of scores exists. Sums are float32, or float64 of float64.
 //
-// libtorch's kernel where it has one and the mask suits it, else our own: one for short sequences in one row, and one for all. As in
-// "FlashAttention" (Dao et al., 2022), that scales the sum so far to the new largest score for each tile of keys.
+// libtorch's kernel where it has one and the mask suits it, else our own: one for short sequences in one row, and one for
+// all, which scales the sum so far to the new largest score for each tile of keys, as in "FlashAttention" (Dao et al., 2022).
 Attended block_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call);
 
 // Adds to dq, dk and dv, in the dtype of Attended, what these keys give. Makes those that are undefined.

@@ -72,8 +72,6 @@ void for_each_piece(const AttentionCall& call, const at::Tensor& q, const at::Te
   }
 }
 
-inline at::Tensor with_dense_rows(const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); }
-
 inline Attended fused_attention(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, const AttentionCall& call) {
   const auto q = with_dense_rows(q_in), k = with_dense_rows(k_in), v = with_dense_rows(v_in);
   const auto dtype = sums_of(q);
