@@ -1,6 +1,8 @@
 // Loss curves of several runs: how far they are from one device's, and a picture of them (SVG).
 #pragma once
 
+#include <dtensor/base/xml.hpp>
+
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 
@@ -51,14 +53,8 @@ inline std::vector<double> ticks(double from, double to, int count) {
   return values;
 }
 
-inline std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) out += c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : std::string(1, c);
-  return out;
-}
-
 inline std::string text(double x, double y, const std::string& anchor, const std::string& what, const std::string& more = "") {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" {}>{}</text>\n", x, y, anchor, more, escaped(what));
+  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" {}>{}</text>\n", x, y, anchor, more, dtensor::xml_escaped(what));
 }
 
 inline std::string line(double x1, double y1, double x2, double y2, const std::string& stroke) {

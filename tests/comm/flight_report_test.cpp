@@ -205,6 +205,33 @@ TEST_CASE("flight report: a message to another peer than was meant", "[comm][fli
                                "rank 1 waits in recv(from 1 (rank 3), tag 0) #1"));
 }
 
+TEST_CASE("flight report: a message of another size", "[comm][flight]") {
+  auto receive = a_call(1, false, 0, Collective::recv);
+  receive.root = 2;
+  auto send = a_call(1, true, 0, Collective::send, 9);
+  send.root = 0;
+  // Rank 3 waits for 0, which is not why.
+  const auto report =
+      examine({a_witness(0, {receive}), a_witness(1, {}), a_witness(2, {send}), a_witness(3, {a_call(1, false, 1)}, {0, 3})});
+  INFO(report.text);
+  CHECK(report.behind == std::vector{0, 2});
+  CHECK(mentions(report.text, "rank 2 made send(to 0, tag 0) #1 of float32[9] in group 'dp' by aten::mm for layers.1 where rank 0 made "
+                              "recv(from 2, tag 0) #1 of float32[8]"));
+  send.numel = 8, send.dtype = 7;
+  CHECK(mentions(examine({a_witness(0, {receive}), a_witness(2, {send})}).text, "rank 2 made send(to 0, tag 0) #1 of float64[8]"));
+  send.dtype = 6;
+  CHECK_FALSE(mentions(examine({a_witness(0, {receive}), a_witness(2, {send})}).text, "where rank 0 made"));
+}
+
+TEST_CASE("flight report: a group with a long name", "[comm][flight]") {
+  const std::string name = "a move between meshes of four ranks and of six";
+  auto call = a_call(1, false);
+  call.group = name;
+  auto witness = a_witness(0, {call});
+  witness.recording->groups[0] = group_of_all(name, {0, 1, 2, 3}, 7);
+  CHECK(mentions(examine({witness, a_witness(1, {})}).text, "in group '" + name + "'"));
+}
+
 TEST_CASE("flight report: an error that several ranks had is said once", "[comm][flight]") {
   const auto failed = [](int rank, const std::string& error) {
     auto witness = a_witness(rank, {a_call(1, false)});

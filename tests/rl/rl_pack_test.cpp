@@ -1,6 +1,6 @@
 // Sequences packed without padding: a model gives each the scores and gradients that it gives it alone in a padded batch.
 #include "tests/support/generate_support.hpp"
-#include "tests/support/rl_support.hpp"
+#include "tests/support/rl_scored_rows.hpp"
 
 #include <dtensor/rl/balance.hpp>
 #include <dtensor/rl/entropy.hpp>
@@ -15,53 +15,24 @@ const std::vector<int64_t> kPackLengths{5, 12, 0, 1, 9, 12, 3};
 
 at::Tensor pack_ids() { return torch::arange(84, torch::kLong).reshape({7, 12}).mul(7).add(3) % kVocabulary; }
 
-// Of each token, log p of the next one in its sequence; and the parameters' gradients of their weighted sum.
-struct PackResults {
-  at::Tensor logp;
-  std::vector<at::Tensor> gradients;
-};
-
-at::Tensor pack_mask() {
+// Of each token before another one of its sequence, weights.
+at::Tensor pack_weights() {
+  const NoSpmd plain;
   auto mask = torch::zeros({7, 12}, torch::kDouble);
   for (int64_t b = 0; b < 7; ++b) mask.narrow(0, b, 1).narrow(1, 0, std::max<int64_t>(kPackLengths[b] - 1, 0)).fill_(1);
-  return mask;
+  return rl_numbers({7, 12}, 5) * mask;
 }
 
-// As the batch lies.
-PackResults pack_backward(SmallText& model, const at::Tensor& logp) {
-  PackResults results;
-  at::Tensor weights;
-  {
-    const NoSpmd plain;
-    weights = rl_numbers({7, 12}, 5) * pack_mask();
-    results.logp = full_tensor(logp.detach()) * pack_mask();
-  }
-  model.zero_grad();
-  logp.mul(rl::detail::beside(weights, logp)).sum().backward();
-  const NoSpmd plain;
-  for (const auto& parameter : model.parameters()) results.gradients.push_back(full_tensor(parameter.grad()).clone());
-  return results;
-}
-
-PackResults padded_logp(SmallText& model) {
+ScoredRows padded_logp(SmallText& model) {
   const auto ids = pack_ids();
   const auto logp = rl::token_statistics(model.forward(ids), at::cat({ids.slice(1, 1), ids.slice(1, 0, 1)}, 1)).logp;
-  return pack_backward(model, logp);
+  return scored_rows(model, logp, pack_weights());
 }
 
-PackResults packed_logp(SmallText& model, const at::Tensor& ids) {
+ScoredRows packed_logp(SmallText& model, const at::Tensor& ids) {
   const auto packed = rl::pack(ids, kPackLengths);
   const rl::PackedRows region(packed);
-  return pack_backward(model, packed.unpack(rl::token_statistics(model.forward(packed.ids), packed.targets).logp));
-}
-
-void require_near(const PackResults& got, const PackResults& expected) {
-  const NoSpmd plain;
-  rl_near(got.logp, rl_rows(expected.logp), "log-probabilities");
-  for (size_t i = 0; i < expected.gradients.size(); ++i) {
-    const auto apart = (got.gradients[i] - expected.gradients[i]).abs().max().item<double>();
-    require(apart < 1e-12 * std::max(1.0, expected.gradients[i].abs().max().item<double>()), "test", "gradient {} is {} apart", i, apart);
-  }
+  return scored_rows(model, packed.unpack(rl::token_statistics(model.forward(packed.ids), packed.targets).logp), pack_weights());
 }
 
 }  // namespace

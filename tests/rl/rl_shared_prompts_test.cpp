@@ -1,6 +1,6 @@
 // Prompts that go through a model once for all their answers: each answer gets the scores and gradients that it gets in a padded batch.
 #include "tests/support/generate_support.hpp"
-#include "tests/support/rl_support.hpp"
+#include "tests/support/rl_scored_rows.hpp"
 
 #include <dtensor/rl/entropy.hpp>
 #include <dtensor/rl/shared_prompts.hpp>
@@ -24,50 +24,22 @@ at::Tensor shared_ids() {
 
 // Of each token before one of an answer, weights.
 at::Tensor shared_weights() {
+  const NoSpmd plain;
   auto mask = torch::zeros({kSharedRows, kSharedTime - 1}, torch::kDouble);
   for (int64_t b = 0; b < kSharedRows; ++b) mask[b].slice(0, kShared.prompt_lengths[b] - 1, kShared.lengths[b] - 1).fill_(1);
   return mask * rl_numbers({kSharedRows, kSharedTime - 1}, 5);
 }
 
-struct SharedResults {
-  at::Tensor logp;
-  std::vector<at::Tensor> gradients;
-};
-
-SharedResults shared_backward(torch::nn::Module& model, const at::Tensor& logp) {
-  SharedResults results;
-  at::Tensor weights;
-  {
-    const NoSpmd plain;
-    weights = shared_weights();
-    results.logp = full_tensor(logp.detach()).mul(weights.ne(0));
-  }
-  model.zero_grad();
-  logp.mul(rl::detail::beside(weights, logp)).sum().backward();
-  const NoSpmd plain;
-  for (const auto& parameter : model.parameters()) results.gradients.push_back(full_tensor(parameter.grad()).clone());
-  return results;
-}
-
-SharedResults padded_results(SmallText& model) {
+ScoredRows padded_results(SmallText& model) {
   const auto ids = shared_ids();
-  return shared_backward(model, rl::token_statistics(model.forward(ids.slice(1, 0, -1)), ids.slice(1, 1)).logp);
+  return scored_rows(model, rl::token_statistics(model.forward(ids.slice(1, 0, -1)), ids.slice(1, 1)).logp, shared_weights());
 }
 
 template <class Model>
-SharedResults shared_results(Model& model, const at::Tensor& ids) {
+ScoredRows shared_results(Model& model, const at::Tensor& ids) {
   const auto shared = rl::share_prompts(ids, kShared);
   const auto logits = shared.scores_of([&](const at::Tensor& x) { return model.forward(x); });
-  return shared_backward(model, shared.unpack(rl::token_statistics(logits, shared.targets).logp));
-}
-
-void require_near(const SharedResults& got, const SharedResults& expected) {
-  const NoSpmd plain;
-  rl_near(got.logp, rl_rows(expected.logp), "log-probabilities");
-  for (size_t i = 0; i < expected.gradients.size(); ++i) {
-    const auto apart = (got.gradients[i] - expected.gradients[i]).abs().max().item<double>();
-    require(apart < 1e-12 * std::max(1.0, expected.gradients[i].abs().max().item<double>()), "test", "gradient {} is {} apart", i, apart);
-  }
+  return scored_rows(model, shared.unpack(rl::token_statistics(logits, shared.targets).logp), shared_weights());
 }
 
 // A model whose head scores all rows that it gets.

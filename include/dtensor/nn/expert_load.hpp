@@ -1,6 +1,7 @@
 // How busy a model's experts are: numbers for metrics, and a picture.
 #pragma once
 
+#include <dtensor/base/xml.hpp>
 #include <dtensor/nn/moe.hpp>
 
 #include <fmt/format.h>
@@ -80,14 +81,8 @@ inline std::string heat(double over_mean) {
   return fmt::format("#{:02x}{:02x}{:02x}", rgb[0], rgb[1], rgb[2]);
 }
 
-inline std::string xml_safe(const std::string& words) {
-  std::string safe;
-  for (const char c : words) safe += c == '&' ? "&amp;" : c == '<' ? "&lt;" : std::string(1, c);
-  return safe;
-}
-
 inline std::string svg_text(double x, double y, const char* anchor, const std::string& words) {
-  return fmt::format("<text x=\"{:g}\" y=\"{:g}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, xml_safe(words));
+  return fmt::format("<text x=\"{:g}\" y=\"{:g}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, xml_escaped(words));
 }
 
 }  // namespace detail
@@ -112,7 +107,7 @@ inline std::string expert_map(const std::vector<ExpertLoad>& loads) {
       const auto about = fmt::format("{} expert {}: {} tokens, {:.2f} of the mean", load.layer, e, load.tokens[e], over_mean);
       svg += fmt::format("<rect x=\"{:g}\" y=\"{:g}\" width=\"{:g}\" height=\"{:g}\" fill=\"{}\" stroke=\"#e0e0e0\">"
                          "<title>{}</title></rect>\n",
-                         left + box * static_cast<double>(e), y, box, kRow, detail::heat(over_mean), detail::xml_safe(about));
+                         left + box * static_cast<double>(e), y, box, kRow, detail::heat(over_mean), xml_escaped(about));
     }
     const auto dropped = 100.0 * static_cast<double>(load.dropped) / static_cast<double>(load.chosen);
     svg += detail::svg_text(right + 8, y + 14, "start", fmt::format("{:.2f}, {:.1f} %", load.max_over_mean, dropped));

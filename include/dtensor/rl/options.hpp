@@ -57,6 +57,8 @@ struct Options {
   // The roles that the algorithm needs.
   bool has_critic() const { return advantage == "gae"; }
   bool has_reference() const { return kl != "none"; }
+  // Within so many the learning rates fall.
+  int64_t falling_steps() const { return lr_steps > 0 ? lr_steps : steps; }
   // Whether rows may change their order: not where a loss chooses tokens by their place.
   bool may_balance() const { return balance && !loss_kinds().at(loss).of_whole; }
 };

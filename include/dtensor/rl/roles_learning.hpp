@@ -119,7 +119,7 @@ namespace detail {
 // A learning rate at a step: rising, then falling.
 inline double lr_at(const Options& o, double lr, int64_t step) {
   const auto share = [](int64_t part, int64_t whole) { return static_cast<double>(part) / static_cast<double>(whole); };
-  const auto end = o.lr_steps > 0 ? o.lr_steps : o.steps;
+  const auto end = o.falling_steps();
   const auto fallen = 1 - (1 - o.lr_end) * share(std::clamp<int64_t>(step, 0, end), end);
   return lr * fallen * (o.warmup > step + 1 ? share(step + 1, o.warmup) : 1);
 }

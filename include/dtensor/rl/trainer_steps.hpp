@@ -86,7 +86,7 @@ Trainer<Model, Values>::Trainer(const Options& options, Task task, const Placed<
       kl_beta_(o_.kl_beta),
       algorithm_(o_.algorithm),
       seed_(static_cast<int64_t>(o_.seed)),
-      lr_steps_(o_.lr_steps > 0 ? o_.lr_steps : o_.steps),
+      lr_steps_(o_.falling_steps()),
       lr_end_(o_.lr_end) {
   require(task_.prompt && task_.held_out, detail::kTrainer, "the task has no prompts; expected `prompt` and `held_out`");
   require(o_.sft_steps == 0 || task_.example, detail::kTrainer, "'sft_steps' is {}, and the task has no examples", o_.sft_steps);
@@ -322,11 +322,10 @@ void Trainer<Model, Values>::check_resumed() const {
           "the run in '{}' has algorithm '{}' and seed {}, and got algorithm '{}' and seed {}; expected the same; hint: another folder, or "
           "no resume, for another run",
           o_.save, algorithm_, static_cast<uint64_t>(seed_), o_.algorithm, o_.seed);
-  const auto lr_steps = o_.lr_steps > 0 ? o_.lr_steps : o_.steps;
-  require(lr_end_ == o_.lr_end && (o_.lr_end == 1 || lr_steps_ == lr_steps), detail::kTrainer,
+  require(lr_end_ == o_.lr_end && (o_.lr_end == 1 || lr_steps_ == o_.falling_steps()), detail::kTrainer,
           "the run in '{}' has learning rates that fall to {:g} within {} steps, and these fall to {:g} within {}; expected the same; "
           "hint: lr_end {:g} and lr_steps {}",
-          o_.save, lr_end_, lr_steps_, o_.lr_end, lr_steps, lr_end_, lr_steps_);
+          o_.save, lr_end_, lr_steps_, o_.lr_end, o_.falling_steps(), lr_end_, lr_steps_);
 }
 
 template <class Model, class Values>

@@ -48,7 +48,8 @@ std::string describe(const Event& call, const RingGroup* group) {
   if (is_one_sided(call)) text += fmt::format("({} {})", call.kind == Collective::put ? "to" : "from", member(group, call.root));
   text += fmt::format(" #{}", call.sequence);
   if (call.kind != Collective::barrier && !signals) text += fmt::format(" of {}[{}]", dtype_name(call.dtype), call.numel);
-  text += fmt::format(" in group '{}'", std::string_view(call.group));
+  const std::string_view cut = call.group, name = group ? std::string_view(group->name) : cut;
+  text += fmt::format(" in group '{}'", name.starts_with(cut) ? name : cut);
   if (!call.op.empty()) text += fmt::format(" by {}", std::string_view(call.op));
   if (!call.module.empty()) text += fmt::format(" for {}", std::string_view(call.module));
   return text;

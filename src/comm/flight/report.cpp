@@ -51,11 +51,9 @@ struct GroupCalls {
 
 // The first call of a group that is not done everywhere it should be.
 struct Stuck {
-  const GroupCalls* of = nullptr;
-  uint64_t sequence = 0;
-  std::vector<int> there, absent, other;  // made it; did not; made another one
-  std::vector<int> unknown;               // left no events to read
-  Event call{};                           // of those that are there
+  std::vector<int> there{}, absent{}, other{};  // made it; did not; made another one
+  std::vector<int> unknown{};             // left no events to read
+  Event call{}, other_call{};             // of those that are there; of those that made another one
   const RingGroup* group = nullptr;
   int position = 0;                       // of a message: of the rank that is there, in the group
 
@@ -150,7 +148,7 @@ class Examination {
   }
 
   Stuck stuck_in(const GroupCalls& calls, uint64_t sequence) const {
-    Stuck stuck{&calls, sequence, {}, {}, {}, {}, {}, &calls.group};
+    Stuck stuck{.group = &calls.group};
     std::map<decltype(agreed(Event())), std::vector<int>> sides;
     for (const int rank : calls.members()) {
       const auto of_rank = calls.calls.find(rank);
@@ -165,25 +163,33 @@ class Examination {
       if (what != most->first) ranges::push_back(stuck.other, ranks);
     }
     stuck.call = calls.calls.at(stuck.there.front()).at(sequence);
+    if (!stuck.other.empty()) stuck.other_call = calls.calls.at(stuck.other.front()).at(sequence);
     return stuck;
   }
 
-  // A message is stuck where its receiver waits and nothing was sent, or the other way round.
+  // A message is stuck where its receiver waits and nothing was sent, or the other way round, or another size or dtype was.
   void find_stuck_messages() {
     for (const auto& mine : messages_) {
       if (!is_open(mine.event) || !mine.peer()) continue;
       const int peer = *mine.peer();
-      Stuck stuck{nullptr, mine.event.sequence, {mine.rank}, {}, {}, {}, mine.event, mine.group, mine.position()};
-      if (!is_answered(mine)) (is_known(peer) ? stuck.absent : stuck.unknown).push_back(peer);
+      Stuck stuck{.there = {mine.rank}, .call = mine.event, .group = mine.group, .position = mine.position()};
+      if (const auto* theirs = answer_to(mine); !theirs) {
+        (is_known(peer) ? stuck.absent : stuck.unknown).push_back(peer);
+      } else if (theirs->event.numel != mine.event.numel || theirs->event.dtype != mine.event.dtype) {
+        stuck.other = {peer};
+        stuck.other_call = theirs->event;
+      }
       stuck_.push_back(std::move(stuck));
     }
   }
 
-  bool is_answered(const Message& mine) const {
-    return std::ranges::any_of(messages_, [&](const Message& theirs) {
+  // What the peer made at the other end, or nothing.
+  const Message* answer_to(const Message& mine) const {
+    const auto found = std::ranges::find_if(messages_, [&](const Message& theirs) {
       return theirs.rank == mine.peer() && theirs.group->key == mine.group->key && theirs.event.kind == other_end(mine.event.kind) &&
              theirs.event.tag == mine.event.tag && theirs.event.sequence == mine.event.sequence && theirs.peer() == mine.rank;
     });
+    return found == messages_.end() ? nullptr : &*found;
   }
 
   // Where a message waits for `rank`: one of its last ones that went the other way and that nobody answered. Perhaps that was meant.
@@ -191,7 +197,7 @@ class Examination {
     int left = 8;
     for (auto it = messages_.rbegin(); is_message(stuck.call) && it != messages_.rend() && left > 0; ++it) {
       if (it->rank != rank || it->group->key != stuck.group->key || it->event.kind != other_end(stuck.call.kind)) continue;
-      if (it->peer() && !is_answered(*it)) return &*it;
+      if (it->peer() && !answer_to(*it)) return &*it;
       --left;
     }
     return nullptr;
@@ -298,13 +304,12 @@ class Examination {
   }
 
   void tell_other(const Stuck& stuck, const std::string& call, const std::string& at) {
-    const auto& other = stuck.of->calls.at(stuck.other.front()).at(stuck.sequence);
     const auto where = place_of(stuck.other);
     const bool even = stuck.other.size() >= stuck.there.size();
     report_.behind = stuck.other;
     if (even) ranges::push_back(report_.behind, stuck.there);
     std::ranges::sort(report_.behind);
-    line(fmt::format("{} made {}{} where {} made {}{}{}", list(stuck.other), describe(other, stuck.group),
+    line(fmt::format("{} made {}{} where {} made {}{}{}", list(stuck.other), describe(stuck.other_call, stuck.group),
                      where.empty() ? "" : " at " + where,
                      list(stuck.there), call, at,
                      even ? "; as many made the one as the other, so either may be wrong" : ""));

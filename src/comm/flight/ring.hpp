@@ -12,18 +12,18 @@
 
 namespace dtensor::comm::flight {
 
-constexpr char kMagic[8] = {'d', 't', 'f', 'l', 'i', 'g', 'h', '1'};
+constexpr char kMagic[8] = {'d', 't', 'f', 'l', 'i', 'g', 'h', '2'};
 constexpr int kMostGroups = 256, kMostFrames = 64, kMostRanks = 1 << 16;
 
 // Ranks beyond those that fit are counted, not named.
 struct RingGroup {
-  static constexpr int kNamed = 54;
+  static constexpr int kNamed = 100;
   uint64_t key = 0;  // of name and ranks: the same on every rank
   int32_t size = 0;
-  ShortText<28> name;
+  ShortText<100> name;
   int32_t ranks[kNamed] = {};
 };
-static_assert(sizeof(RingGroup) == 256);
+static_assert(sizeof(RingGroup) == 512);
 
 enum class State : int32_t { running, left, failed };
 

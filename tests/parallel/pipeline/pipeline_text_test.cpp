@@ -132,7 +132,7 @@ TEST_CASE("pipeline text: pictures", "[pipeline]") {
   }
   auto named = gpipe({1, 1});
   named.name = "<a> & \"b\"";
-  CHECK(to_svg(named, simulate(named)).find("&lt;a> &amp;") != std::string::npos);
+  CHECK(to_svg(named, simulate(named)).find("&lt;a&gt; &amp;") != std::string::npos);
   CHECK(nlohmann::json::parse(to_chrome_trace(named, simulate(named)))["traceEvents"][0]["args"]["name"] == named.name);
   CHECK(to_svg(named, simulate(named, {{0, 0, 0}})).find("nan") == std::string::npos);
 }

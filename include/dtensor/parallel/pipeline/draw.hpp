@@ -1,6 +1,7 @@
 // A schedule as a picture: SVG, and the JSON that chrome://tracing and https://ui.perfetto.dev open.
 #pragma once
 
+#include <dtensor/base/xml.hpp>
 #include <dtensor/parallel/pipeline/simulate.hpp>
 
 #include <cmath>
@@ -45,7 +46,7 @@ class Svg {
                     "\" font-family=\"sans-serif\" font-size=\"12\">\n"});
     box(0, 0, width, height, "white", "/>\n");
     write(kLeft, 20, "start",
-          joined({escaped(schedule_.name), ": ", schedule_.ranks.size(), " ranks, ", schedule_.microbatches, " microbatches, makespan ",
+          joined({xml_escaped(schedule_.name), ": ", schedule_.ranks.size(), " ranks, ", schedule_.microbatches, " microbatches, makespan ",
                   number(timeline_.makespan), ", bubble ", number(std::round(1000 * timeline_.bubble()) / 10), " %"}),
           "font-weight=\"bold\"");
     for (size_t rank = 0; rank < schedule_.ranks.size(); ++rank) {
@@ -62,12 +63,6 @@ class Svg {
  private:
   static constexpr double kLeft = 70, kRight = 20, kTop = 34, kBottom = 54, kRow = 28, kGap = 4, kBox = 20, kNarrowest = 600,
                           kWidest = 12000, kLegendWidth = 780;
-
-  static std::string escaped(std::string_view name) {
-    std::string safe;
-    for (const char letter : name) safe += letter == '<' ? "&lt;" : letter == '&' ? "&amp;" : std::string(1, letter);
-    return safe;
-  }
 
   template <class Visit>
   void for_each_box(Visit visit) const {
