@@ -3,11 +3,13 @@
 //   gpt_step single | ddp | fsdp | tp [--ranks 1] [--dim 256] [--steps 12] [--transport gloo]
 //   gpt_step pp --ranks 2 --schedule zbv --microbatches 8
 //
-// The model, the batch and the optimizer are those of PyTorch's own step beside which this is measured (tools/bench step).
+// The model, the batch and the optimizer are those of PyTorch's own step beside which this is measured (tools/bench step, pipeline). A
+// pipeline's AdamW is dt::optim::FusedAdamW.
 #include "gpt.hpp"
 #include "train_options.hpp"
 
 #include <dtensor/dtensor.hpp>
+#include <dtensor/optim/fused_adamw.hpp>
 #include <dtensor/pipeline.hpp>
 
 #include <CLI/CLI.hpp>
@@ -108,7 +110,7 @@ std::pair<std::vector<double>, double> run_pipeline(const Options& o, const dt::
   const dt::pipelining::PipelineSize size{.ranks = static_cast<int>(mesh.size(0)), .microbatches = options.microbatches};
   options.cut = cut(o, dt::pipelining::make_schedule(o.schedule, size).stages());
   auto pipe = dt::pipeline(*model, mesh, pieces, options);
-  torch::optim::AdamW optimizer(pipe.parameters(), torch::optim::AdamWOptions(1e-3));
+  dt::optim::FusedAdamW optimizer(pipe.parameters(), torch::optim::AdamWOptions(1e-3));
   torch::manual_seed(1);
   const auto x = torch::randint(o.vocab, {o.batch, o.seq + 1}, torch::kLong);
   std::vector<double> times;

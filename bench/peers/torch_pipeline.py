@@ -1,7 +1,7 @@
 """PyTorch's pipelines: the step of the model in examples/gpt_step.cpp, and stages that sleep, as in bench/pipeline.cpp.
 
-  torch_pipeline.py step zbv [--dim 256] [--microbatches 8]     prints what gpt_step prints
-  torch_pipeline.py sleep zbv --microbatches 8                  prints the shortest step in milliseconds
+  torch_pipeline.py step zbv [--dim 256] [--microbatches 8] [--fused]     prints what gpt_step prints
+  torch_pipeline.py sleep zbv --microbatches 8                            prints the shortest step in milliseconds
 
 A process of it is a rank; tools/bench starts them. Schedules go by our names.
 """
@@ -83,7 +83,7 @@ def steps_of(o, parts, loss, inputs, targets):
     stages = [PipelineStage(parts(i, ranks * chunks), i, ranks * chunks, torch.device("cpu")) for i in mine]
     schedule = get_schedule_class(name)(stages[0] if chunks == 1 else stages, o.microbatches, loss_fn=loss)
     parameters = [p for stage in stages for p in stage.submod.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-3) if o.what == "step" else None
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3, fused=o.fused) if o.what == "step" else None
     last = ranks * chunks - 1 in mine
     times, losses = [], []
     for _ in range(o.steps):
@@ -106,6 +106,7 @@ def main():
     parser.add_argument("schedule", choices=SCHEDULES)
     for name, default in dict(dim=256, layers=8, heads=8, seq=128, batch=16, vocab=512, steps=10, microbatches=8).items():
         parser.add_argument("--" + name, type=int, default=default)
+    parser.add_argument("--fused", action="store_true", help="take steps by PyTorch's fused AdamW")
     o = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)

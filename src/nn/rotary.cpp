@@ -8,12 +8,16 @@
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <fmt/ranges.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <bit>
+#include <mutex>
+#include <vector>
 
 // A product and a sum round by themselves, so an element has the same bits wherever it lies.
 #pragma GCC optimize("O3", "fp-contract=off")
@@ -106,7 +110,51 @@ TORCH_LIBRARY_IMPL(dtensor, CPU, library) { library.impl("rotary", rotary_cpu); 
 TORCH_LIBRARY_IMPL(dtensor, Meta, library) { library.impl("rotary", rotary_meta); }
 TORCH_LIBRARY_IMPL(dtensor, Autograd, library) { library.impl("rotary", rotary_autograd); }
 
+// The tables of a rank, each as long as it was needed.
+class KeptTables {
+ public:
+  RotaryTable at_least(int64_t length, int64_t dim, const RotaryOptions& options, c10::ScalarType dtype) {
+    const std::lock_guard lock(mutex_);
+    const auto fits = [&](const Kept& one) { return one.dim == dim && one.dtype == dtype && one.options == options; };
+    auto kept = std::ranges::find_if(kept_, fits);
+    if (kept == kept_.end()) kept = kept_.insert(kept, {dim, options, dtype, {}});
+    if (!kept->table.cos.defined() || kept->table.cos.size(0) < length) {
+      const c10::InferenceMode trainable(false);
+      const auto longer = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(length)));
+      kept->table = detail::table_of(at::arange(longer, at::kLong), dim, options, dtype);
+    }
+    return kept->table;
+  }
+
+ private:
+  struct Kept {
+    int64_t dim;
+    RotaryOptions options;
+    c10::ScalarType dtype;
+    RotaryTable table;
+  };
+  std::mutex mutex_;
+  std::vector<Kept> kept_;
+};
+
 }  // namespace
+
+RotaryTable detail::kept_table(const at::Tensor& positions, int64_t dim, const RotaryOptions& options, c10::ScalarType dtype) {
+  const auto* mesh = Spmd::current();
+  const auto own = is_dtensor(positions) ? DTensor(positions).to_local() : positions;
+  RotaryTable rows;
+  {
+    const NoSpmd plain;
+    auto& kept = (mesh ? mesh->world() : World::current()).local<KeptTables>();
+    const auto length = own.numel() == 0 ? 0 : own.max().item<int64_t>() + 1;
+    const auto table = kept.at_least(length, dim, options, dtype);
+    rows = {table.cos.index_select(0, own), table.sin.index_select(0, own)};
+  }
+  if (!mesh) return rows;
+  const Placements replicated(mesh->ndim(), replicate());
+  const auto whole = [&](const at::Tensor& all) { return from_local(all, *mesh, replicated, all.sizes()); };
+  return {whole(rows.cos), whole(rows.sin)};
+}
 
 at::Tensor detail::turned(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   [[maybe_unused]] static const bool has_rule = [] {

@@ -47,6 +47,43 @@ TEST_CASE("nn: the rotary operator has the bits of its formula", "[nn]") {
   }
 }
 
+TEST_CASE("nn: rotary tables are what their positions say whatever was made before", "[nn]") {
+  const auto expected = [](int64_t length, const nn::RotaryOptions& options, c10::ScalarType dtype) {
+    const auto angles = at::arange(length, at::kDouble).unsqueeze(1) * nn::rotary_frequencies(8, options);
+    return std::pair(angles.cos().to(dtype), angles.sin().to(dtype));
+  };
+  {
+    const c10::InferenceMode inference;
+    nn::rotary_table(3, 8, {}, at::ones(1));
+  }
+  const nn::RotaryOptions other{.theta = 100}, scaled{.scaling = nn::RotaryScaling{}}, yarn{.yarn = nn::YarnScaling{}};
+  for (const auto& options : {nn::RotaryOptions{}, other, scaled, yarn}) {
+    for (const auto dtype : {at::kFloat, at::kDouble}) {
+      for (const int64_t length : {3, 1, 9, 0, 33, 5}) {
+        CAPTURE(length, options.theta, c10::toString(dtype));
+        const auto table = nn::rotary_table(length, 8, options, at::ones(1, dtype));
+        const auto [cos, sin] = expected(length, options, dtype);
+        CHECK(table.cos.equal(cos));
+        CHECK(table.sin.equal(sin));
+        table.cos.zero_();  // the caller's own
+        table.sin.zero_();
+      }
+    }
+  }
+  const auto x = at::ones({1, 3, 1, 8}).requires_grad_();
+  CHECK_NOTHROW(nn::apply_rotary(x, nn::rotary_table(3, 8, {}, x)).sum().backward());
+  REQUIRE_NOTHROW(on_ranks(2, [&](World&) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2}, {"dp"});
+    const Spmd spmd(mesh);
+    const auto table = nn::rotary_table(7, 8, {}, torch::ones({1}));
+    require(is_dtensor(table.cos) && is_dtensor(table.sin), "test", "plain tables");
+    const auto cos = full_tensor(table.cos), sin = full_tensor(table.sin);
+    const NoSpmd plain;
+    const auto [all_cos, all_sin] = expected(7, {}, at::kFloat);
+    require(cos.equal(all_cos) && sin.equal(all_sin), "test", "other tables");
+  }));
+}
+
 TEST_CASE("nn: the rotary operator has second gradients and tables that learn", "[nn]") {
   torch::manual_seed(4);
   const auto x = at::randn({1, 3, 2, 4}, at::kDouble).requires_grad_(), weights = at::randn({1, 3, 2, 4}, at::kDouble).requires_grad_();

@@ -27,6 +27,7 @@ struct RotaryScaling {
   double factor = 8;
   double low_frequency_factor = 1, high_frequency_factor = 4;
   int64_t original_length = 8192;
+  bool operator==(const RotaryScaling&) const = default;
 };
 
 // YaRN (Peng et al., 2023), which stretches long waves too. Those that turn `fast` times or more within `original_length` stay, those that
@@ -36,12 +37,14 @@ struct YarnScaling {
   double fast = 32, slow = 1;
   int64_t original_length = 4096;
   double sharpness = 1;  // DeepSeek's mscale_all_dim: see yarn_attention_scale
+  bool operator==(const YarnScaling&) const = default;
 };
 
 struct RotaryOptions {
   double theta = 10000;  // the longest wave is nearly 2 pi theta positions
   std::optional<RotaryScaling> scaling = std::nullopt;
   std::optional<YarnScaling> yarn = std::nullopt;  // one of the two at most
+  bool operator==(const RotaryOptions&) const = default;
 };
 
 // What attention multiplies its scores by where positions are stretched: (0.1 sharpness log(factor) + 1)^2; 1 without YaRN.
@@ -55,7 +58,8 @@ struct RotaryTable {
 };
 
 // The table for positions 0 to length - 1, in the order of a dt::ContextParallel if there is one, and heads of `dim` elements, on the
-// device of `like`. It is float64 when `like` is, else float32.
+// device of `like`. It is float64 when `like` is, else float32. On the CPU a rank keeps the longest one that it has made of each kind, and
+// copies rows of it.
 RotaryTable rotary_table(int64_t length, int64_t dim, const RotaryOptions& options, const at::Tensor& like);
 
 // Turns each pair of neighbours (x[2i], x[2i + 1]) at position p by p * frequency[i], as Meta's checkpoints expect: [batch, length, heads,
@@ -69,6 +73,12 @@ namespace detail {
 
 // The operator dtensor::rotary (src/nn/rotary.cpp): apply_rotary() on the CPU in one pass over x, with the same bits.
 at::Tensor turned(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+
+// rotary_table() on the CPU, of positions that are plain, or replicated and in order.
+RotaryTable kept_table(const at::Tensor& positions, int64_t dim, const RotaryOptions& options, c10::ScalarType dtype);
+
+// cos and sin of positions, int64 [length].
+inline RotaryTable table_of(const at::Tensor& positions, int64_t dim, const RotaryOptions& options, c10::ScalarType dtype);
 
 inline bool has_kernel(const at::Tensor& x, const RotaryTable& table) {
   const bool takes = x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble || x.scalar_type() == at::kBFloat16;
@@ -109,10 +119,13 @@ inline at::Tensor rotary_frequencies(int64_t dim, const RotaryOptions& options, 
 }
 
 inline RotaryTable rotary_table(int64_t length, int64_t dim, const RotaryOptions& options, const at::Tensor& like) {
-  const auto device = at::TensorOptions().device(like.device());
-  const auto positions = sequence_positions(length, device).to(at::kDouble);
-  const auto angles = positions.unsqueeze(1).mul(rotary_frequencies(dim, options, device));
+  const auto positions = sequence_positions(length, at::TensorOptions().device(like.device()));
   const auto dtype = at::promote_types(like.scalar_type(), at::kFloat);
+  return positions.is_cpu() ? detail::kept_table(positions, dim, options, dtype) : detail::table_of(positions, dim, options, dtype);
+}
+
+inline RotaryTable detail::table_of(const at::Tensor& positions, int64_t dim, const RotaryOptions& options, c10::ScalarType dtype) {
+  const auto angles = positions.to(at::kDouble).unsqueeze(1).mul(rotary_frequencies(dim, options, positions.device()));
   return {angles.cos().to(dtype), angles.sin().to(dtype)};
 }
 

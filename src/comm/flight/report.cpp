@@ -52,10 +52,10 @@ struct GroupCalls {
 // The first call of a group that is not done everywhere it should be.
 struct Stuck {
   std::vector<int> there{}, absent{}, other{};  // made it; did not; made another one
-  std::vector<int> unknown{};             // left no events to read
-  Event call{}, other_call{};             // of those that are there; of those that made another one
+  std::vector<int> unknown{};                   // left no events to read
+  Event call{}, other_call{};                   // of those that are there; of those that made another one
   const RingGroup* group = nullptr;
-  int position = 0;                       // of a message: of the rank that is there, in the group
+  int position = 0;                             // of a message: of the rank that is there, in the group
 
   // Of a message: its other end.
   std::string missing() const {
