@@ -74,7 +74,7 @@ namespace detail {
 // The operator dtensor::rotary (src/nn/rotary.cpp): apply_rotary() on the CPU in one pass over x, with the same bits.
 at::Tensor turned(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 
-// rotary_table() on the CPU, of positions that are plain, or replicated and in order.
+// table_of() on the CPU, of positions that are plain or replicated.
 RotaryTable kept_table(const at::Tensor& positions, int64_t dim, const RotaryOptions& options, c10::ScalarType dtype);
 
 // cos and sin of positions, int64 [length].
