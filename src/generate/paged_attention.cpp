@@ -111,6 +111,21 @@ struct Tile {
   int64_t begin, end, key_head;
 };
 
+// Memory of tiles, of which a thread works on one after the other.
+template <class T>
+struct Scratch {
+  std::vector<Row> rows;
+  std::vector<T> queries, largest, sums, values;
+
+  void begin(int64_t count, int64_t dim, int64_t value_dim) {
+    rows.clear();
+    queries.resize(count * dim);
+    largest.assign(count, -std::numeric_limits<T>::infinity());
+    sums.assign(count, 0);
+    values.assign(count * value_dim, 0);
+  }
+};
+
 template <class S, class T>
 struct Call {
   const LayerShape& shape;
@@ -126,27 +141,36 @@ struct Call {
     return {span.place, tree, span.place + 63 - (tree == 0 ? 64 : __builtin_clzll(tree))};
   }
 
-  void run(const Tile& tile) const {
+  void run(const Tile& tile, Scratch<T>& scratch) const {
     const auto rows = (tile.end - tile.begin) * group, dim = shape.dim, value_dim = padded(shape.value_dim);
-    std::vector<Row> seen;
-    std::vector<T> queries(rows * dim), largest(rows, -std::numeric_limits<T>::infinity()), sums(rows), values_sum(rows * value_dim);
+    scratch.begin(rows, dim, value_dim);
     int64_t last = -1;
     for (auto row = tile.begin; row < tile.end; ++row) {
       for (int64_t g = 0; g < group; ++g) {
         const auto* from = q.at(row, tile.key_head * group + g);
-        auto* to = queries.data() + static_cast<int64_t>(seen.size()) * dim;
+        auto* to = scratch.queries.data() + static_cast<int64_t>(scratch.rows.size()) * dim;
         for (int64_t d = 0; d < dim; ++d) to[d] = to_sum(from[d]) * scale;
-        seen.push_back(row_of(*tile.span, row));
-        last = std::max(last, seen.back().last);
+        scratch.rows.push_back(row_of(*tile.span, row));
+        last = std::max(last, scratch.rows.back().last);
       }
     }
-    const Rows<S, T> job{
-        keys,           values, tile.span->table, last / kBlockRows + 1, shape.key_heads,  tile.key_head, dim, value_dim, seen.data(),
-        queries.data(), rows,   largest.data(),   sums.data(),           values_sum.data()};
-    attend(job);
+    attend(Rows<S, T>{.keys = keys,
+                      .values = values,
+                      .table = tile.span->table,
+                      .pages = last / kBlockRows + 1,
+                      .key_heads = shape.key_heads,
+                      .key_head = tile.key_head,
+                      .dim = dim,
+                      .value_dim = value_dim,
+                      .rows = scratch.rows.data(),
+                      .queries = scratch.queries.data(),
+                      .count = rows,
+                      .largest = scratch.largest.data(),
+                      .sums = scratch.sums.data(),
+                      .out = scratch.values.data()});
     for (int64_t r = 0; r < rows; ++r) {
       auto* to = out.at(tile.begin + r / group, tile.key_head * group + r % group);
-      for (int64_t d = 0; d < shape.value_dim; ++d) from_sum(values_sum[r * value_dim + d], to[d]);
+      for (int64_t d = 0; d < shape.value_dim; ++d) from_sum(scratch.values[r * value_dim + d], to[d]);
     }
   }
 };
@@ -228,7 +252,8 @@ at::Tensor Pages::attend(const at::Tensor& q, const std::vector<RowSpan>& spans,
                           group,
                           static_cast<T>(scale)};
     at::parallel_for(0, static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {
-      for (auto i = begin; i < end; ++i) call.run(tiles[i]);
+      Scratch<T> scratch;
+      for (auto i = begin; i < end; ++i) call.run(tiles[i], scratch);
     });
   });
   return out;

@@ -65,8 +65,10 @@ inline std::vector<std::string> Batch::texts(const std::string& name) const {
 }
 
 inline Batch Batch::without_columns() const {
-  auto result = *this;
-  result.columns_.clear();
+  Batch result;
+  result.meta_ = meta_;
+  result.meta_later_ = meta_later_;
+  result.layout_ = layout_;
   return result;
 }
 

@@ -60,9 +60,10 @@ inline void Judge::score(Batch& batch, int64_t step, const std::string& of) {
   batch.merge(group_.run(method, batch.select({of, "truths"}), [&](const Batch& mine) {
     const NoSpmd plain;
     const auto [begin, end] = mine.own_rows();
-    const auto texts = mine.texts(of);
+    auto texts = mine.texts(of);
     const auto& truths = mine.objects("truths");
-    const auto found = verify_({texts.begin() + begin, texts.begin() + end}, {truths.begin() + begin, truths.begin() + end});
+    const auto found = verify_({std::make_move_iterator(texts.begin() + begin), std::make_move_iterator(texts.begin() + end)},
+                               {truths.begin() + begin, truths.begin() + end});
     if (found.failed > 0 && !std::exchange(has_said_why_, true)) {
       dtensor::detail::say("rl: the verifier failed for {} of {} answers on rank {}, which score 0: {}\n", found.failed,
                            found.verdicts.size(), World::current().rank(), found.why);

@@ -12,7 +12,6 @@
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -59,14 +58,14 @@ class Verifiers {
   Verifiers& operator=(const Verifiers&) = delete;
 
   // Verdicts in the order of the texts. Throws for lists of other lengths and where more threads are lost than options.most_lost.
-  Verified operator()(const std::vector<std::string>& texts, const std::vector<nlohmann::json>& truths);
+  Verified operator()(std::vector<std::string> texts, std::vector<nlohmann::json> truths);
 
  private:
   using Clock = std::chrono::steady_clock;
   struct Job;
   struct Shared;
   static void work(const std::shared_ptr<Shared>& shared, int64_t number);
-  void lose_late_ones(std::vector<std::shared_ptr<Job>>& jobs);
+  void lose_late_ones(std::vector<Job>& jobs);
 
   const VerifyOptions options_;
   std::shared_ptr<Shared> shared_;
@@ -92,7 +91,8 @@ struct Verifiers::Shared {
   const Verifier verifier;
   std::mutex mutex;
   std::condition_variable to_do, done;
-  std::deque<std::shared_ptr<Job>> waiting;
+  std::shared_ptr<std::vector<Job>> jobs;  // a lost thread keeps those that it belongs to
+  size_t next = 0;                         // of the jobs, the first that no thread has taken
   int64_t open = 0;
   bool closing = false;
 };
@@ -116,17 +116,18 @@ inline Verifiers::~Verifiers() {
 inline void Verifiers::work(const std::shared_ptr<Shared>& shared, int64_t number) {
   std::unique_lock lock(shared->mutex);
   while (true) {
-    shared->to_do.wait(lock, [&] { return shared->closing || !shared->waiting.empty(); });
-    if (shared->waiting.empty()) return;
-    const auto job = shared->waiting.front();
-    shared->waiting.pop_front();
-    job->thread = number;
-    job->begun = Clock::now();
+    const auto is_waiting = [&] { return shared->jobs && shared->next < shared->jobs->size(); };
+    shared->to_do.wait(lock, [&] { return shared->closing || is_waiting(); });
+    if (!is_waiting()) return;
+    const auto jobs = shared->jobs;
+    auto& job = (*jobs)[shared->next++];
+    job.thread = number;
+    job.begun = Clock::now();
     lock.unlock();
     Verdict verdict;
     std::string why;
     try {
-      verdict = shared->verifier(job->text, job->truth);
+      verdict = shared->verifier(job.text, job.truth);
       const auto is_number = [](double x) { return std::isfinite(x); };
       if (!is_number(verdict.score) || !std::ranges::all_of(verdict.parts, is_number)) why = "the score is NaN or infinite";
     } catch (const std::exception& error) {
@@ -136,41 +137,42 @@ inline void Verifiers::work(const std::shared_ptr<Shared>& shared, int64_t numbe
     }
     if (!why.empty()) verdict = {.how = Verdict::How::failed};
     lock.lock();
-    if (job->ended) return;  // given up: this thread is not counted any more
-    job->verdict = verdict;
-    job->why = std::move(why);
-    job->ended = true;
+    if (job.ended) return;  // given up: this thread is not counted any more
+    job.verdict = std::move(verdict);
+    job.why = std::move(why);
+    job.ended = true;
     if (--shared->open == 0) shared->done.notify_all();
   }
 }
 
 // Under the lock.
-inline void Verifiers::lose_late_ones(std::vector<std::shared_ptr<Job>>& jobs) {
+inline void Verifiers::lose_late_ones(std::vector<Job>& jobs) {
   const auto late_from = Clock::now() - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.seconds));
-  for (const auto& job : jobs) {
-    if (job->ended || job->thread < 0 || job->begun > late_from) continue;
-    job->ended = true;
-    job->verdict = {.how = Verdict::How::late};
-    job->why = fmt::format("it took more than {:g} s", options_.seconds);
+  for (auto& job : jobs) {
+    if (job.ended || job.thread < 0 || job.begun > late_from) continue;
+    job.ended = true;
+    job.verdict = {.how = Verdict::How::late};
+    job.why = fmt::format("it took more than {:g} s", options_.seconds);
     --shared_->open;
-    threads_.at(job->thread).detach();
-    threads_.erase(job->thread);
+    threads_.at(job.thread).detach();
+    threads_.erase(job.thread);
     ++lost_;
   }
 }
 
-inline Verified Verifiers::operator()(const std::vector<std::string>& texts, const std::vector<nlohmann::json>& truths) {
+inline Verified Verifiers::operator()(std::vector<std::string> texts, std::vector<nlohmann::json> truths) {
   require(texts.size() == truths.size(), "rl::Verifiers", "got {} texts and {} truths", texts.size(), truths.size());
-  std::vector<std::shared_ptr<Job>> jobs;
-  for (size_t i = 0; i < texts.size(); ++i) jobs.push_back(std::make_shared<Job>(Job{texts[i], truths[i]}));
+  const auto jobs = std::make_shared<std::vector<Job>>(texts.size());
+  for (size_t i = 0; i < texts.size(); ++i) (*jobs)[i].text = std::move(texts[i]), (*jobs)[i].truth = std::move(truths[i]);
   std::unique_lock lock(shared_->mutex);
-  shared_->waiting.insert(shared_->waiting.end(), jobs.begin(), jobs.end());
-  shared_->open = static_cast<int64_t>(jobs.size());
+  shared_->jobs = jobs;
+  shared_->next = 0;
+  shared_->open = static_cast<int64_t>(jobs->size());
   const auto poll = std::chrono::duration<double>(std::min(options_.seconds / 4, 0.1));
   while (shared_->open > 0) {
     if (lost_ > options_.most_lost) {
-      shared_->waiting.clear();
-      for (const auto& job : jobs) job->ended = true;
+      shared_->jobs = nullptr;
+      for (auto& job : *jobs) job.ended = true;
       for (auto& [number, thread] : threads_) thread.detach();  // they may run on as well
       threads_.clear();
       fail("rl::Verifiers",
@@ -182,14 +184,15 @@ inline Verified Verifiers::operator()(const std::vector<std::string>& texts, con
       threads_.emplace(number, std::thread([shared = shared_, number] { work(shared, number); }));
     }
     shared_->to_do.notify_all();
-    if (!shared_->done.wait_for(lock, poll, [&] { return shared_->open == 0; })) lose_late_ones(jobs);
+    if (!shared_->done.wait_for(lock, poll, [&] { return shared_->open == 0; })) lose_late_ones(*jobs);
   }
+  shared_->jobs = nullptr;
   Verified found;
-  for (const auto& job : jobs) {
-    found.verdicts.push_back(job->verdict);
-    found.failed += job->verdict.how == Verdict::How::failed;
-    found.late += job->verdict.how == Verdict::How::late;
-    if (found.why.empty()) found.why = job->why;
+  for (auto& job : *jobs) {
+    found.failed += job.verdict.how == Verdict::How::failed;
+    found.late += job.verdict.how == Verdict::How::late;
+    if (found.why.empty()) found.why = std::move(job.why);
+    found.verdicts.push_back(std::move(job.verdict));
   }
   return found;
 }
