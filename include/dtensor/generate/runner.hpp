@@ -177,8 +177,8 @@ inline std::string Runner::measure() {
   return {};
 }
 
-// The model's scores of the tried tokens by attention over pages: in one piece, and in two. The one piece
-// comes first, where a model that counts rows itself is right. In the passes there is another sequence, too.
+// The model's scores of the tried tokens by attention over pages: in one piece, and in two. The one piece comes first, where a model that
+// counts rows itself is right. In the passes there is another sequence, too.
 inline std::pair<at::Tensor, at::Tensor> Runner::over_pages() {
   const auto& ids = detail::kTried;
   std::vector<Pages> pages;
