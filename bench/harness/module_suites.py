@@ -177,7 +177,8 @@ def learning(s: Setting) -> list[Row]:
     def ours(ranks):
         with tempfile.TemporaryDirectory() as folder:
             outputs([command([s.build / "examples/rl", *example, "--ranks", ranks, "--log", f"{folder}/log"])])
-            steps = [json.loads(line)["timing_s/step"] for line in pathlib.Path(f"{folder}/log").read_text().splitlines()]
+            lines = [json.loads(line) for line in pathlib.Path(f"{folder}/log").read_text().splitlines()]
+        steps = [line["timing_s/step"] + line["timing_s/metrics"] for line in lines]
         warm = steps[len(steps) // 4:]
         return len(warm) / sum(warm)
 

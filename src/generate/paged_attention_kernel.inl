@@ -1,26 +1,7 @@
 // The kernel of paged_attention.cpp, which includes this once for each instruction set, in a namespace of its own. DTENSOR_VECTOR_BYTES: of
 // a register. A page's keys are transposed, so a vector of 16 elements has the scores of the page's 16 keys.
 
-#include "src/generate/sixteen.inl"
-
-// exp(x) for x <= 0, and 0 below the smallest normal number: 2^n times the series of the rest. Of x > 0 (the score of a key that is not seen)
-// it is any number.
-template <class T>
-INLINE void exp_in_place(Sixteen<T>& x) {
-  using S = ExpSeries<T>;
-  typedef typename S::Bits Whole __attribute__((vector_size(DTENSOR_VECTOR_BYTES)));
-  for (auto& part : x.part) {
-    const auto low = part < S::kLowest;
-    const auto at = low ? S::kLowest - typename Sixteen<T>::Part{} : part;
-    const auto shifted = at * S::kLog2e + S::kRound;
-    const auto n = shifted - S::kRound;
-    const auto rest = (at - n * S::kLn2High) - n * S::kLn2Low;
-    auto sum = S::kTerms[0] - typename Sixteen<T>::Part{};
-    for (int i = 1; i < S::kCount; ++i) sum = sum * rest + S::kTerms[i];
-    const auto exponent = (__builtin_bit_cast(Whole, shifted) << S::kMantissa) + S::kOne;
-    part = low ? typename Sixteen<T>::Part{} : sum * __builtin_bit_cast(typename Sixteen<T>::Part, exponent);
-  }
-}
+#include <dtensor/base/vectors/exponential.inl>
 
 // Which keys of a page a row sees: so many of the first, or those of a mask.
 struct Seen {
@@ -28,7 +9,7 @@ struct Seen {
   uint32_t mask;  // of the page's keys
 };
 
-INLINE Seen seen_of_page(const Row& row, int64_t page) {
+DTENSOR_INLINE Seen seen_of_page(const Row& row, int64_t page) {
   const auto first = page * kBlockRows;
   const auto before = row.seen - first;  // plainly seen keys of this page and later ones
   if (before >= kBlockRows) return {kBlockRows, 0xffffu};
@@ -47,7 +28,7 @@ struct Running {
 };
 
 template <class T>
-INLINE void add_page(Running<T>& to, Sixteen<T> scores, const Seen& seen, const auto* values, int64_t value_dim) {
+DTENSOR_INLINE void add_page(Running<T>& to, Sixteen<T> scores, const Seen& seen, const auto* values, int64_t value_dim) {
   alignas(64) T weights[16];
   store(weights, scores);
   T largest = to.largest;
@@ -85,7 +66,7 @@ INLINE void add_page(Running<T>& to, Sixteen<T> scores, const Seen& seen, const 
 
 // The scores of a page's keys for Rows rows: sums of every fourth element, added at the end.
 template <int Rows, class T>
-INLINE void scores_of_page(const T* const* queries, const auto* keys, int64_t dim, Sixteen<T>* scores) {
+DTENSOR_INLINE void scores_of_page(const T* const* queries, const auto* keys, int64_t dim, Sixteen<T>* scores) {
   Sixteen<T> sums[Rows][4];
   for (auto& of_row : sums) {
     for (auto& sum : of_row) sum = all<T>(0);

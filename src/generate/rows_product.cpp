@@ -30,7 +30,7 @@ namespace dtensor::generate {
 namespace {
 
 #define DTENSOR_KERNEL "src/generate/rows_product_kernel.inl"
-#include "src/generate/instruction_sets.inl"
+#include <dtensor/base/vectors/instruction_sets.inl>
 
 template <class S, class T>
 void multiply(const S* x, int64_t rows, const S* w, int64_t outputs, int64_t k, T* y, int64_t y_stride) {

@@ -1,10 +1,10 @@
 // The kernel of rows_product.cpp, which includes this once for each instruction set, in a namespace of its own.
 
-#include "src/generate/sixteen.inl"
+#include <dtensor/base/vectors/sixteen.inl>
 
 // A vector's elements, halves on halves.
 template <class T>
-INLINE T total(const Sixteen<T>& x) {
+DTENSOR_INLINE T total(const Sixteen<T>& x) {
   alignas(64) T lanes[16];
   store(lanes, x);
   for (int half = 8; half > 0; half /= 2) {
@@ -15,13 +15,13 @@ INLINE T total(const Sixteen<T>& x) {
 
 // Of each run of 2 Half elements of a and b, its two halves added.
 template <int Half, int... Low, class Part>
-INLINE Part add_halves(const Part& a, const Part& b) {
+DTENSOR_INLINE Part add_halves(const Part& a, const Part& b) {
   return __builtin_shufflevector(a, b, Low...) + __builtin_shufflevector(a, b, (Low + Half)...);
 }
 
 // The totals of eight vectors of one register each, by the same sums as total(): each step adds the halves of what is left of all of them.
 template <class T>
-INLINE void totals_of_eight(const Sixteen<T>* x, T* y) {
+DTENSOR_INLINE void totals_of_eight(const Sixteen<T>* x, T* y) {
   typename Sixteen<T>::Part eights[4], fours[2];
   for (int i = 0; i < 4; ++i)
     eights[i] = add_halves<8, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23>(x[2 * i].part[0], x[2 * i + 1].part[0]);
@@ -33,13 +33,13 @@ INLINE void totals_of_eight(const Sixteen<T>* x, T* y) {
 }
 
 template <class T>
-INLINE void add_products(Sixteen<T>& sum, const Sixteen<T>& a, const Sixteen<T>& b) {
+DTENSOR_INLINE void add_products(Sixteen<T>& sum, const Sixteen<T>& a, const Sixteen<T>& b) {
   for (int i = 0; i < Sixteen<T>::kParts; ++i) sum.part[i] += a.part[i] * b.part[i];
 }
 
 // `count` elements, at most 16, and zeros.
 template <class T, class S>
-INLINE Sixteen<T> load_some(const S* from, int64_t count) {
+DTENSOR_INLINE Sixteen<T> load_some(const S* from, int64_t count) {
   if (count == 16) return load<T>(from);
   alignas(64) S some[16] = {};
   for (int64_t i = 0; i < count; ++i) some[i] = from[i];
@@ -48,7 +48,7 @@ INLINE Sixteen<T> load_some(const S* from, int64_t count) {
 
 // Adds `count` products of each of M rows of x and N rows of w, at x and w. kFetch: asks for the next rows of w.
 template <int M, int N, bool kFetch, class S, class T>
-INLINE void add_step(Sixteen<T>* sums, const S* x, const S* w, int64_t k, int64_t count) {
+DTENSOR_INLINE void add_step(Sixteen<T>* sums, const S* x, const S* w, int64_t k, int64_t count) {
   Sixteen<T> xs[M];
   for (int m = 0; m < M; ++m) xs[m] = load_some<T>(x + m * k, count);
   for (int n = 0; n < N; ++n) {
@@ -60,7 +60,7 @@ INLINE void add_step(Sixteen<T>* sums, const S* x, const S* w, int64_t k, int64_
 
 // y[m][n] for M rows of x and N rows of w: sums of every sixteenth product, then these.
 template <int M, int N, bool kFetch, class S, class T>
-INLINE void tile(const S* x, const S* w, int64_t k, T* y, int64_t y_stride) {
+DTENSOR_INLINE void tile(const S* x, const S* w, int64_t k, T* y, int64_t y_stride) {
   constexpr int kSums = (M * N + 7) / 8 * 8;
   Sixteen<T> sums[kSums];
   for (auto& sum : sums) sum = all<T>(0);
@@ -88,7 +88,7 @@ struct Tiles {
 
 // M rows of x and `outputs` rows of w. The processor's own prefetching is the best one as long as little is computed for each row of w.
 template <int M, bool kFirst, class S, class T>
-INLINE void tiles(const S* x, const S* w, int64_t outputs, int64_t k, T* y, int64_t y_stride) {
+DTENSOR_INLINE void tiles(const S* x, const S* w, int64_t outputs, int64_t k, T* y, int64_t y_stride) {
   constexpr int kN = Tiles<T>::outputs(M);
   int64_t n = 0;
   for (; n + kN <= outputs; n += kN) tile<M, kN, kFirst && M >= 4>(x, w + n * k, k, y + n, y_stride);
@@ -97,7 +97,7 @@ INLINE void tiles(const S* x, const S* w, int64_t outputs, int64_t k, T* y, int6
 
 // As many of the rows as a tile takes, with `outputs` rows of w. Returns their number.
 template <bool kFirst, class S, class T>
-INLINE int64_t some_rows(const S* x, int64_t rows, const S* w, int64_t outputs, int64_t k, T* y, int64_t y_stride) {
+DTENSOR_INLINE int64_t some_rows(const S* x, int64_t rows, const S* w, int64_t outputs, int64_t k, T* y, int64_t y_stride) {
   if constexpr (Tiles<T>::kRows >= 6) {
     if (rows >= 6) return tiles<6, kFirst>(x, w, outputs, k, y, y_stride), 6;
     if (rows >= 4) return tiles<4, kFirst>(x, w, outputs, k, y, y_stride), 4;

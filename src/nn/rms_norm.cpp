@@ -16,51 +16,14 @@
 #include <cmath>
 #include <tuple>
 
-#pragma GCC optimize("O3")
-
 namespace dtensor::nn {
 
 namespace {
 
-constexpr int64_t kLanes = 16, kGrain = 16384;
+#define DTENSOR_KERNEL "src/nn/rms_norm_kernel.inl"
+#include <dtensor/base/vectors/instruction_sets.inl>
 
-// The sum of f(i) for i in [0, count), always in one order: sixteen sums side by side, then those.
-template <class T, class F>
-inline __attribute__((always_inline)) T sum_of(int64_t count, const F& f) {
-  T sums[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += f(i + lane);
-  }
-  for (; i < count; ++i) sums[i % kLanes] += f(i);
-  T sum = 0;
-  for (const T each : sums) sum += each;
-  return sum;
-}
-
-template <class S, class T>
-T scale_of(const S* x, int64_t dim, double eps) {
-  const T squares = sum_of<T>(dim, [&](int64_t i) { return static_cast<T>(x[i]) * static_cast<T>(x[i]); });
-  return 1 / std::sqrt(squares / static_cast<T>(dim) + static_cast<T>(eps));
-}
-
-template <class S, class T>
-void normalize(const S* x, const S* weight, int64_t dim, double eps, S* y) {
-  const T scale = scale_of<S, T>(x, dim, eps);
-  for (int64_t i = 0; i < dim; ++i) {
-    const auto normal = static_cast<S>(static_cast<T>(x[i]) * scale);
-    y[i] = static_cast<S>(static_cast<T>(normal) * static_cast<T>(weight[i]));
-  }
-}
-
-// With n = x * scale and h = gradient * weight: scale * (h - n * mean(h * n)).
-template <class S, class T>
-void pull_back(const S* gradient, const S* x, const S* weight, int64_t dim, T scale, S* to) {
-  const auto h = [&](int64_t i) { return static_cast<T>(gradient[i]) * static_cast<T>(weight[i]); };
-  const auto n = [&](int64_t i) { return static_cast<T>(x[i]) * scale; };
-  const T mean = sum_of<T>(dim, [&](int64_t i) { return h(i) * n(i); }) / static_cast<T>(dim);
-  for (int64_t i = 0; i < dim; ++i) to[i] = static_cast<S>(scale * (h(i) - n(i) * mean));
-}
+constexpr int64_t kGrain = 16384;
 
 int64_t rows_of(const at::Tensor& x) { return x.numel() / std::max<int64_t>(1, x.size(-1)); }
 int64_t grain_of(int64_t width) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, width)); }
@@ -72,37 +35,30 @@ at::Tensor rms_norm_cpu(const at::Tensor& x, const at::Tensor& weight, double ep
   AT_DISPATCH_FLOATING_TYPES_AND(at::kBFloat16, x.scalar_type(), "rms_norm", [&] {
     const auto *in = from.data_ptr<scalar_t>(), *w = factors.data_ptr<scalar_t>();
     auto* const out = y.data_ptr<scalar_t>();
-    at::parallel_for(0, rows_of(x), grain_of(dim), [&](int64_t begin, int64_t end) {
-      for (auto row = begin; row < end; ++row) normalize<scalar_t, at::opmath_type<scalar_t>>(in + row * dim, w, dim, eps, out + row * dim);
+    at::parallel_for(0, rows_of(x), grain_of(dim), [&](int64_t row, int64_t end) {
+      DTENSOR_BEST(normalize, in + row * dim, w, end - row, dim, eps, out + row * dim);
     });
   });
   return y;
 }
 
-// The weight's gradient adds rows up in float64, a column at a time: in one order, whatever the number of threads.
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward_cpu(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
                                                          double eps) {
   const auto gradients = gradient.contiguous(), from = x.contiguous(), factors = weight.contiguous();
   const auto of_x = at::empty(x.sizes(), x.options()), of_weight = at::empty(weight.sizes(), weight.options());
   const auto dim = x.size(-1), rows = rows_of(x);
   AT_DISPATCH_FLOATING_TYPES_AND(at::kBFloat16, x.scalar_type(), "rms_norm_backward", [&] {
-    using T = at::opmath_type<scalar_t>;
     const auto *g = gradients.data_ptr<scalar_t>(), *in = from.data_ptr<scalar_t>(), *w = factors.data_ptr<scalar_t>();
     auto *const to = of_x.data_ptr<scalar_t>(), *const to_weight = of_weight.data_ptr<scalar_t>();
-    std::vector<T> scales(static_cast<size_t>(rows));
-    at::parallel_for(0, rows, grain_of(dim), [&](int64_t begin, int64_t end) {
-      for (auto row = begin; row < end; ++row) {
-        const T scale = scales[row] = scale_of<scalar_t, T>(in + row * dim, dim, eps);
-        pull_back<scalar_t, T>(g + row * dim, in + row * dim, w, dim, scale, to + row * dim);
-      }
+    std::vector<at::opmath_type<scalar_t>> scales(static_cast<size_t>(rows));
+    at::parallel_for(0, rows, grain_of(dim), [&](int64_t row, int64_t end) {
+      const auto first = row * dim;
+      DTENSOR_BEST(pull_back, g + first, in + first, w, end - row, dim, eps, scales.data() + row, to + first);
     });
-    at::parallel_for(0, dim, grain_of(rows), [&](int64_t begin, int64_t end) {
-      std::vector<double> sums(static_cast<size_t>(end - begin));
-      for (int64_t row = 0; row < rows; ++row) {
-        for (auto i = begin; i < end; ++i)
-          sums[i - begin] += static_cast<T>(g[row * dim + i]) * (static_cast<T>(in[row * dim + i]) * scales[row]);
-      }
-      for (auto i = begin; i < end; ++i) to_weight[i] = static_cast<scalar_t>(static_cast<T>(sums[i - begin]));
+    at::parallel_for(0, dim, grain_of(rows), [&](int64_t column, int64_t end) {
+      std::vector<double> sums(static_cast<size_t>(end - column));
+      DTENSOR_BEST(add_columns, g + column, in + column, scales.data(), rows, dim, end - column, sums.data());
+      for (auto i = column; i < end; ++i) to_weight[i] = static_cast<scalar_t>(static_cast<at::opmath_type<scalar_t>>(sums[i - column]));
     });
   });
   return {of_x, of_weight};

@@ -182,3 +182,15 @@ TEST_CASE("generate weights: positions that begin to count with new weights are 
     CHECK(engine.blocks_unused() == engine.blocks());
   }
 }
+
+TEST_CASE("generate weights: later weights are tried each sixteenth time", "[generate]") {
+  OwnPlaces model;
+  model.scale_places(0);
+  Engine engine(model);
+  int64_t version = 0;
+  while (version < 17) engine.load_weights(++version);
+  REQUIRE(engine.runner().pages());
+  model.scale_places(1);
+  while (engine.runner().pages() && version < 100) engine.load_weights(++version);
+  CHECK(version == 32);
+}

@@ -121,8 +121,8 @@ class Engine {
   void abort();
 
   // The model's parameters have changed, and are `version` from now on. Cached prefixes are forgotten. Outputs under way are computed anew
-  // from the new weights, or (recompute = false) go on with the keys and values of the old ones. Tries again whether attention can take
-  // keys and values from pages. On a mesh every rank calls it.
+  // from the new weights, or (recompute = false) go on with the keys and values of the old ones. The first 16 calls, and
+  // each 16th after that, try again whether attention can take keys and values from pages. On a mesh every rank calls it.
   void load_weights(int64_t version, bool recompute = true);
   // Copies the weights of the same names first, see copy_weights(): from a module on any mesh and in any layout.
   void load_weights(const torch::nn::Module& from, int64_t version, bool recompute = true);

@@ -345,7 +345,7 @@ inline void Engine::agree(const detail::Pass& pass) {
 
 inline void Engine::load_weights(int64_t version, bool recompute) {
   refuse_in_step("load_weights()");
-  runner_.check_pages();
+  runner_.weights_changed();
   version_ = version;
   blocks_->forget();
   recompute ? scheduler_->restart() : scheduler_->keep();

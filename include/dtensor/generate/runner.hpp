@@ -48,9 +48,9 @@ class Runner {
   // computed one by one, `failed` is called in a catch block for one that cannot be, whose scores are then 0; without it that throws.
   using Failed = std::function<void(size_t span)>;
   at::Tensor run(const StepRows& rows, const std::vector<std::span<const int64_t>>& before, const Failed& failed = {}) const;
-  // Tries again whether the model takes keys and values from pages, with the weights that it has now. Where it does not, nothing is kept
-  // from now on. On a mesh every rank calls it.
-  void check_pages();
+  // Says that the model has other weights. The first 16 times, and each 16th time after that, it tries again whether the model takes keys
+  // and values from pages; where it does not, nothing is kept from now on. On a mesh every rank calls it.
+  void weights_changed();
   int64_t passes() const { return passes_; }
 
  private:
@@ -72,6 +72,7 @@ class Runner {
   std::string why_not_;
   c10::ScalarType scores_dtype_ = c10::kFloat;
   mutable int64_t passes_ = 0;
+  int64_t changes_of_weights_ = 0;
 };
 
 // -- How ------------------------------------------------------------------------------------------------------------------
@@ -121,8 +122,10 @@ inline void Runner::say_why_not() const {
   dtensor::detail::say("generate: keys and values are not kept, so everything is computed anew for each token: {}\n", why_not_);
 }
 
-inline void Runner::check_pages() {
-  if (!pages()) return;
+inline void Runner::weights_changed() {
+  constexpr int64_t kEvery = 16;  // a try costs as much as a few tokens
+  const auto changes = ++changes_of_weights_;
+  if (!pages() || (changes > kEvery && changes % kEvery != 0)) return;
   const auto passes = passes_;
   why_not_ = compare(forward(detail::kTried));
   passes_ = passes;

@@ -24,6 +24,12 @@ TORCH_MODULE(SwiGLU);
 
 // -- How ------------------------------------------------------------------------------------------------------------------
 
+namespace detail {
+// silu(gate) * up, of tensors of one shape. Of float32 and float64 on the CPU by the operator dtensor::swiglu (src/nn/swiglu.cpp), in one
+// pass.
+at::Tensor gated(const at::Tensor& gate, const at::Tensor& up);
+}  // namespace detail
+
 inline SwiGLUImpl::SwiGLUImpl(int64_t dim, int64_t hidden) {
   const auto linear = [this](const char* name, int64_t in, int64_t out) {
     return register_module(name, torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(false)));
@@ -35,7 +41,7 @@ inline SwiGLUImpl::SwiGLUImpl(int64_t dim, int64_t hidden) {
 
 inline torch::Tensor SwiGLUImpl::forward(const torch::Tensor& input) {
   const auto gated = gather_linear(input, {w1, w3});
-  return linear_reduce(at::silu(gated[0]) * gated[1], w2, input);
+  return linear_reduce(detail::gated(gated[0], gated[1]), w2, input);
 }
 
 }  // namespace dtensor::nn

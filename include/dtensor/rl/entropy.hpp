@@ -24,7 +24,7 @@ struct StatisticsOptions {
   double temperature = 1;  // logits are divided by it
   bool entropy = false;
   bool sum_squares = false;
-  int64_t rows = 0;   // at a time; 0: as many as have a million logits together
+  int64_t rows = 0;   // at a time, where that needs memory; 0: as many as have a million logits together
   bool check = true;  // that tokens are in the vocabulary, which waits for the device
 };
 
@@ -69,6 +69,20 @@ struct LogitsPart {
     return mesh ? from_local(own.reshape(own_sizes), *mesh, rows, sizes).tensor() : own.reshape(sizes);
   }
 };
+
+// Rows of all ranks' vocabulary: log-sum-exp, entropy, sum of squares, chosen logit.
+struct RowStatistics {
+  at::Tensor lse, entropy, sum_squares, chosen;
+};
+
+struct RowGradients {
+  at::Tensor logp, entropy, sum_squares;  // [rows], plain; undefined: 0
+};
+
+// Those of float32 and float64 on the CPU are computed row by row (src/rl/token_statistics.cpp), and need no memory besides.
+bool has_rows_kernel(const LogitsPart& part);
+at::Tensor sums_of_rows(const LogitsPart& part, double temperature);  // as own_sums()
+at::Tensor gradient_of_rows(const LogitsPart& part, const RowStatistics& stats, const RowGradients& g, double temperature);
 
 inline Placements placements_of_rows(const Layout& layout) {
   const auto all = layout.placements();
@@ -133,6 +147,7 @@ inline std::pair<at::Tensor, at::Tensor> own_tokens(const LogitsPart& part, int6
 // [5, rows]: the largest logit; of e = exp(logit - largest) the sums of e, e (logit - largest) and e^2; and the chosen logit, 0 if another
 // rank has it.
 inline at::Tensor own_sums(const LogitsPart& part, const StatisticsOptions& options) {
+  if (has_rows_kernel(part)) return sums_of_rows(part, options.temperature);
   auto sums = at::zeros({5, part.tokens.size(0)}, part.logits.options().dtype(statistics_dtype(part.logits)));
   if (part.vocabulary() == 0) return sums;
   for_pieces(part, options, [&](int64_t row, int64_t count) {
@@ -151,11 +166,6 @@ inline at::Tensor own_sums(const LogitsPart& part, const StatisticsOptions& opti
   return sums;
 }
 
-// Rows of all ranks' vocabulary: log-sum-exp, entropy, sum of squares, chosen logit.
-struct RowStatistics {
-  at::Tensor lse, entropy, sum_squares, chosen;
-};
-
 inline RowStatistics row_statistics(const LogitsPart& part, const StatisticsOptions& options) {
   const auto own = own_sums(part, options);
   auto [largest, total, weighted, squares, chosen] = std::tuple(own[0], own[1], own[2], own[3], own[4]);
@@ -173,12 +183,9 @@ inline RowStatistics row_statistics(const LogitsPart& part, const StatisticsOpti
   return {largest + log_total, log_total - weighted / total, squares / total.square(), chosen};
 }
 
-struct RowGradients {
-  at::Tensor logp, entropy, sum_squares;  // [rows], plain; undefined: 0
-};
-
 inline at::Tensor gradient_of_logits(const LogitsPart& part, const RowStatistics& stats, const RowGradients& g,
                                      const StatisticsOptions& o) {
+  if (has_rows_kernel(part)) return gradient_of_rows(part, stats, g, o.temperature);
   auto gradient = at::empty({part.tokens.size(0), part.vocabulary()}, part.logits.options());
   for_pieces(part, o, [&](int64_t row, int64_t count) {
     const auto of = [&](const at::Tensor& x) { return x.narrow(0, row, count).unsqueeze(1); };

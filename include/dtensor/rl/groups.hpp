@@ -121,13 +121,13 @@ inline Column collected(const Call& call, const Column& column) {
   return from_local(x, call.output.mesh, call.output.placements);
 }
 
-inline Batch collected(const Call& call, const Batch& given) {
+inline Batch collected(const Call& call, Batch given) {
   auto names = call.gives;
   std::ranges::sort(names);
   if (given.names() != names) fail(kGroup, "the method gave {}; expected {}, as its .gives says", given.names(), names);
   Batch results;
   for (const auto& name : names) results.set(name, collected(call, given.column(name)));
-  results.meta() = given.meta();
+  results.meta() = std::move(given.meta());
   return results;
 }
 
@@ -198,7 +198,7 @@ Batch WorkerGroup::run(const Method& method, const Batch& batch, F&& f) {
   Batch results;
   if (reason.empty()) reason = attempt(call, mine, f, results);
   reason = detail::first_failure(call, reason);
-  detail::tell(call, reason.empty() ? detail::describe(results) : nlohmann::json{{"error", reason}});
+  detail::tell(call, [&] { return reason.empty() ? detail::describe(results) : nlohmann::json{{"error", reason}}; });
   if (!reason.empty()) call.failed(reason);
   return results;
 }

@@ -7,8 +7,11 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <numeric>
+#include <span>
 #include <string>
 
 #pragma GCC visibility push(default)
@@ -51,10 +54,11 @@ std::string line_of(const Metrics& metrics);
 
 inline void add_statistics(Metrics& metrics, const std::string& name, const at::Tensor& x) {
   const NoSpmd plain;
-  const auto values = x.to(at::kDouble);
-  metrics[name + "/mean"] = values.mean().item<double>();
-  metrics[name + "/max"] = values.max().item<double>();
-  metrics[name + "/min"] = values.min().item<double>();
+  const auto on_host = x.to(at::kCPU, at::kDouble).contiguous();
+  const std::span values(on_host.data_ptr<double>(), static_cast<size_t>(on_host.numel()));
+  metrics[name + "/mean"] = std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+  metrics[name + "/max"] = std::ranges::max(values);
+  metrics[name + "/min"] = std::ranges::min(values);
 }
 
 template <class F>

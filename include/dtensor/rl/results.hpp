@@ -64,12 +64,14 @@ class Inbox {
   std::map<int, std::deque<LetterPtr>> awaited_;
 };
 
-// On the first rank of the call: to all ranks that do not run it.
-inline void tell(const Call& call, const nlohmann::json& text) {
+// On the first rank of the call: text() to all ranks that do not run it.
+template <class Text>
+void tell(const Call& call, const Text& text) {
   const auto& ranks = call.input.mesh.ranks();
-  if (World::current().rank() != ranks.front()) return;
-  const auto bytes = nlohmann::json::to_cbor(text);
-  for (int rank = 0; rank < World::current().size(); ++rank) {
+  const auto& world = World::current();
+  if (world.rank() != ranks.front() || static_cast<int>(ranks.size()) == world.size()) return;
+  const auto bytes = nlohmann::json::to_cbor(text());
+  for (int rank = 0; rank < world.size(); ++rank) {
     if (std::ranges::find(ranks, rank) == ranks.end()) send_bytes(bytes, rank, kResultsTag);
   }
 }

@@ -255,7 +255,7 @@ Metrics Trainer<Model, Values>::step() {
     detail::as_method("learn", steps_, [&] { learn(batch, metrics); });
   });
   if (!why_ended_.empty()) return metrics;
-  detail::as_method("tell", steps_, [&] { tell(batch, metrics); });
+  phase("metrics", [&] { detail::as_method("tell", steps_, [&] { tell(batch, metrics); }); });
   ++steps_;
   return metrics;
 }

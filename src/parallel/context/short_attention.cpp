@@ -76,6 +76,12 @@ DTENSOR_INLINE void add_scaled(T* to, T factor, const T* x, int64_t size) {
   for (; i < size; ++i) to[i] += factor * x[i];
 }
 
+// What a backward pass reads beside queries, keys and values, and what it adds to.
+template <class T>
+struct Gradients {
+  HeadRows<T> grad, delta, dq, dk, dv;
+};
+
 // One row of the batch. Numbers of pairs lie in the order of queries, of the keys that each sees, and of heads.
 template <class T>
 struct Block {
@@ -132,20 +138,16 @@ struct Block {
   }
 
   // `pairs`: weights. The gradient of a score is weight (grad . value - delta).
-  DTENSOR_INLINE void add_gradients(const T* pairs, const HeadRows<T>& grad, const HeadRows<T>& delta, const HeadRows<T>& dq,
-                                    const HeadRows<T>& dk, const HeadRows<T>& dv) const {
+  DTENSOR_INLINE void add_gradients(const T* pairs, const Gradients<T>& of) const {
+    constexpr auto kLanes = Lanes<T>::kCount;
+    const auto vectors = dim % kLanes == 0 ? dim / kLanes : 0;
     for (int64_t i = 0; i < mask.queries(); ++i) {
-      for (const auto& run : mask.seen_by(i)) {
-        for (auto j = run.begin; j < run.end; ++j) {
-          for (int64_t of = 0, h = 0; of < key_heads; ++of) {
-            for (int64_t member = 0; member < group; ++member, ++h, ++pairs) {
-              const auto d = *pairs * (dot(grad.at(h, i), v.at(of, j), dim) - *delta.at(h, i)) * scale;
-              add_scaled(dq.at(h, i), d, k.at(of, j), dim);
-              add_scaled(dk.at(of, j), d, q.at(h, i), dim);
-              add_scaled(dv.at(of, j), *pairs, grad.at(h, i), dim);
-            }
-          }
-        }
+      const auto* const first = pairs;
+      for (const auto& run : mask.seen_by(i)) pairs += run.length() * heads();
+      for (int64_t h = 0; h < heads(); ++h) {
+        if (vectors == 2) add_query_gradients<2>(first + h, i, h, of);
+        else if (vectors == 4) add_query_gradients<4>(first + h, i, h, of);
+        else add_query_gradients(first + h, i, h, of);
       }
     }
   }
@@ -156,6 +158,45 @@ struct Block {
       for (int64_t member = 0; member < group; ++member, ++h) *pair++ = dot(q.at(h, i), k.at(of, j), dim) * scale;
     }
     return pair;
+  }
+
+  DTENSOR_INLINE void add_query_gradients(const T* pair, int64_t i, int64_t h, const Gradients<T>& of) const {
+    const auto key_head = h / group;
+    for (const auto& run : mask.seen_by(i)) {
+      for (auto j = run.begin; j < run.end; ++j, pair += heads()) {
+        const auto d = *pair * (dot(of.grad.at(h, i), v.at(key_head, j), dim) - *of.delta.at(h, i)) * scale;
+        add_scaled(of.dq.at(h, i), d, k.at(key_head, j), dim);
+        add_scaled(of.dk.at(key_head, j), d, q.at(h, i), dim);
+        add_scaled(of.dv.at(key_head, j), *pair, of.grad.at(h, i), dim);
+      }
+    }
+  }
+
+  // The same sums with rows of N vectors, where those of the query stay in registers.
+  template <int N>
+  DTENSOR_INLINE void add_query_gradients(const T* pair, int64_t i, int64_t h, const Gradients<T>& of) const {
+    using L = Lanes<T>;
+    const auto key_head = h / group;
+    typename L::Vector query[N], grad[N], dq[N], x;
+    for (int n = 0; n < N; ++n) {
+      L::load(query[n], q.at(h, i) + n * L::kCount);
+      L::load(grad[n], of.grad.at(h, i) + n * L::kCount);
+      L::load(dq[n], of.dq.at(h, i) + n * L::kCount);
+    }
+    const auto delta = *of.delta.at(h, i);
+    for (const auto& run : mask.seen_by(i)) {
+      for (auto j = run.begin; j < run.end; ++j, pair += heads()) {
+        typename L::Vector sums{};
+        for (int n = 0; n < N; ++n) L::load(x, v.at(key_head, j) + n * L::kCount), sums += grad[n] * x;
+        const auto d = *pair * (L::sum(sums) - delta) * scale;
+        for (int n = 0; n < N; ++n) L::load(x, k.at(key_head, j) + n * L::kCount), dq[n] += d * x;
+        auto* const dk = of.dk.at(key_head, j);
+        auto* const dv = of.dv.at(key_head, j);
+        for (int n = 0; n < N; ++n) L::load(x, dk + n * L::kCount), L::store(dk + n * L::kCount, x + d * query[n]);
+        for (int n = 0; n < N; ++n) L::load(x, dv + n * L::kCount), L::store(dv + n * L::kCount, x + *pair * grad[n]);
+      }
+    }
+    for (int n = 0; n < N; ++n) L::store(of.dq.at(h, i) + n * L::kCount, dq[n]);
   }
 
   DTENSOR_INLINE void add_values(T* to, const T* pair, T factor, int64_t i, int64_t h) const {
@@ -211,8 +252,8 @@ void add_gradients(const BlockGradients& into, const at::Tensor& q, const at::Te
     auto* const numbers = pairs.data_ptr<T>();
     run([&]() __attribute__((always_inline)) { block.write_scores_after(numbers, {lse, b}); });
     pairs.exp_();
-    const HeadRows<T> dq(into.dq, b), dk(into.dk, b), dv(into.dv, b);
-    run([&]() __attribute__((always_inline)) { block.add_gradients(numbers, {grad, b}, {delta, b}, dq, dk, dv); });
+    const Gradients<T> of{{grad, b}, {delta, b}, {into.dq, b}, {into.dk, b}, {into.dv, b}};
+    run([&]() __attribute__((always_inline)) { block.add_gradients(numbers, of); });
   });
 }
 

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
@@ -66,6 +67,7 @@ class Verifiers {
   struct Shared;
   static void work(const std::shared_ptr<Shared>& shared, int64_t number);
   void lose_late_ones(std::vector<Job>& jobs);
+  void wait_awake(std::unique_lock<std::mutex>& lock) const;
 
   const VerifyOptions options_;
   std::shared_ptr<Shared> shared_;
@@ -93,7 +95,7 @@ struct Verifiers::Shared {
   std::condition_variable to_do, done;
   std::shared_ptr<std::vector<Job>> jobs;  // a lost thread keeps those that it belongs to
   size_t next = 0;                         // of the jobs, the first that no thread has taken
-  int64_t open = 0;
+  std::atomic<int64_t> open = 0;
   bool closing = false;
 };
 
@@ -160,6 +162,14 @@ inline void Verifiers::lose_late_ones(std::vector<Job>& jobs) {
   }
 }
 
+// Most verifiers end before a thread that sleeps would be awake again.
+inline void Verifiers::wait_awake(std::unique_lock<std::mutex>& lock) const {
+  lock.unlock();
+  const auto until = Clock::now() + std::chrono::microseconds(200);
+  while (shared_->open > 0 && Clock::now() < until) std::this_thread::yield();
+  lock.lock();
+}
+
 inline Verified Verifiers::operator()(std::vector<std::string> texts, std::vector<nlohmann::json> truths) {
   require(texts.size() == truths.size(), "rl::Verifiers", "got {} texts and {} truths", texts.size(), truths.size());
   const auto jobs = std::make_shared<std::vector<Job>>(texts.size());
@@ -179,11 +189,12 @@ inline Verified Verifiers::operator()(std::vector<std::string> texts, std::vecto
            "{} verifications took more than {:g} s each and still run; expected at most {}; hint: bound the verifier's work", lost_,
            options_.seconds, options_.most_lost);
     }
-    while (static_cast<int64_t>(threads_.size()) < std::min<int64_t>(options_.threads, shared_->open)) {
+    while (static_cast<int64_t>(threads_.size()) < std::min<int64_t>(options_.threads, shared_->open.load())) {
       const auto number = next_thread_++;
       threads_.emplace(number, std::thread([shared = shared_, number] { work(shared, number); }));
     }
     shared_->to_do.notify_all();
+    wait_awake(lock);
     if (!shared_->done.wait_for(lock, poll, [&] { return shared_->open == 0; })) lose_late_ones(*jobs);
   }
   shared_->jobs = nullptr;

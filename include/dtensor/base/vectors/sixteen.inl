@@ -9,14 +9,14 @@ struct Sixteen {
 };
 
 template <class T>
-INLINE Sixteen<T> all(T x) {
+DTENSOR_INLINE Sixteen<T> all(T x) {
   Sixteen<T> y;
   for (auto& part : y.part) part = x - typename Sixteen<T>::Part{};
   return y;
 }
 
 template <class T>
-INLINE Sixteen<T> load(const T* from) {
+DTENSOR_INLINE Sixteen<T> load(const T* from) {
   Sixteen<T> y;
   for (int i = 0; i < Sixteen<T>::kParts; ++i) y.part[i] = *reinterpret_cast<const typename Sixteen<T>::Loose*>(from + i * Sixteen<T>::kLanes);
   return y;
@@ -24,25 +24,25 @@ INLINE Sixteen<T> load(const T* from) {
 
 // bfloat16 is the upper half of a float.
 template <class T>
-INLINE Sixteen<T> load(const uint16_t* from) {
+DTENSOR_INLINE Sixteen<T> load(const uint16_t* from) {
   alignas(64) uint32_t wide[16];
   for (int i = 0; i < 16; ++i) wide[i] = static_cast<uint32_t>(from[i]) << 16;
   return load<float>(reinterpret_cast<const float*>(wide));
 }
 
 template <class T>
-INLINE void store(T* to, const Sixteen<T>& x) {
+DTENSOR_INLINE void store(T* to, const Sixteen<T>& x) {
   for (int i = 0; i < Sixteen<T>::kParts; ++i) *reinterpret_cast<typename Sixteen<T>::Loose*>(to + i * Sixteen<T>::kLanes) = x.part[i];
 }
 
 // sum + a * b
 template <class T>
-INLINE void add_product(Sixteen<T>& sum, const Sixteen<T>& a, T b) {
+DTENSOR_INLINE void add_product(Sixteen<T>& sum, const Sixteen<T>& a, T b) {
   for (int i = 0; i < Sixteen<T>::kParts; ++i) sum.part[i] += a.part[i] * b;
 }
 
 template <class T>
-INLINE Sixteen<T> plus(Sixteen<T> a, const Sixteen<T>& b) {
+DTENSOR_INLINE Sixteen<T> plus(Sixteen<T> a, const Sixteen<T>& b) {
   for (int i = 0; i < Sixteen<T>::kParts; ++i) a.part[i] += b.part[i];
   return a;
 }

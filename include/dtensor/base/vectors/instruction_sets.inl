@@ -1,6 +1,12 @@
 // Compiles DTENSOR_KERNEL, a file of templates, for each instruction set, in a namespace of its own, with a vector's bytes in
-// DTENSOR_VECTOR_BYTES. DTENSOR_BEST(f, ...) calls the f of the best that this processor has.
-#define INLINE inline __attribute__((always_inline))
+// DTENSOR_VECTOR_BYTES. DTENSOR_BEST(f, ...) calls the f of the best that this processor has. To be included within a namespace, once:
+//
+//   #define DTENSOR_KERNEL "src/nn/swiglu_kernel.inl"
+//   #include <dtensor/base/vectors/instruction_sets.inl>
+//   void gate(const float* g, const float* u, float* y, int64_t count) { DTENSOR_BEST(gate_all, g, u, y, count); }
+//
+#define DTENSOR_INLINE inline __attribute__((always_inline))
+#define DTENSOR_INLINE_LAMBDA __attribute__((always_inline))
 #pragma GCC push_options
 #pragma GCC optimize("O3,fp-contract=fast")
 
