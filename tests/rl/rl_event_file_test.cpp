@@ -1,4 +1,4 @@
-// Event files of TensorBoard, read back by the definition of records and messages.
+// Event files of TensorBoard, read back by the definition of records and messages; and statistics of metrics.
 #include "tests/support/refuses.hpp"
 
 #include <dtensor/rl/event_file.hpp>
@@ -132,4 +132,12 @@ TEST_CASE("rl event file: what cannot be written is refused", "[rl]") {
   rl::EventFile none("", 3);
   none.add({{"training/global_step", 3}});
   CHECK_NOTHROW(refuses("cannot write '/proc/dtensor/events.out.tfevents.", [] { rl::EventFile events("/proc/dtensor", 0); }));
+}
+
+TEST_CASE("rl metrics: mean and largest and smallest of a tensor", "[rl]") {
+  rl::Metrics metrics;
+  const auto x = torch::tensor({{3, -1}, {4, 0}}, torch::kLong);
+  rl::add_statistics(metrics, "x", x.t());
+  CHECK(metrics == rl::Metrics{{"x/mean", 1.5}, {"x/max", 4.0}, {"x/min", -1.0}});
+  CHECK_NOTHROW(refuses("'y' has no values", [&] { rl::add_statistics(metrics, "y", x.narrow(0, 0, 0)); }));
 }

@@ -20,7 +20,7 @@ namespace dtensor::rl {
 
 using Metrics = nlohmann::ordered_json;
 
-// Adds `name`/mean, /max and /min of a plain tensor that is not empty.
+// Adds `name`/mean, /max and /min of a plain tensor. Throws for an empty one.
 void add_statistics(Metrics& metrics, const std::string& name, const at::Tensor& x);
 
 // Seconds of the phases of a step, as "timing_s/NAME".
@@ -53,6 +53,7 @@ std::string line_of(const Metrics& metrics);
 // -- How ------------------------------------------------------------------------------------------------------------------
 
 inline void add_statistics(Metrics& metrics, const std::string& name, const at::Tensor& x) {
+  require(x.numel() > 0, "rl::add_statistics", "'{}' has no values", name);
   const NoSpmd plain;
   const auto on_host = x.to(at::kCPU, at::kDouble).contiguous();
   const std::span values(on_host.data_ptr<double>(), static_cast<size_t>(on_host.numel()));

@@ -162,7 +162,7 @@ inline void Verifiers::lose_late_ones(std::vector<Job>& jobs) {
   }
 }
 
-// Most verifiers end before a thread that sleeps would be awake again.
+// Looks on for a moment before this thread sleeps: most verifiers end before it would be awake again.
 inline void Verifiers::wait_awake(std::unique_lock<std::mutex>& lock) const {
   lock.unlock();
   const auto until = Clock::now() + std::chrono::microseconds(200);
